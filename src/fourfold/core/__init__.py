@@ -1,0 +1,1 @@
+"""The shared attention, block and stack: torch only."""
