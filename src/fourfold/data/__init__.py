@@ -1,0 +1,1 @@
+"""Data: batches, tokenizers, sources and DataModules."""

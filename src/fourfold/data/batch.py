@@ -1,0 +1,66 @@
+"""The batches a DataModule hands to a task.
+
+NamedTuples, since Lightning's device transfer refuses frozen dataclasses. Every batch ends with the place
+it holds in the run: `epoch`, and `position` = how many batches of the epoch's plan (over all ranks) are
+consumed once this one is done. The place travels with the data, so prefetching cannot disturb a resume.
+
+Legend: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+IGNORED = -100
+"""Target value that no loss counts."""
+
+
+class PairBatch(NamedTuple):
+    """Sentence pairs. `src` ends with EOS; `tgt` runs from BOS to EOS, so it is both input and target."""
+
+    src: Tensor  # (B, S) long
+    tgt: Tensor  # (B, T+1) long
+    src_mask: Tensor  # (B, S) bool, True = real token
+    tgt_mask: Tensor  # (B, T+1) bool
+    index: Tensor  # (B,) long, rows of the split
+    epoch: int = 0
+    position: int = 0
+
+
+class CausalBatch(NamedTuple):
+    """Text with the next token as target. `n_bytes` and `n_words` belong to the text of the targets."""
+
+    ids: Tensor  # (B, T) long
+    targets: Tensor  # (B, T) long, IGNORED where nothing is to be predicted
+    documents: Tensor | None = None  # (B, T) long, number of the document a token belongs to
+    n_bytes: int = 0
+    n_words: int = 0
+    epoch: int = 0
+    position: int = 0
+
+
+class MaskedBatch(NamedTuple):
+    """Text with some tokens hidden. `targets` holds the true token where one is to be predicted."""
+
+    ids: Tensor  # (B, T) long
+    targets: Tensor  # (B, T) long, IGNORED elsewhere
+    segments: Tensor | None = None  # (B, T) long, 0 = A, 1 = B
+    mask: Tensor | None = None  # (B, T) bool, True = real token; None = no padding
+    documents: Tensor | None = None  # (B, T) long
+    is_next: Tensor | None = None  # (B,) long, 1 = B follows A
+    n_bytes: int = 0
+    n_words: int = 0
+    epoch: int = 0
+    position: int = 0
+
+
+class ImageBatch(NamedTuple):
+    """Images with class numbers, or with class probabilities once images have been mixed."""
+
+    images: Tensor  # (B, C, H, W) float
+    labels: Tensor  # (B,) long or (B, K) float
+    index: Tensor  # (B,) long, rows of the split
+    epoch: int = 0
+    position: int = 0

@@ -1,0 +1,178 @@
+"""What all DataModules share: loaders over a plan, and the place in the data that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+from fourfold.core.errors import InputError
+from fourfold.data.sampler import EpochSampler, Key, Plan
+
+
+class BatchDataset(Dataset[Any]):
+    """A split that makes whole batches, so that padding, masking and cropping are array operations.
+
+    Subclasses set `plan` and write `batch`, whose randomness may depend on nothing but its arguments and
+    a seed: then the same batch comes out in any process, at any time.
+    """
+
+    plan: Plan
+
+    def __len__(self) -> int:
+        return len(self.plan.lengths)
+
+    @abstractmethod
+    def batch(self, index: np.ndarray, epoch: int, position: int) -> NamedTuple:
+        """The batch of rows `index`, carrying `epoch` and `position`."""
+
+    def __getitem__(self, key: Key) -> NamedTuple:
+        return self.__getitems__([key])
+
+    def __getitems__(self, keys: Sequence[Key]) -> NamedTuple:
+        index = np.array([key.index for key in keys], dtype=np.int64)
+        return self.batch(index, keys[0].epoch, keys[0].position)
+
+
+def _as_is(batch: NamedTuple) -> NamedTuple:
+    return batch
+
+
+class EpochData(LightningDataModule):
+    """Base of the DataModules: subclasses write `build`, everything about order and resuming is here.
+
+    Needs `use_distributed_sampler=False` in the Trainer, since the sampler knows rank and world size itself.
+
+    Args:
+        seed: decides order, masking and cropping, together with the epoch.
+        num_workers: processes that prepare batches; the batches do not depend on it.
+    """
+
+    def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
+        super().__init__()
+        if seed < 0:
+            raise InputError(f"The data seed must not be negative, but is {seed}.")
+        self.seed = seed
+        self.num_workers = num_workers
+        self.splits: dict[str, BatchDataset] = {}
+        self.consumed = (0, 0)
+        self._start: tuple[int, int] | None = None
+
+    @abstractmethod
+    def build(self) -> dict[str, BatchDataset]:
+        """Reads the data; returns the splits that exist among "train", "val" and "test"."""
+
+    @abstractmethod
+    def artifacts(self) -> dict[str, Any]:
+        """Plain values that inference needs beside the model."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Builds the splits once; nothing is kept if that fails."""
+        if not self.splits:
+            self.splits = self.build()
+
+    def split(self, name: str) -> BatchDataset:
+        """The split called `name`.
+
+        Raises:
+            InputError: the data have no such split.
+        """
+        self.setup()
+        if name not in self.splits:
+            raise InputError(
+                f"{type(self).__name__} has no {name!r} split: give `{name}` in the data section of the config."
+            )
+        return self.splits[name]
+
+    def n_train_batches(self) -> int:
+        """Batches each rank takes in an epoch."""
+        return len(EpochSampler(self.split("train").plan, world=self._place()[1]))
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
+        dataset = self.split(name)
+        rank, world = self._place()
+        if self.num_workers:
+            # Said out loud, or tokenizers prints a warning for every forked worker (which never calls it).
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        return DataLoader(
+            dataset,
+            batch_sampler=EpochSampler(dataset.plan, rank=rank, world=world, start=start),
+            num_workers=self.num_workers,
+            collate_fn=_as_is,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The training batches, from the restored place on.
+
+        Raises:
+            InputError: a checkpoint is being resumed that does not say where in these data it was.
+        """
+        trainer = self.trainer
+        if trainer and trainer.ckpt_path and trainer.state.fn == "fit" and self._start is None:
+            raise InputError(
+                f"The checkpoint {trainer.ckpt_path} holds no place in {type(self).__qualname__},"
+                " so training cannot be resumed exactly: it was made with other data or another version."
+            )
+        # Lightning cannot know that this loader resumes.
+        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+        return self._loader("train", self._start or (0, 0))
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """The validation batches, none if there is no such split."""
+        self.setup()
+        return self._loader("val") if "val" in self.splits else []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The test batches."""
+        return self._loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The test batches."""
+        return self._loader("test")
+
+    def set_consumed(self, epoch: int, position: int) -> None:
+        """Notes the place that the last finished training batch carries."""
+        self.consumed = (epoch, position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the data, with what must be the same for it to mean the same."""
+        epoch, position = self.consumed
+        plan = self.splits["train"].plan.fingerprint() if "train" in self.splits else ""
+        return {"epoch": epoch, "position": position, "seed": self.seed, "plan": plan}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the place of a checkpoint.
+
+        Raises:
+            InputError: the seed, the data or the batch sizes are not those of the checkpoint.
+        """
+        if self.trainer is not None and self.trainer.state.fn != "fit":
+            return  # evaluation starts at the beginning, on whatever data
+        if state_dict["seed"] != self.seed:
+            raise InputError(
+                f"The checkpoint was trained with data seed {state_dict['seed']}, this run has {self.seed}:"
+                " resume with the same seed."
+            )
+        if state_dict["plan"] != self.split("train").plan.fingerprint():
+            raise InputError(
+                f"The checkpoint stands at batch {state_dict['position']} of epoch {state_dict['epoch']} of other"
+                " training data or batch sizes: resume with the data section it was made with."
+            )
+        self.consumed = self._start = (state_dict["epoch"], state_dict["position"])
+
+    def teardown(self, stage: str) -> None:
+        """Forgets the restored place: the next `fit` of this object starts afresh unless it resumes too."""
+        if stage == "fit":
+            self._start = None

@@ -1,0 +1,172 @@
+"""Which rows make a batch, and in what order: a pure function of (seed, epoch).
+
+`Plan` cuts a split into batches; `EpochSampler` deals them out to the ranks and can start anywhere. Neither
+keeps a random state, so the place in the data is two numbers, and a run that is killed and resumed sees
+exactly the batches that an uninterrupted one sees, with any number of workers that prefetch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from fourfold.core.errors import InputError
+
+
+class Key(NamedTuple):
+    """What the sampler asks a dataset for: row `index`, read in `epoch`, in the batch ending at `position`."""
+
+    epoch: int
+    position: int
+    index: int
+
+
+class Plan:
+    """Cuts rows of known lengths into batches of at most `max_tokens` padded tokens and `max_rows` rows.
+
+    Rows of one length are shuffled among themselves, then cut, then the batches are shuffled. The cuts see
+    only the sorted lengths, so every epoch has the same number of batches while their content differs.
+
+    Args:
+        lengths: length of each row; all ones where rows need no padding.
+        max_tokens: bound on rows x longest row of a batch.
+        max_rows: bound on the rows of a batch.
+        seed: decides, with the epoch, the order.
+        shuffle: False gives the same batches in the same order in every epoch (evaluation).
+
+    Raises:
+        InputError: no rows, no bound, or a row longer than `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        max_tokens: int | None = None,
+        max_rows: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        if max_tokens is None and max_rows is None:
+            raise InputError("Batches need a bound: give max_tokens, max_rows or both.")
+        for name, bound in (("max_tokens", max_tokens), ("max_rows", max_rows)):
+            if bound is not None and bound < 1:
+                raise InputError(f"{name} must be at least 1, not {bound}.")
+        if len(lengths) == 0:
+            raise InputError("A split without rows cannot be cut into batches.")
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        longest = int(self.lengths.argmax())
+        if max_tokens is not None and self.lengths[longest] > max_tokens:
+            raise InputError(
+                f"Row {longest} has {self.lengths[longest]} tokens, more than a whole batch may hold"
+                f" (max_tokens={max_tokens})."
+            )
+        self.max_tokens, self.max_rows = max_tokens, max_rows
+        self.seed, self.shuffle = seed, shuffle
+        self._cuts = self._cut(np.sort(self.lengths))
+
+    def _cut(self, ascending: np.ndarray) -> np.ndarray:
+        """Greedy cut of ascending lengths; returns the inner borders."""
+        cuts, start, n_rows = [], 0, len(ascending)
+        while start < n_rows:
+            rows = n_rows - start if self.max_rows is None else self.max_rows
+            if self.max_tokens is not None:
+                rows = min(rows, self.max_tokens // max(1, int(ascending[start])))
+                window = ascending[start : start + rows]
+                cost = window * np.arange(1, len(window) + 1)
+                rows = int(np.searchsorted(cost, self.max_tokens, side="right"))
+            start += rows
+            cuts.append(start)
+        return np.array(cuts[:-1], dtype=np.int64)
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of every epoch, over all ranks."""
+        return len(self._cuts) + 1
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """The epoch's batches, each an array of row numbers."""
+        if not self.shuffle:
+            return np.split(np.argsort(self.lengths, kind="stable"), self._cuts)
+        rng = np.random.default_rng([self.seed, epoch])
+        shuffled = rng.permutation(len(self.lengths))
+        ascending = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
+        batches = np.split(ascending, self._cuts)
+        order = rng.permutation(len(batches))
+        # Where ranks do not divide the number of batches, the last ones are shared out by rows: end on a full one.
+        rows = np.array([len(batches[i]) for i in order])
+        full = np.flatnonzero(rows >= np.median(rows))
+        chosen = full[rng.integers(len(full))]
+        order[[chosen, -1]] = order[[-1, chosen]]
+        return [batches[i] for i in order]
+
+    def fingerprint(self) -> str:
+        """Equal for equal plans: what a checkpoint compares before it resumes in the middle of one."""
+        bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
+        return hashlib.blake2b(
+            self.lengths.tobytes() + repr(bounds).encode(), digest_size=8
+        ).hexdigest()
+
+
+class EpochSampler(Sampler[list[Key]]):
+    """Batch sampler of one rank: disjoint shares of a `Plan`, from any position of any epoch on.
+
+    Step i of an epoch consumes the next `world` batches of the plan, one a rank; the last step shares out
+    the rows of what is left, so that every rank takes the same number of steps and no row comes twice.
+
+    Args:
+        plan: the batches.
+        rank: number of this process.
+        world: number of processes.
+        start: (epoch, position) to begin at; other epochs are served from their beginning.
+
+    Raises:
+        InputError: fewer rows than ranks in the last step (while iterating).
+    """
+
+    def __init__(
+        self, plan: Plan, *, rank: int = 0, world: int = 1, start: tuple[int, int] = (0, 0)
+    ) -> None:
+        epoch, position = start
+        # A checkpoint of an epoch's last batch means: the next epoch.
+        self.start = (epoch, position) if position < plan.n_batches else (epoch + 1, 0)
+        self.plan, self.rank, self.world = plan, rank, world
+        self.epoch = self.start[0]
+        self.sampler = self  # where Lightning looks for set_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before every epoch (after `__iter__` in the first one of a resumed run)."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch: Lightning counts from its beginning even when it resumes inside."""
+        return -(-self.plan.n_batches // self.world)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch
+        first = self.start[1] if epoch == self.start[0] else 0
+        batches = self.plan.batches(epoch)
+        for begin in range(first, len(batches), self.world):
+            group = batches[begin : begin + self.world]
+            position = begin + len(group)
+            mine = _share_out(group, self.world)[self.rank]
+            if len(mine):
+                yield [Key(epoch, position, index) for index in mine.tolist()]
+            elif self.plan.shuffle:
+                raise InputError(
+                    f"The last step of an epoch has fewer rows than there are processes ({self.world}):"
+                    " use fewer devices or smaller batches."
+                )
+
+
+def _share_out(group: list[np.ndarray], world: int) -> list[np.ndarray]:
+    """As many parts as ranks: the fullest batch is halved until there are enough; the rest stay empty."""
+    parts = list(group)
+    while len(parts) < world:
+        fullest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        parts[fullest : fullest + 1] = np.array_split(parts[fullest], 2)
+    return parts
