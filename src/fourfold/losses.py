@@ -67,7 +67,7 @@ def linear_cross_entropy(
     pad = 0 if smoothing == "off_target_pad" else None
     if normalizer is None:
         normalizer = (targets != IGNORED).sum().clamp(min=1)
-    divisor = torch.as_tensor(normalizer, device=hidden.device)
+    divisor = torch.as_tensor(normalizer, device=hidden.device, dtype=torch.float64)
     return _LinearCrossEntropy.apply(
         hidden, weight, bias, targets, divisor, target_weight - other_weight, other_weight, pad
     )
@@ -119,14 +119,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if pad is not None:
                     slope[:, pad] += other
             slope.scatter_add_(1, column, torch.full_like(top, -extra))
-            slope *= valid / divisor
+            slope *= (valid / divisor).to(exact)
             if d_bias is not None:
                 d_bias += slope.sum(0)
             _accumulate(slope.to(x.dtype), x[rows], w, d_hidden[rows], d_weight)
         if need:
             ctx.save_for_backward(d_hidden, d_weight, d_bias)
             ctx.dtypes = (hidden.dtype, weight.dtype)
-        return total / divisor
+        return (total / divisor).to(exact)
 
     @staticmethod
     @once_differentiable

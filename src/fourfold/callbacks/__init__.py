@@ -1,0 +1,1 @@
+"""What Lightning's own callbacks and plugins do not do, or not right."""

@@ -1,0 +1,95 @@
+"""Metrics that torchmetrics lacks or that must not depend on how the data were cut.
+
+Each is a torchmetrics Metric: sums over batches and ranks, divided once at the end.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sacrebleu.metrics import BLEU, CHRF
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class Perplexity(Metric):
+    """exp(total nll / number of units) per token, per word and per byte of the same text.
+
+    Per what matters: one model has a different perplexity for each tokenizer, but only one per
+    byte (field: "GPT-2 perplexities do not match"). Words and bytes are those of the raw text.
+    """
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("nll", "tokens", "words", "bytes", "correct"):
+            zero = torch.zeros((), dtype=torch.float64)
+            self.add_state(name, default=zero, dist_reduce_fx="sum")
+
+    def update(
+        self, nll: Tensor, n_tokens: Tensor, n_words: int, n_bytes: int, n_correct: Tensor
+    ) -> None:
+        """Add the summed nll in nats of some text, and how much text it was."""
+        self.nll += nll.double()
+        self.tokens += n_tokens
+        self.words += n_words
+        self.bytes += n_bytes
+        self.correct += n_correct
+
+    def compute(self) -> dict[str, float]:
+        """loss, accuracy, ppl_token and, where words and bytes were counted, those too."""
+        nll, tokens = self.nll.item(), max(1.0, self.tokens.item())
+        result = {"loss": nll / tokens, "accuracy": self.correct.item() / tokens}
+        for name, count in (("token", tokens), ("word", self.words), ("byte", self.bytes)):
+            if count:
+                # A model this bad overflows a float; infinity says so and stops nothing.
+                exponent = nll / float(count)
+                result[f"ppl_{name}"] = math.exp(exponent) if exponent < 700 else math.inf
+        return result
+
+
+class CorpusScores(Metric):
+    """sacreBLEU, chrF and exact match of a whole test set, each sentence counted once.
+
+    Sentences are kept by their row, so that neither the order nor a duplicate on another device
+    changes the score.
+    """
+
+    full_state_update = False
+    hypotheses: dict[int, tuple[str, str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hypotheses = {}
+
+    def update(self, rows: list[int], hypotheses: list[str], references: list[str]) -> None:
+        """Add translations and references of the given rows."""
+        self.hypotheses.update(zip(rows, zip(hypotheses, references, strict=True), strict=True))
+
+    def reset(self) -> None:
+        """Forget all sentences."""
+        super().reset()
+        self.hypotheses = {}
+
+    def compute(self) -> dict[str, Any]:
+        """bleu, chrf and exact_match in percent, 0 to 1 for the last, and the BLEU signature."""
+        pairs = [pair for _, pair in sorted(self.gather().items())]
+        hypotheses, references = [p[0] for p in pairs], [p[1] for p in pairs]
+        bleu, chrf = BLEU(), CHRF()
+        scores: dict[str, Any] = {
+            "bleu": bleu.corpus_score(hypotheses, [references]).score,
+            "chrf": chrf.corpus_score(hypotheses, [references]).score,
+            "exact_match": sum(h == r for h, r in pairs) / max(1, len(pairs)),
+        }
+        scores["bleu_signature"] = str(bleu.get_signature())
+        return scores
+
+    def gather(self) -> dict[int, tuple[str, str]]:
+        """The sentences of all ranks, by row."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.hypotheses
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, self.hypotheses)
+        return {row: pair for part in parts for row, pair in part.items()}

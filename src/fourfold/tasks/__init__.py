@@ -1,0 +1,18 @@
+"""LightningModules: a model meets a batch."""
+
+from fourfold.tasks.base import Task
+from fourfold.tasks.causal_lm import CausalLanguageModeling
+from fourfold.tasks.checkpoint import load_task, read_checkpoint
+from fourfold.tasks.image_classification import ImageClassification
+from fourfold.tasks.masked_lm import MaskedLanguageModeling
+from fourfold.tasks.translation import Translation
+
+__all__ = [
+    "CausalLanguageModeling",
+    "ImageClassification",
+    "MaskedLanguageModeling",
+    "Task",
+    "Translation",
+    "load_task",
+    "read_checkpoint",
+]

@@ -1,0 +1,218 @@
+"""A model meets a batch: what all four tasks share.
+
+From `fourfold fit` to the loss: Lightning calls `training_step`, that calls the family's `step`,
+which returns a sum over targets and their number; here the one is divided by the other, over all
+micro-batches and devices of an optimizer step.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fourfold.core.config import TransformerConfig
+from fourfold.core.errors import InputError
+from fourfold.data.tokenizer import Tokenizer
+from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
+
+# With accumulation, gradients of sums are divided by this until the true count is known. A power
+# of two, so that dividing and multiplying again rounds nothing.
+REFERENCE = 1024.0
+
+
+class Task(LightningModule):
+    """A family's model with its loss, metrics, optimizer and schedule.
+
+    A subclass names its model and config class, and gives `step` and `evaluate`.
+
+    Args:
+        config: The model's description; what is None in it is taken from the data.
+        optimizer: How weights are moved.
+        schedule: How the learning rate moves.
+        options: The subclass's own arguments, kept in the checkpoint.
+    """
+
+    model_class: ClassVar[Callable[..., nn.Module]]
+    config_class: ClassVar[type[TransformerConfig]]
+    unit: ClassVar[str] = "tokens"  # what throughput counts
+    from_data: ClassVar[str] = "vocab_size"  # the config's field that the data know
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.config, self.optimizer_config, self.schedule_config = config, optimizer, schedule
+        # Plain values only: a pickled dataclass could not be loaded with weights_only.
+        self.init_args = {"config": asdict(config), "optimizer": asdict(optimizer),
+                          "schedule": asdict(schedule), **options}  # fmt: skip
+        self.save_hyperparameters(self.init_args)
+        self.model: Any = None
+        self.artifacts: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self._tokenizer: Tokenizer | None = None
+        self._window = torch.zeros(())
+
+    # What a family gives.
+
+    def step(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Sum of the loss over the batch's targets, and their number."""
+        raise NotImplementedError
+
+    def evaluate(self, batch: Any, split: str) -> None:
+        """Update the metrics of `split` (val or test) with a batch."""
+        raise NotImplementedError
+
+    def results(self, split: str) -> dict[str, Any]:
+        """Compute and reset the metrics of `split`."""
+        raise NotImplementedError
+
+    def size(self, batch: Any) -> int:
+        """How many tokens or images a batch holds, for throughput."""
+        raise NotImplementedError
+
+    # From the data to the model.
+
+    def setup(self, stage: str) -> None:
+        """Take from the data what a checkpoint carries: tokenizer, classes, preprocessing."""
+        self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the data or the checkpoint brought (text tasks)."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_str(self.artifacts["tokenizer"])
+        return self._tokenizer
+
+    def configure_model(self) -> None:
+        """Build the model, once the data are there to complete the config.
+
+        Raises:
+            InputError: The config's vocabulary or classes are fewer than the data's.
+        """
+        if self.model is not None:
+            return
+        field = self.from_data
+        given = getattr(self.config, field)
+        if self._trainer is not None:
+            found = getattr(self.trainer.datamodule, field)  # type: ignore[attr-defined]
+            if given is not None and given < found:
+                raise InputError(f"the model's {field} is {given}, but the data need {found}")
+            if given is None:
+                self.config = replace(self.config, **{field: found})
+                self.init_args["config"][field] = found
+        self.model = self.model_class(self.config)
+
+    # Training.
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Loss whose gradient, after Lightning's own averaging, is that of the global mean."""
+        total, count = self.step(batch)
+        shown = (total / count.clamp(min=1)).detach()
+        self.log("train/loss", shown, prog_bar=True, batch_size=max(1, len(batch[0])))
+        if self.trainer.accumulate_grad_batches == 1:
+            return total * self.trainer.world_size / self._over_ranks(count).clamp(min=1)
+        self._window = self._window.to(count.device) + count
+        return total * self.trainer.accumulate_grad_batches / REFERENCE
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Under accumulation the number of targets is known only now: set the gradients right."""
+        if self.trainer.accumulate_grad_batches == 1:
+            return
+        count = self._over_ranks(self._window).clamp(min=1)
+        factor = REFERENCE * self.trainer.world_size / float(count)
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, factor)
+        self._window = torch.zeros_like(self._window)
+
+    def _over_ranks(self, count: Tensor) -> Tensor:
+        if self.trainer.world_size == 1:
+            return count
+        return self.trainer.strategy.reduce(count.float(), reduce_op="sum")  # type: ignore
+
+    def configure_optimizers(self) -> Any:
+        """Optimizer and a schedule that steps with it."""
+        optimizer = make_optimizer(self.model, self.optimizer_config)
+        lr, width = self.optimizer_config.lr, self.config.d_model
+        schedule = make_schedule(optimizer, self.schedule_config, lr, self.total_steps(), width)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run, from the data's own count of batches.
+
+        `trainer.estimated_stepping_batches` would build a loader and drop its resumed state.
+        """
+        trainer = self.trainer
+        if trainer.max_steps > 0:
+            return int(trainer.max_steps)
+        batches = trainer.datamodule.n_train_batches()  # type: ignore[attr-defined]
+        limit = trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        steps = -(-batches // trainer.accumulate_grad_batches)
+        return max(1, steps * max(1, trainer.max_epochs or 1))
+
+    # Evaluation.
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Update validation metrics."""
+        self.evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Update test metrics."""
+        self.evaluate(batch, "test")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log validation metrics."""
+        self._finish("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log test metrics and keep them as the summary of the run."""
+        self.summary = self._finish("test")
+
+    def _finish(self, split: str) -> dict[str, Any]:
+        results = {f"{split}/{name}": value for name, value in self.results(split).items()}
+        numbers = {k: float(v) for k, v in results.items() if isinstance(v, int | float)}
+        self.log_dict(numbers, prog_bar=split == "val", rank_zero_only=False, sync_dist=False)
+        return results
+
+    # Checkpoints.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what rebuilds the task from the file alone."""
+        checkpoint["fourfold"] = {
+            "version": 1,
+            "task": type(self).__name__,
+            "init_args": self.init_args,
+            "data": self.artifacts,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another family, or of another tokenizer or classes.
+
+        Raises:
+            InputError: Names what differs.
+        """
+        saved = checkpoint.get("fourfold", {})
+        if saved.get("task") != type(self).__name__:
+            raise InputError(f"the checkpoint is of {saved.get('task')}, not {type(self).__name__}")
+        for name, value in saved["data"].items():
+            if self.artifacts and self.artifacts.get(name) != value:
+                raise InputError(f"the checkpoint's {name} is not that of the data given")
+
+    @classmethod
+    def from_init_args(cls, init_args: dict[str, Any]) -> "Task":
+        """The task that was made with `init_args` (plain values), its model built."""
+        args = dict(init_args)
+        args["config"] = cls.config_class(**args["config"])
+        args["optimizer"] = OptimizerConfig(**args["optimizer"])
+        args["schedule"] = ScheduleConfig(**args["schedule"])
+        task = cls(**args)
+        task.configure_model()
+        return task

@@ -1,0 +1,71 @@
+"""Causal language modelling (GPT, GPT-2)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fourfold.data.batch import CausalBatch
+from fourfold.losses import IGNORED, linear_cross_entropy, token_scores
+from fourfold.metrics import Perplexity
+from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.tasks.base import Task
+
+
+class CausalLanguageModeling(Task):
+    """Learns to predict the next token; is tested by perplexity per token, word and byte.
+
+    Args:
+        config: The model.
+        optimizer: Default: nanoGPT's AdamW.
+        schedule: Default: linear warm-up, then cosine to a tenth.
+    """
+
+    model_class = CausalLM
+    config_class = CausalLMConfig
+
+    def __init__(
+        self,
+        config: CausalLMConfig = CausalLMConfig(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
+            lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1
+        ),
+        schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
+            name="cosine", warmup_steps=2000, min_lr=6e-5
+        ),
+    ) -> None:
+        super().__init__(config, optimizer, schedule)
+        self.ppl = Perplexity()
+
+    def size(self, batch: CausalBatch) -> int:
+        """Tokens in the batch."""
+        return batch.ids.numel()
+
+    def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        h = self.model.hidden(batch.ids, documents=batch.documents)
+        return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
+
+    def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of each next token."""
+        h, weight, bias, targets = self._output(batch)
+        loss = linear_cross_entropy(h, weight, bias, targets, normalizer=1.0)
+        return loss, (targets != IGNORED).sum()
+
+    def evaluate(self, batch: CausalBatch, split: str) -> None:
+        """Likelihood of all targets, and how much raw text they are."""
+        h, weight, bias, targets = self._output(batch)
+        nll, prediction = token_scores(h, weight, bias, targets)
+        valid = targets != IGNORED
+        correct = (prediction == targets)[valid].sum()
+        self.ppl.update(nll.double().sum(), valid.sum(), batch.n_words, batch.n_bytes, correct)
+
+    def results(self, split: str) -> dict[str, Any]:
+        """loss, accuracy, ppl_token, ppl_word, ppl_byte."""
+        results = self.ppl.compute()
+        self.ppl.reset()
+        return results
+
+    def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
+        """Each target's negative log-likelihood in nats, (B, T); 0 where there is none."""
+        nll, _ = token_scores(*self._output(batch))
+        return nll.view_as(batch.targets)

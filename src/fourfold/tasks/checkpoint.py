@@ -1,0 +1,57 @@
+"""From a checkpoint file alone to a task that can work."""
+
+import importlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold.core.errors import InputError
+from fourfold.tasks.base import Task
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The content of a fourfold checkpoint, on the CPU.
+
+    Raises:
+        InputError: There is no such file, it is broken, or it is not ours.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such checkpoint file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path}: not a checkpoint, or one that wants to run code") from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path}: the checkpoint is broken or cut off") from error
+    if not isinstance(content, dict) or "fourfold" not in content:
+        raise InputError(f"{path}: not a checkpoint written by fourfold")
+    return content
+
+
+def load_task(path: str | Path, expect: str | None = None) -> Task:
+    """Rebuild a task with its model, weights, tokenizer and preprocessing, in eval mode.
+
+    Args:
+        path: A `.ckpt` file written by `fourfold fit`.
+        expect: Class name the task must have.
+
+    Raises:
+        InputError: As `read_checkpoint`; or another task than expected; or weights that do not fit.
+    """
+    content = read_checkpoint(path)
+    saved = content["fourfold"]
+    if expect is not None and saved["task"] != expect:
+        raise InputError(f"{path}: a checkpoint of {saved['task']}, but {expect} is needed")
+    task_class = getattr(importlib.import_module("fourfold.tasks"), saved["task"], None)
+    if task_class is None:
+        raise InputError(f"{path}: the task {saved['task']!r} is not known here")
+    task: Task = task_class.from_init_args(saved["init_args"])
+    try:
+        task.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise InputError(f"{path}: the weights do not fit the model they name") from error
+    task.artifacts = saved["data"]
+    return task.eval()

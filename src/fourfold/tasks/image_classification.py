@@ -1,0 +1,92 @@
+"""Image classification with a Vision Transformer (ViT, DeiT)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from fourfold.data.batch import ImageBatch
+from fourfold.losses import classification_loss
+from fourfold.models import ViT, ViTConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.tasks.base import Task
+
+
+class ImageClassification(Task):
+    """Learns classes of images; is tested by top-1 and top-5 accuracy and a confusion matrix.
+
+    Args:
+        config: The model.
+        optimizer: Default: DeiT's AdamW at batch 1,024.
+        schedule: Default: linear warm-up, then cosine.
+        label_smoothing: Spread evenly over all classes (DeiT: 0.1).
+    """
+
+    model_class = ViT
+    config_class = ViTConfig
+    unit = "images"
+    from_data = "n_classes"
+
+    def __init__(
+        self,
+        config: ViTConfig = ViTConfig(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
+            lr=1e-3, weight_decay=0.05, decay="linear"
+        ),
+        schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5),  # noqa: B008
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing)
+        self.label_smoothing = label_smoothing
+
+    def configure_model(self) -> None:
+        """Build the model, and the metrics that need the number of classes."""
+        if self.model is not None:
+            return
+        super().configure_model()
+        k = self.model.config.n_classes
+        top5 = MulticlassAccuracy(k, top_k=min(5, k), average="micro")
+        self.metrics = nn.ModuleDict(
+            {
+                "loss": MeanMetric(),
+                "top1": MulticlassAccuracy(k, average="micro"),
+                "top5": top5,
+                "confusion": MulticlassConfusionMatrix(k),
+            }
+        )
+
+    def size(self, batch: ImageBatch) -> int:
+        """Images in the batch."""
+        return len(batch.images)
+
+    def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the class, hard or mixed."""
+        loss = classification_loss(
+            self.model(batch.images), batch.labels,
+            label_smoothing=self.label_smoothing, normalizer=1.0,
+        )  # fmt: skip
+        return loss, torch.tensor(len(batch.images), device=loss.device)
+
+    def evaluate(self, batch: ImageBatch, split: str) -> None:
+        """Loss without smoothing, accuracies, confusion matrix."""
+        logits = self.model(batch.images).float()
+        self.metrics["loss"].update(classification_loss(logits, batch.labels), len(logits))
+        for name in ("top1", "top5", "confusion"):
+            self.metrics[name].update(logits, batch.labels)
+
+    def results(self, split: str) -> dict[str, Any]:
+        """loss, top1, top5 (top-k with k = K for fewer classes), and rows of true classes."""
+        results: dict[str, Any] = {}
+        for name, metric in self.metrics.items():
+            value = metric.compute()
+            results[name] = value.tolist() if name == "confusion" else value.item()
+            metric.reset()
+        if split == "val":
+            del results["confusion"]
+        return results
+
+    def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Class probabilities (B, K)."""
+        return self.model(batch.images).float().softmax(-1)

@@ -1,0 +1,92 @@
+"""Masked language modelling, with BERT's next-sentence task if the model has its head."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.data.batch import MaskedBatch
+from fourfold.losses import IGNORED, linear_cross_entropy, token_scores
+from fourfold.metrics import Perplexity
+from fourfold.models import MaskedLM, MaskedLMConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.tasks.base import Task
+
+
+class MaskedLanguageModeling(Task):
+    """Learns to fill in hidden tokens; is tested by their perplexity and accuracy.
+
+    Vocabulary logits are only ever made at masked places.
+
+    Args:
+        config: The model.
+        optimizer: Default: BERT's (appendix A.2).
+        schedule: Default: BERT's: 10,000 steps of warm-up, then linear to 0.
+    """
+
+    model_class = MaskedLM
+    config_class = MaskedLMConfig
+
+    def __init__(
+        self,
+        config: MaskedLMConfig = MaskedLMConfig(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(name="linear", warmup_steps=10000),  # noqa: B008
+    ) -> None:
+        super().__init__(config, optimizer, schedule)
+        self.ppl, self.next_ppl = Perplexity(), Perplexity()
+
+    def size(self, batch: MaskedBatch) -> int:
+        """Places in the batch, padding included."""
+        return batch.ids.numel()
+
+    def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
+        """Hidden states (B, T, D), and the vocabulary head's parts at the masked places alone."""
+        h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
+        return h, self.model.head.output(h[batch.targets != IGNORED])
+
+    def step(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy at masked places, plus the next-sentence loss when pairs are given.
+
+        The latter is a mean over sentences; times the number of masked tokens it keeps its weight
+        against the mean over tokens, as in BERT's sum of two means.
+        """
+        h, output = self._encode(batch)
+        targets = batch.targets[batch.targets != IGNORED]
+        loss = linear_cross_entropy(*output, targets, normalizer=1.0)
+        if batch.is_next is not None and self.model.next_sentence is not None:
+            logits = self.model.next_sentence_logits(h).float()
+            loss = loss + F.cross_entropy(logits, batch.is_next) * len(targets)
+        return loss, torch.tensor(len(targets), device=h.device)
+
+    def evaluate(self, batch: MaskedBatch, split: str) -> None:
+        """Likelihood and accuracy at masked places, and of the next sentence."""
+        h, output = self._encode(batch)
+        targets = batch.targets[batch.targets != IGNORED]
+        if len(targets):
+            nll, prediction = token_scores(*output, targets)
+            n = torch.tensor(len(targets))
+            self.ppl.update(nll.double().sum(), n, 0, 0, (prediction == targets).sum())
+        if batch.is_next is not None and self.model.next_sentence is not None:
+            logits = self.model.next_sentence_logits(h).float()
+            nll = F.cross_entropy(logits, batch.is_next, reduction="sum")
+            correct = (logits.argmax(-1) == batch.is_next).sum()
+            self.next_ppl.update(nll, torch.tensor(len(logits)), 0, 0, correct)
+
+    def results(self, split: str) -> dict[str, Any]:
+        """loss, accuracy and ppl_token of masked tokens; next_sentence_accuracy where trained."""
+        results: dict[str, Any] = self.ppl.compute()
+        if self.next_ppl.tokens:
+            results["next_sentence_accuracy"] = self.next_ppl.compute()["accuracy"]
+        self.ppl.reset()
+        self.next_ppl.reset()
+        return results
+
+    def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
+        """`ids` (B, T) with the most likely token at each masked place."""
+        _, output = self._encode(batch)
+        filled = batch.ids.clone()
+        hidden_places = batch.targets != IGNORED
+        filled[hidden_places] = token_scores(*output, batch.targets[hidden_places])[1]
+        return filled
