@@ -1,0 +1,56 @@
+# Every target sets itself up: on a machine with Python 3.11 to 3.13 and nothing else, `make demo` or `make test` is
+# enough. The environment is .venv (one that is already there is used); the second run goes straight to work.
+# Another Python: make setup PYTHON=/path/to/python3
+
+PYTHON ?=
+WORKERS ?= 2
+BIN := .venv/bin
+RUN := $(BIN)/python -m
+READY := .venv/.fourfold-ready
+
+export PYTHON
+
+.PHONY: help setup demo test check pytest test-slow format lock
+.NOTPARALLEL:
+
+help:
+	@echo "make demo       train and test all four families on embedded data (minutes, two CPU cores)"
+	@echo "make test       style, types, floors and the whole default test suite"
+	@echo "make check      style, types and floors only"
+	@echo "make test-slow  the tests that take minutes each"
+	@echo "make format     put the code into house style"
+	@echo "make setup      only make .venv"
+	@echo "make lock       write the versions in .venv to constraints.txt"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt scripts/setup.sh
+	@sh scripts/setup.sh .venv
+	@touch $@
+
+demo: setup
+	@$(BIN)/python scripts/demo.py
+
+test: check pytest
+
+check: setup
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(BIN)/lint-imports
+
+pytest: setup
+	$(RUN) pytest -n $(WORKERS) --dist loadgroup
+
+test-slow: setup
+	$(RUN) pytest -m slow
+
+format: setup
+	$(RUN) ruff check --fix-only .
+	$(RUN) ruff format .
+
+# Versions only, no addresses; a local build tag such as +cpu is of this machine, not of the release.
+lock: setup
+	$(RUN) pip freeze --all --exclude-editable > constraints.tmp
+	sed -e '/ @ /d' -e '/^pip==/d' -e 's/+[a-z0-9.]*$$//' constraints.tmp > constraints.txt
+	@rm constraints.tmp

@@ -1,0 +1,65 @@
+"""What every test can rely on: no network, one thread a worker, the same seed, and `data_dir`."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Set before torch or transformers is imported, and inherited by the commands that tests start.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    WANDB_MODE="disabled",
+    MPLBACKEND="Agg",
+    TOKENIZERS_PARALLELISM="false",
+)
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that takes `data_dir` is a `data` test without saying so."""
+    for item in items:
+        if "data_dir" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.data)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _same_seed() -> None:
+    random.seed(0)
+    # Tests that never import torch should not wait two seconds for it.
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The real data sets: $FOURFOLD_DATA, or shared/data inside or beside the checkout."""
+    named = os.environ.get("FOURFOLD_DATA")
+    if named:
+        assert Path(named).is_dir(), f"FOURFOLD_DATA names {named}, which is not a directory"
+        return Path(named)
+    for folder in (ROOT / "shared" / "data", ROOT.parent / "shared" / "data"):
+        if folder.is_dir():
+            return folder
+    pytest.skip("needs the data sets; name their directory in FOURFOLD_DATA")
