@@ -1,0 +1,127 @@
+"""Estimated bytes against the tensors that autograd really keeps."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fourfold.core.config import TransformerConfig
+from fourfold.core.errors import InputError
+from fourfold.core.stack import Stack
+from fourfold.models import CausalLMConfig, EncoderDecoderConfig, ViTConfig
+from fourfold.models.memory import activation_bytes, split_batch, training_memory
+
+B, T, S = 8, 40, 24
+SHAPE = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
+
+
+def kept(stack: Stack, x: Tensor, memory: Tensor | None, *, mixed: bool) -> int:
+    """Bytes that a forward pass keeps: every storage once, no weights, no row statistics."""
+    weights = {shape for p in stack.parameters() for shape in (p.shape, p.shape[::-1])}
+    storages: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.shape not in weights and tensor.numel() > 4 * B * T:
+            storages[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=mixed),
+    ):
+        stack(x, memory=memory)
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"activation": "gelu"},
+        {"activation": "gelu", "norm_placement": "pre"},
+        {"activation": "silu", "feed_forward": "glu"},
+    ],
+)
+def test_what_a_stack_keeps(changes: dict[str, str], precision: str) -> None:
+    config = TransformerConfig(**SHAPE, **changes)
+    x = torch.randn(B, T, 64).requires_grad_() * 1.0
+    measured = kept(Stack(config), x, None, mixed=precision != "32-true")
+    assert activation_bytes(config, B * T, precision=precision) == measured
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post"])
+def test_what_an_encoder_decoder_keeps(norm_placement: str, precision: str) -> None:
+    config = EncoderDecoderConfig(**SHAPE, norm_placement=norm_placement)
+    mixed = precision != "32-true"
+    x = torch.randn(B, T, 64).requires_grad_() * 1.0
+    y = torch.randn(B, S, 64).requires_grad_() * 1.0
+    measured = kept(Stack(config), y, None, mixed=mixed)
+    measured += kept(Stack(config, cross_attention=True), x, y, mixed=mixed)
+    assert activation_bytes(config, B * T, B * S, precision) == measured
+
+
+def test_dropout_costs_a_byte_a_number() -> None:
+    with_dropout = TransformerConfig(**{**SHAPE, "dropout": 0.1})
+    extra = activation_bytes(with_dropout, T) - activation_bytes(TransformerConfig(**SHAPE), T)
+    assert extra == 2 * 2 * T * 64  # layers, sub-layers
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "replicated", "weights", "gradients", "states"),
+    [
+        ("32-true", "adamw", False, 4, 4, 8),
+        ("bf16-mixed", "adam", False, 6, 4, 8),
+        ("bf16-mixed", "adam", True, 6, 8, 8),
+        ("bf16-true", "sgd", False, 2, 2, 2),
+    ],
+)
+def test_bytes_a_parameter(
+    precision: str, optimizer: str, replicated: bool, weights: int, gradients: int, states: int
+) -> None:
+    memory = training_memory(
+        ViTConfig(), 1000, 1, precision=precision, optimizer=optimizer, replicated=replicated
+    )
+    assert (memory.weights, memory.gradients) == (1000 * weights, 1000 * gradients)
+    assert memory.optimizer == 1000 * states
+    assert memory.loss == 0  # a thousand classes weigh nothing
+    assert memory.total == 1000 * (weights + gradients + states) + memory.activations
+
+
+def test_the_loss_never_holds_all_logits() -> None:
+    tokens = 512 * 1024
+    memory = training_memory(CausalLMConfig(), 124_439_808, tokens)
+    assert memory.loss < tokens * 50257 * 4 / 30
+
+
+@pytest.mark.parametrize(("name", "value"), [("precision", "fp7"), ("optimizer", "lion")])
+def test_unknown_words(name: str, value: str) -> None:
+    with pytest.raises(InputError, match=value):
+        training_memory(ViTConfig(), 1, 1, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("total", "devices", "limit", "expected"),
+    [(512, 1, 512, (512, 1)), (512, 1, 100, (64, 8)), (512, 8, 16, (16, 4)), (480, 8, 12, (12, 5))],
+)
+def test_rows_are_cut_exactly(
+    total: int, devices: int, limit: int, expected: tuple[int, int]
+) -> None:
+    micro, accumulation = split_batch(total, devices, lambda rows: rows <= limit, exact=True)
+    assert (micro, accumulation) == expected
+    assert micro * accumulation * devices == total
+
+
+def test_tokens_are_cut_nearly() -> None:
+    assert split_batch(25000, 1, lambda tokens: tokens <= 9000, exact=False) == (8333, 3)
+
+
+@pytest.mark.parametrize(("total", "devices"), [(10, 4), (2, 4), (10, 0)])
+def test_rows_that_cannot_be_shared(total: int, devices: int) -> None:
+    with pytest.raises(InputError, match=f"{total} cannot be shared by {devices}"):
+        split_batch(total, devices, lambda rows: True, exact=True)
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(InputError, match="not even a batch of one"):
+        split_batch(8, 2, lambda rows: False, exact=True)
