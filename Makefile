@@ -10,7 +10,7 @@ READY := .venv/.fourfold-ready
 
 export PYTHON
 
-.PHONY: help setup demo test check pytest test-slow format lock
+.PHONY: help setup demo test check style lint types floors pytest test-slow format lock
 .NOTPARALLEL:
 
 help:
@@ -33,11 +33,20 @@ demo: setup
 
 test: check pytest
 
-check: setup
+# One target each, so that with --keep-going the first complaint does not hide the others.
+check: style lint types floors
+
+style: setup
 	$(RUN) ruff format --check .
+
+lint: setup
 	$(RUN) ruff check .
+
+types: setup
 	$(RUN) mypy
-	$(BIN)/lint-imports
+
+floors: setup
+	$(BIN)/lint-imports --no-logo
 
 pytest: setup
 	$(RUN) pytest -n $(WORKERS) --dist loadgroup
