@@ -1,0 +1,192 @@
+"""Random changes of training images, each a pure function of (seed, epoch, index).
+
+What is cheap is done to a whole batch at once, each image with its own numbers; what torchvision
+does to one image at a time runs under a random state of that image, and the global state is put
+back afterwards. Hence neither workers, nor batch sizes, nor a resume can change what an image
+looks like in an epoch.
+
+Legend: B images, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms import InterpolationMode, v2
+
+from fourfold.data.transforms import Normalize, TransformConfig, fit
+
+_STREAMS = (
+    5  # independent numbers of one image: row and column of the crop, flip, torchvision's, erasing
+)
+_ROW, _COLUMN, _FLIP, _IMAGE, _ERASE = range(_STREAMS)
+
+
+def image_seeds(seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+    """Hashes (seed, epoch, index) of all images at once, after SplitMix64 (Steele et al. 2014).
+
+    Returns:
+        (B, streams) uint64.
+    """
+    start = np.random.SeedSequence([seed, epoch, 0, 1]).generate_state(1, np.uint64)
+    place = index.astype(np.uint64)[:, None] * np.uint64(_STREAMS)
+    place = place + np.arange(1, _STREAMS + 1, dtype=np.uint64)
+    z = start + place * np.uint64(0x9E3779B97F4A7C15)  # wraps, as it should
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Sets the CPU's global random state, and puts it back.
+
+    Not `torch.manual_seed`, which would seed the GPU too, and with it dropout.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def shifted(images: Tensor, pad: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """Crops of zero-padded images: each one shifted by its own number of pixels.
+
+    Args:
+        images: (B, C, H, W).
+        pad: width of the border.
+        rows: (B,) long, upper edge of the crop in the padded image, 0 to 2 pad.
+        columns: (B,) long, left edge.
+
+    Returns:
+        (B, C, H, W).
+    """
+    height, width = images.shape[-2:]
+    windows = F.pad(images, [pad] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(images)), :, rows, columns]  # a view until here
+
+
+class Augment:
+    """Pixels to model input for training; `mix` for what needs the whole batch is separate.
+
+    Args:
+        config: the recipe.
+        size: side of the result.
+        n_channels: 1 or 3.
+        seed: of the data.
+    """
+
+    def __init__(self, config: TransformConfig, size: int, n_channels: int, seed: int) -> None:
+        self.config, self.size, self.seed = config, size, seed
+        self.normalize = Normalize(config.mean, config.std, n_channels)
+        self.one_by_one = self._one_by_one()
+        self.erase = v2.RandomErasing(p=config.erase, value="random") if config.erase else None
+
+    def _one_by_one(self) -> Callable[[Tensor], Tensor] | None:
+        config, steps = self.config, []
+        if config.crop == "resized":
+            mode = InterpolationMode(config.interpolation)
+            area = (config.crop_area, 1.0)
+            steps.append(v2.RandomResizedCrop(self.size, area, interpolation=mode, antialias=True))
+        if config.rand_augment:
+            n, magnitude = config.rand_augment
+            steps.append(
+                v2.RandAugment(
+                    n,
+                    round(3 * magnitude),
+                    num_magnitude_bins=31,
+                    interpolation=InterpolationMode.BILINEAR,
+                    fill=(255 * self.normalize.mean).tolist(),  # becomes 0 once normalised
+                )
+            )
+        if strength := config.color_jitter:
+            steps.append(v2.ColorJitter(strength, strength, strength))
+        return v2.Compose(steps) if steps else None
+
+    def __call__(self, pixels: Tensor | list[Tensor], epoch: int, index: np.ndarray) -> Tensor:
+        """Augments a batch.
+
+        Args:
+            pixels: (B, C, H, W) uint8, or a list of (C, H, W) of any size.
+            epoch: number of the epoch.
+            index: (B,) row of each image.
+
+        Returns:
+            (B, C, size, size) float32.
+        """
+        seeds = image_seeds(self.seed, epoch, index)
+        if self.config.crop != "resized":
+            pixels = self._fitted(pixels)
+        if self.config.crop == "padded":
+            pad = max(1, self.size // 8)
+            rows, columns = (
+                torch.from_numpy((_uniform(seeds[:, k]) * (2 * pad + 1)).astype(np.int64))
+                for k in (_ROW, _COLUMN)
+            )
+            pixels = shifted(pixels, pad, rows, columns)
+        if self.one_by_one:
+            pixels = _each(self.one_by_one, pixels, seeds[:, _IMAGE])
+        if self.config.flip:
+            mirrored = torch.from_numpy(_uniform(seeds[:, _FLIP]) < 0.5)[:, None, None, None]
+            pixels = torch.where(mirrored, pixels.flip(-1), pixels)
+        images = self.normalize(pixels)
+        return _each(self.erase, images, seeds[:, _ERASE]) if self.erase else images
+
+    def _fitted(self, pixels: Tensor | list[Tensor]) -> Tensor:
+        if isinstance(pixels, Tensor):
+            return fit(pixels, self.size, 1.0, self.config.interpolation)
+        return torch.cat([self._fitted(image[None]) for image in pixels])
+
+
+def _uniform(seeds: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) of 53 random bits."""
+    return (seeds >> np.uint64(11)) * 2.0**-53
+
+
+def _each(
+    change: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
+) -> Tensor:
+    changed = []
+    for image, seed in zip(images, seeds.tolist(), strict=True):
+        with seeded(seed):
+            changed.append(change(image))
+    return torch.stack(changed)
+
+
+class Mix:
+    """Mixup or CutMix of a batch, drawn from (seed, epoch, position): each image and its neighbour.
+
+    Args:
+        config: the recipe; `mixup` or `cutmix` must be above 0.
+        n_classes: K.
+        seed: of the data.
+    """
+
+    def __init__(self, config: TransformConfig, n_classes: int, seed: int) -> None:
+        self.config, self.seed = config, seed
+        # The neighbour is a random partner, since training batches are shuffled.
+        self.mixup = v2.MixUp(alpha=config.mixup, num_classes=n_classes) if config.mixup else None
+        self.cutmix = (
+            v2.CutMix(alpha=config.cutmix, num_classes=n_classes) if config.cutmix else None
+        )
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, epoch: int, position: int
+    ) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W), labels (B,) to mixed images, probabilities (B, K) of lam and 1 - lam."""
+        place = np.random.SeedSequence([self.seed, epoch, position, 2])
+        with seeded(int(place.generate_state(1, np.uint64)[0])):
+            if self.mixup and self.cutmix:
+                cut = torch.rand(()).item() < self.config.mixup_switch
+                chosen = self.cutmix if cut else self.mixup
+            else:
+                chosen = self.mixup or self.cutmix
+            return chosen(images, labels)

@@ -1,0 +1,192 @@
+"""Image classification data: `ImageData`.
+
+Legend: K classes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from fourfold.core.errors import InputError
+from fourfold.data.augment import Augment, Mix
+from fourfold.data.datamodule import BatchDataset, EpochData
+from fourfold.data.image_files import IN_MEMORY
+from fourfold.data.image_sets import Images, cut
+from fourfold.data.image_sources import Splits, open_source
+from fourfold.data.image_split import ImageSplit
+from fourfold.data.pixels import MODES
+from fourfold.data.sampler import Plan
+from fourfold.data.transforms import EvalTransform, TransformConfig
+
+
+class ImageData(EpochData):
+    """Images with a class each.
+
+    A folder may hold Parquet files (`train.parquet` or `train-*.parquet`, likewise val and test),
+    the IDX files of MNIST, `train/`, `val/`, `test/` with a folder for each class, or just the
+    class folders. A split that is missing: `val` is cut from `train`; `test` is cut from it too if
+    there is neither, and is the same as a given `val` otherwise, as is the custom for ImageNet.
+
+    Args:
+        source: "digits" (embedded), a path, "torchvision:NAME" or "datasets:NAME"; a relative path
+            that is not here is looked up under $FOURFOLD_DATA.
+        batch_size: images of a training batch.
+        eval_batch_size: of a validation or test batch; None = batch_size.
+        transform: what happens to the images.
+        n_channels: 1 or 3; None = 1 for digits and IDX files, 3 otherwise. Images are converted.
+        val_fraction: share of each training class for `val` where there is none.
+        test_fraction: likewise for `test`.
+        split_seed: decides which images these are (apart from `seed`, so that runs can be
+            compared).
+        cache: memory = all images decoded once, none = when needed, auto = memory for up to 2 GiB.
+        image_column: of Parquet files and `datasets`.
+        label_column: likewise.
+        download: let torchvision fetch what is missing.
+        seed: decides order, augmentation and mixing, together with the epoch.
+        num_workers: processes that prepare batches.
+
+    Raises:
+        InputError: on `setup`, if the images are not what they should be; corrupt ones are found
+            when they are first decoded.
+    """
+
+    def __init__(
+        self,
+        source: str = "digits",
+        batch_size: int = 128,
+        eval_batch_size: int | None = None,
+        transform: TransformConfig | None = None,
+        n_channels: int | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        split_seed: int = 0,
+        cache: Literal["auto", "memory", "none"] = "auto",
+        image_column: str = "image",
+        label_column: str = "label",
+        download: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(seed=seed, num_workers=num_workers)
+        if n_channels is not None and n_channels not in MODES:
+            raise InputError(f"n_channels must be 1 or 3, not {n_channels}.")
+        self.source, self.download, self.cache = source, download, cache
+        self.columns = (image_column, label_column)
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self.fractions, self.split_seed = (val_fraction, test_fraction), split_seed
+        self.transform = transform or TransformConfig()
+        self._n_channels = n_channels
+
+    def build(self) -> dict[str, BatchDataset]:
+        images = self._complete(
+            open_source(self.source, _located(self.source), *self.columns, self.download)
+        )
+        train, config = images["train"], self.transform
+        _require_all_classes(train)
+        self._class_names = train.class_names
+        self._n_channels = channels = self._n_channels or train.n_channels
+        self._size = size = config.size or _native_size(train, channels)
+        same = EvalTransform(config, size, channels)
+        mix = Mix(config, self.n_classes, self.seed) if config.mixup or config.cutmix else None
+        splits: dict[str, BatchDataset] = {
+            name: ImageSplit(part, self._plan(part, shuffle=False), channels, same)
+            for name, part in images.items()
+        }
+        augment = Augment(config, size, channels, self.seed)
+        splits["train"] = ImageSplit(train, self._plan(train, shuffle=True), channels, augment, mix)
+        return splits
+
+    def _complete(self, splits: Splits) -> Splits:
+        """All three splits: those missing are cut from the training images."""
+        val_fraction, test_fraction = self.fractions
+        train, val, test = splits["train"], splits.get("val"), splits.get("test")
+        if test is None and val is not None:
+            test = val
+        if test is None:
+            train, test = cut(train, test_fraction, self.split_seed)
+        if val is None:
+            train, val = cut(train, val_fraction, self.split_seed + 1)
+        return {"train": train, "val": val, "test": test}
+
+    def _plan(self, images: Images, shuffle: bool) -> Plan:
+        rows = self.batch_size if shuffle else self.eval_batch_size
+        return Plan(np.ones(len(images)), max_rows=rows, seed=self.seed, shuffle=shuffle)
+
+    def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
+        split = self.split(name)
+        # Before workers are forked, so that they share the pixels.
+        if self.cache != "none" and isinstance(split, ImageSplit):
+            reason = split.decode(at_most=IN_MEMORY if self.cache == "auto" else 1 << 62)
+            if reason and self.cache == "memory":
+                raise InputError(f"The images of {split.images.origin} cannot be cached: {reason}.")
+        return super()._loader(name, start)
+
+    @property
+    def class_names(self) -> list[str]:
+        """K names."""
+        self.setup()
+        return self._class_names
+
+    @property
+    def n_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def image_size(self) -> int:
+        """Side of the model's input."""
+        self.setup()
+        return self._size
+
+    @property
+    def n_channels(self) -> int:
+        """Channels of the model's input."""
+        self.setup()
+        assert self._n_channels is not None
+        return self._n_channels
+
+    def artifacts(self) -> dict[str, Any]:
+        """What `eval_transform` and a classifier's output need."""
+        change = EvalTransform(self.transform, self.image_size, self.n_channels)
+        return {
+            "class_names": list(self.class_names),
+            "image_size": self.image_size,
+            "n_channels": self.n_channels,
+            "mean": change.normalize.mean.tolist(),
+            "std": change.normalize.std.tolist(),
+            "eval_crop": self.transform.eval_ratio,
+            "interpolation": self.transform.interpolation,
+        }
+
+
+def _located(source: str) -> Path:
+    """A path as it stands, or under $FOURFOLD_DATA; torchvision's data sets live in the latter."""
+    home = Path(os.environ.get("FOURFOLD_DATA", "."))
+    if source.startswith("torchvision:"):
+        return home
+    here = Path(source).expanduser()
+    return here if here.exists() else home / here
+
+
+def _require_all_classes(train: Images) -> None:
+    counts = torch.bincount(train.labels, minlength=len(train.class_names))
+    if len(counts) < 2:
+        raise InputError(f"{train.origin} has a single class: {train.class_names[0]!r}.")
+    if not counts.all():
+        name = train.class_names[int(counts.argmin())]
+        raise InputError(f"The class {name!r} has no training images in {train.origin}.")
+
+
+def _native_size(images: Images, n_channels: int) -> int:
+    height, width = images.pixels(0, n_channels).shape[-2:]
+    if height != width:
+        raise InputError(
+            f"The image {images.name(0)} is not square ({width}x{height}): set transform.size."
+        )
+    return height

@@ -1,0 +1,199 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fourfold.data.augment import Augment, Mix, image_seeds, seeded, shifted
+from fourfold.data.transforms import TransformConfig
+
+EVERYTHING = {
+    "flip": True,
+    "rand_augment": (2, 9),
+    "color_jitter": 0.3,
+    "erase": 0.5,
+}
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def plain(**options: object) -> TransformConfig:
+    """No normalisation, so that pixels can be found again."""
+    return TransformConfig(mean=(0.0,), std=(1.0,), **options)
+
+
+def test_seeds_differ_between_images_epochs_seeds_and_streams() -> None:
+    index = np.arange(2000)
+    blocks = [image_seeds(s, e, index) for s, e in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert len(np.unique(np.concatenate(blocks))) == 4 * blocks[0].size
+    assert np.array_equal(image_seeds(0, 0, index[[7, 3]]), blocks[0][[7, 3]])
+
+
+def test_seeds_are_uniform_and_independent() -> None:
+    draws = (image_seeds(3, 5, np.arange(20000)) >> np.uint64(11)) * 2.0**-53
+    assert abs(draws.mean(0) - 0.5).max() < 0.01
+    assert abs(draws.var(0) - 1 / 12).max() < 0.002
+    off_diagonal = np.corrcoef(draws.T) - np.eye(draws.shape[1])
+    assert abs(off_diagonal).max() < 0.03
+    assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 0.03
+
+
+def test_seeded_puts_the_random_state_back() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    with seeded(1):
+        inside = torch.rand(3)
+    assert torch.equal(torch.rand(3), expected)
+    with seeded(1):
+        assert torch.equal(torch.rand(3), inside)
+    with pytest.raises(ZeroDivisionError), seeded(2):
+        torch.rand(1)
+        raise ZeroDivisionError
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_shifted_equals_a_loop() -> None:
+    images, pad = noise(40, 3, 6, 5), 2
+    rows, columns = torch.randint(0, 5, (40,)), torch.randint(0, 5, (40,))
+    expected = torch.zeros_like(images)
+    for b in range(40):
+        for y in range(6):
+            for x in range(5):
+                i, j = y + int(rows[b]) - pad, x + int(columns[b]) - pad
+                if 0 <= i < 6 and 0 <= j < 5:
+                    expected[b, :, y, x] = images[b, :, i, j]
+    assert torch.equal(shifted(images, pad, rows, columns), expected)
+
+
+def test_a_padded_crop_takes_every_shift_and_both_mirrors() -> None:
+    """One white pixel in the middle ends up on each of 3x3 places, and each is a shift of the image."""
+    image = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    image[0, 3, 3] = 255
+    augment = Augment(plain(crop="padded", flip=True), 8, 1, seed=0)
+    changed = augment(image.expand(900, 1, 8, 8), 0, np.arange(900))
+    assert (changed.flatten(1).sum(1) == 1).all()
+    places = changed.flatten(1).argmax(1)
+    rows, columns = places // 8, places % 8
+    assert set(rows.tolist()) == {2, 3, 4}
+    assert set(columns.tolist()) == {2, 3, 4, 5}  # mirrored, 3 becomes 4
+    counts = torch.bincount(rows)[2:]
+    assert counts.min() > 240
+    assert abs((columns == 5).float().mean() - 1 / 6) < 0.05
+
+
+@pytest.mark.parametrize("crop", ["none", "padded", "resized"])
+@pytest.mark.parametrize("n_channels", [1, 3])
+def test_an_image_depends_on_seed_epoch_and_index_alone(crop: str, n_channels: int) -> None:
+    """Not on its neighbours, nor on being stacked, nor on the global random state, which stays."""
+    augment = Augment(TransformConfig(crop=crop, **EVERYTHING), 16, n_channels, seed=3)
+    pixels, index = noise(6, n_channels, 20, 20), np.array([11, 5, 900, 2, 44, 45])
+    whole = augment(pixels, 4, index)
+    assert whole.shape == (6, n_channels, 16, 16)
+    assert whole.isfinite().all()
+    state = torch.get_rng_state()
+    order = [3, 0, 5]
+    part = augment([pixels[i] for i in order], 4, index[order])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(part, whole[order])
+    for other in (augment(pixels, 5, index), augment(pixels, 4, index + 1)):
+        assert all(not torch.equal(a, b) for a, b in zip(other, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"crop": "padded"},
+        {"crop": "resized"},
+        {"flip": True},
+        {"rand_augment": (2, 9)},
+        {"color_jitter": 0.4},
+        {"erase": 1.0},
+    ],
+)
+def test_every_option_does_something(options: dict) -> None:
+    pixels, index = noise(32, 3, 16, 16), np.arange(32)
+    same = Augment(TransformConfig(), 16, 3, seed=0)(pixels, 0, index)
+    changed = Augment(TransformConfig(**options), 16, 3, seed=0)(pixels, 0, index)
+    assert sum(not torch.equal(a, b) for a, b in zip(same, changed, strict=True)) > 10
+
+
+def test_no_option_does_nothing() -> None:
+    pixels = noise(4, 3, 16, 16)
+    images = Augment(plain(), 16, 3, seed=0)(pixels, 0, np.arange(4))
+    torch.testing.assert_close(images * 255, pixels.float())
+
+
+def test_magnitude_ten_turns_by_thirty_degrees() -> None:
+    policy = Augment(TransformConfig(rand_augment=(2, 10)), 16, 3, seed=0).one_by_one.transforms[0]
+    angles = policy._AUGMENTATION_SPACE["Rotate"][0](policy.num_magnitude_bins, 16, 16)
+    assert float(angles[policy.magnitude]) == 30.0
+
+
+def mixed(config: TransformConfig, position: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    images, labels = torch.rand(8, 3, 16, 16), torch.arange(8)
+    return images, labels, *Mix(config, 8, seed=1)(images, labels, 0, position)
+
+
+@pytest.mark.parametrize("position", range(1, 6))
+def test_mixup_mixes_pixels_as_it_mixes_labels(position: int) -> None:
+    images, labels, soft, targets = mixed(TransformConfig(mixup=0.8), position)
+    torch.testing.assert_close(targets.sum(1), torch.ones(8))
+    lam = targets[torch.arange(8), labels]
+    assert torch.allclose(lam, lam[0])
+    torch.testing.assert_close(soft, torch.einsum("bk,kchw->bchw", targets, images))
+
+
+@pytest.mark.parametrize("position", range(1, 6))
+def test_cutmix_labels_by_the_area_that_is_left(position: int) -> None:
+    images, labels, soft, targets = mixed(TransformConfig(cutmix=1.0), position)
+    torch.testing.assert_close(targets.sum(1), torch.ones(8))
+    for b in range(8):
+        own = (soft[b] == images[b]).all(0).float().mean()
+        torch.testing.assert_close(targets[b, labels[b]], own)
+        for other in targets[b].nonzero().flatten().tolist():
+            part = (soft[b] == images[other]).all(0).float().mean()
+            torch.testing.assert_close(targets[b, other], part)
+
+
+def test_mixing_is_drawn_from_seed_epoch_and_position() -> None:
+    images, labels = torch.rand(8, 3, 16, 16), torch.arange(8)
+    mix = Mix(TransformConfig(mixup=0.8, cutmix=1.0), 8, seed=1)
+    first = mix(images, labels, 2, 5)
+    state = torch.get_rng_state()
+    again = mix(images, labels, 2, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    other = Mix(TransformConfig(mixup=0.8, cutmix=1.0), 8, seed=2)
+    for changed in (
+        mix(images, labels, 3, 5),
+        mix(images, labels, 2, 6),
+        other(images, labels, 2, 5),
+    ):
+        assert not torch.equal(changed[1], first[1])
+
+
+def test_the_switch_chooses_between_mixup_and_cutmix() -> None:
+    images, labels = torch.rand(4, 1, 8, 8), torch.arange(4)
+
+    def share_of_cutmix(switch: float) -> float:
+        mix = Mix(TransformConfig(mixup=1.0, cutmix=1.0, mixup_switch=switch), 4, seed=0)
+        # CutMix copies each pixel from one of its two images, mixup invents new values.
+        outcomes = [mix(images, labels, 0, p)[0] for p in range(200)]
+        cut = [bool(((o == images) | (o == images.roll(1, 0))).all()) for o in outcomes]
+        return sum(cut) / len(cut)
+
+    assert share_of_cutmix(0.0) == 0
+    assert share_of_cutmix(1.0) == 1
+    assert abs(share_of_cutmix(0.3) - 0.3) < 0.1
+
+
+def test_mixup_draws_from_its_beta_distribution() -> None:
+    images, labels = torch.rand(2, 1, 2, 2), torch.arange(2)
+    for alpha in (0.2, 1.0):
+        mix = Mix(TransformConfig(mixup=alpha), 2, seed=0)
+        lam = torch.stack([mix(images, labels, 0, p)[1][0, 0] for p in range(1500)])
+        assert abs(lam.mean() - 0.5) < 0.04
+        assert abs(lam.var() - 1 / (4 * (2 * alpha + 1))) < 0.02
