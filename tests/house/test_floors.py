@@ -55,7 +55,17 @@ def test_every_arrow_points_down(root: Path) -> None:
 def empty_house(tmp_path: Path) -> Path:
     """All floors and nobody in them; each external package is imported where it may be."""
     package = tmp_path / "fourfold"
-    for floor in ("core", "data", "callbacks", "models", "generation", "tasks", "hub", "papers"):
+    for floor in (
+        "core",
+        "data",
+        "callbacks",
+        "models",
+        "generation",
+        "tasks",
+        "hub",
+        "papers",
+        "commands",
+    ):
         (package / floor).mkdir(parents=True)
         for file in ("__init__.py", "here.py", "there.py"):
             (package / floor / file).touch()
