@@ -139,7 +139,7 @@ class OpenedImages(Images):
         return self.items[row][0]
 
 
-class Rows(Images):
+class Subset(Images):
     """Some rows of another split, renumbered from 0."""
 
     def __init__(self, images: Images, rows: np.ndarray) -> None:
@@ -196,4 +196,4 @@ def cut(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
             f"{images.origin} is too small to cut a share of {fraction} from each class:"
             f" {len(images)} images."
         )
-    return Rows(images, np.flatnonzero(~chosen)), Rows(images, np.flatnonzero(chosen))
+    return Subset(images, np.flatnonzero(~chosen)), Subset(images, np.flatnonzero(chosen))

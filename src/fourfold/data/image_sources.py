@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fourfold.data.image_files import (
     read_idx,
 )
 from fourfold.data.image_sets import ArrayImages, Images, OpenedImages, cut
+from fourfold.data.sources import resolve
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -48,13 +50,12 @@ def digits() -> Splits:
     return {"train": train, "val": val, "test": test}
 
 
-def open_source(source: str, path: Path, image: str, label: str, download: bool) -> Splits:
+def open_source(source: str, image: str, label: str, download: bool) -> Splits:
     """Opens the splits that a source has.
 
     Args:
         source: "digits", "torchvision:CIFAR10", "datasets:name", "datasets:name:configuration", or
-            a path.
-        path: `source` looked up as a path; the folder of torchvision's data sets.
+            a path, which may also lie under $FOURFOLD_DATA.
         image: column of the images, where there are columns.
         label: column of the labels.
         download: whether torchvision may fetch what is missing.
@@ -69,14 +70,13 @@ def open_source(source: str, path: Path, image: str, label: str, download: bool)
     if source == "digits":
         return digits()
     if kind == "torchvision" and name:
-        return _from_torchvision(name, path, download)
+        return _from_torchvision(name, os.environ.get("FOURFOLD_DATA", "."), download)
     if kind == "datasets" and name:
         return _from_datasets(name, image, label)
-    if path.suffix == ".parquet" and path.is_file():
-        return {"train": parquet([path], image, label)}
+    path = resolve(source)
     if path.is_dir():
         return _from_folder(path, image, label)
-    raise InputError(f"There are no images at {path}: no such folder, and no Parquet file.")
+    return {"train": parquet([path], image, label)}
 
 
 def _from_folder(folder: Path, image: str, label: str) -> Splits:
@@ -150,7 +150,7 @@ def _from_datasets(name: str, image: str, label: str) -> Splits:
     return _open_each(places, open_one)
 
 
-def _from_torchvision(name: str, root: Path, download: bool) -> Splits:
+def _from_torchvision(name: str, root: str, download: bool) -> Splits:
     from torchvision import datasets
 
     kind = getattr(datasets, name, None)
@@ -166,7 +166,7 @@ def _from_torchvision(name: str, root: Path, download: bool) -> Splits:
     for split, choice in choices.items():
         try:
             places[split] = _loaded(
-                f"torchvision:{name} {split}", lambda c=choice: kind(str(root), **c, **options)
+                f"torchvision:{name} {split}", lambda c=choice: kind(root, **c, **options)
             )
         except InputError as error:
             # ValueError: the data set has no split of this name.

@@ -5,8 +5,6 @@ Legend: K classes.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -84,16 +82,19 @@ class ImageData(EpochData):
         self._n_channels = n_channels
 
     def build(self) -> dict[str, BatchDataset]:
-        images = self._complete(
-            open_source(self.source, _located(self.source), *self.columns, self.download)
-        )
+        found = open_source(self.source, *self.columns, self.download)
+        _require_all_classes(found["train"])
+        images = self._complete(found)
         train, config = images["train"], self.transform
-        _require_all_classes(train)
         self._class_names = train.class_names
         self._n_channels = channels = self._n_channels or train.n_channels
         self._size = size = config.size or _native_size(train, channels)
         same = EvalTransform(config, size, channels)
-        mix = Mix(config, self.n_classes, self.seed) if config.mixup or config.cutmix else None
+        mix = (
+            Mix(config, len(train.class_names), self.seed)
+            if config.mixup or config.cutmix
+            else None
+        )
         splits: dict[str, BatchDataset] = {
             name: ImageSplit(part, self._plan(part, shuffle=False), channels, same)
             for name, part in images.items()
@@ -110,6 +111,7 @@ class ImageData(EpochData):
             test = val
         if test is None:
             train, test = cut(train, test_fraction, self.split_seed)
+            val_fraction /= 1 - test_fraction  # of what is left
         if val is None:
             train, val = cut(train, val_fraction, self.split_seed + 1)
         return {"train": train, "val": val, "test": test}
@@ -163,15 +165,6 @@ class ImageData(EpochData):
             "eval_crop": self.transform.eval_ratio,
             "interpolation": self.transform.interpolation,
         }
-
-
-def _located(source: str) -> Path:
-    """A path as it stands, or under $FOURFOLD_DATA; torchvision's data sets live in the latter."""
-    home = Path(os.environ.get("FOURFOLD_DATA", "."))
-    if source.startswith("torchvision:"):
-        return home
-    here = Path(source).expanduser()
-    return here if here.exists() else home / here
 
 
 def _require_all_classes(train: Images) -> None:
