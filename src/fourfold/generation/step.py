@@ -1,0 +1,135 @@
+"""What decoding needs of a model: the logits of the next token, and rows that can be moved.
+
+Shapes: B sentences, N rows (B, or B times the width of the beam), T prompt tokens, t new tokens,
+S source tokens, D model width, V vocabulary.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.core.cache import KVCache
+
+
+class Step(Protocol):
+    """A language model as a decoding algorithm sees it."""
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Logits (N, V) of the token after `ids` (N, t), which follow all ids given before."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """From now on row i continues what row `rows[i]` was; rows may repeat or be left out."""
+
+
+@runtime_checkable
+class CausalModel(Protocol):
+    """A model that continues its own input."""
+
+    def hidden(
+        self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor: ...
+
+    def logits(self, h: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Seq2SeqModel(Protocol):
+    """A model that writes a target for a source."""
+
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor: ...
+
+    def decode(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor: ...
+
+    def logits(self, h: Tensor) -> Tensor: ...
+
+
+class CausalStep:
+    """A `Step` of a causal model.
+
+    Args:
+        model: The model.
+        mask: (B, T) bool of the prompt, which is the first thing the step is called with.
+        use_cache: Whether to remember keys and values; else every call sees all ids again,
+            which is slow and only serves to check the cache.
+    """
+
+    def __init__(self, model: CausalModel, mask: Tensor | None, use_cache: bool = True) -> None:
+        self._model, self._mask = model, mask
+        self._cache = KVCache() if use_cache else None
+        self._ids: Tensor | None = None
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        if self._ids is not None:
+            if self._mask is not None:
+                self._mask = F.pad(self._mask, (0, ids.shape[1]), value=True)
+            ids = torch.cat([self._ids, ids], dim=1)
+        mask = self._mask
+        h = self._model.hidden(ids, mask, self._cache)
+        if self._cache is None:
+            self._ids = ids
+        else:
+            self._mask = None  # the cache remembers it
+        return self._model.logits(last_real(h, mask))
+
+    def reorder(self, rows: Tensor) -> None:
+        if self._cache is not None:
+            self._cache.reorder(rows)
+        self._ids, self._mask = _pick(self._ids, rows), _pick(self._mask, rows)
+
+
+class Seq2SeqStep:
+    """A `Step` of an encoder-decoder, which encodes the source at once.
+
+    Args:
+        model: The model.
+        src: (B, S) int64.
+        src_mask: (B, S) bool.
+        use_cache: As for `CausalStep`.
+    """
+
+    def __init__(
+        self, model: Seq2SeqModel, src: Tensor, src_mask: Tensor | None, use_cache: bool = True
+    ) -> None:
+        self._model, self._src_mask = model, src_mask
+        self._memory = model.encode(src, src_mask)  # (B, S, D)
+        self._cache = KVCache() if use_cache else None
+        self._ids: Tensor | None = None
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        if self._cache is None:
+            self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
+        h = self._model.decode(ids, self._memory, self._src_mask, cache=self._cache)
+        return self._model.logits(h[:, -1])
+
+    def reorder(self, rows: Tensor) -> None:
+        if self._cache is not None:
+            self._cache.reorder(rows)
+        self._memory = self._memory.index_select(0, rows)
+        self._ids, self._src_mask = _pick(self._ids, rows), _pick(self._src_mask, rows)
+
+
+def last_real(h: Tensor, mask: Tensor | None) -> Tensor:
+    """(N, D) of h (N, T, D) at the last real token of each row, wherever its padding stands."""
+    if mask is None:
+        return h[:, -1]
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    last = (mask * columns).amax(dim=1)
+    return h[torch.arange(len(h), device=h.device), last]
+
+
+def at_least_fp32(x: Tensor) -> torch.dtype:
+    """The type to take a softmax over a vocabulary in: half precision has too few digits."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _pick(x: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if x is None else x.index_select(0, rows)

@@ -1,0 +1,172 @@
+"""Beam search against every sequence there is, and against a plain one that never stops early."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.generation.beam import PENALTIES, search
+from fourfold.generation.step import Seq2SeqStep
+
+EOS, PAD = 2, 0
+EXPONENTS = [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("power", -0.7), ("none", 0.6)]
+
+
+def run(step: Any, beam: int, length: int | list[int], **changes: Any) -> tuple[Any, Any]:
+    limit = torch.tensor([length] * len(step.rows) if isinstance(length, int) else length)
+    options = {"penalty": "gnmt", "alpha": 0.6, "eos_id": EOS, "pad_id": PAD} | changes
+    return search(step, torch.ones(len(limit), 1, dtype=torch.long), limit, beam=beam, **options)
+
+
+def plain(table: Any, row: int, beam: int, length: int, n_best: int, score: Callable) -> list:
+    """Lists, loops, and no early end: [(score, tokens), ...] of the hypotheses to return."""
+    live, ended = [(0.0, ())], []
+    for t in range(length):
+        candidates = []
+        for log_p, tokens in live:
+            for word, step_log_p in enumerate(table.next_log_p(row, (1, *tokens))):
+                candidates.append((log_p + step_log_p, (*tokens, word)))
+        candidates.sort(reverse=True)
+        ended += [(score(t + 1, s), seq) for s, seq in candidates[:beam] if seq[-1] == EOS]
+        if beam == 1 and ended:
+            return ended
+        live = [candidate for candidate in candidates if candidate[1][-1] != EOS][:beam]
+    cut = [(score(length, s), seq) for s, seq in live]
+    return (sorted(ended, reverse=True) + sorted(cut, reverse=True))[:n_best]
+
+
+def test_one_alpha_means_two_things() -> None:
+    n = torch.tensor([10.0, 20.0])
+    factors = {name: (d := penalty(n, 0.6))[1] / d[0] for name, penalty in PENALTIES.items()}
+    assert factors["gnmt"].item() == pytest.approx(1.36, abs=5e-3)
+    assert factors["power"].item() == pytest.approx(1.52, abs=5e-3)
+    assert factors["none"].item() == 1.0
+
+
+@pytest.mark.parametrize(("penalty", "alpha"), EXPONENTS)
+def test_a_beam_as_wide_as_all_sequences_finds_the_best(
+    table: Callable,
+    ended_sequences: Callable[..., Iterator],
+    normalise: Callable,
+    penalty: str,
+    alpha: float,
+) -> None:
+    toy, length, n_words = table(5, 4, 4), 4, 4
+    ids, scores = run(toy, n_words**length, length, penalty=penalty, alpha=alpha, n_best=3)
+    for row in range(5):
+        every = []
+        for tokens in ended_sequences(n_words, length, EOS):
+            prefixes = [(1, *tokens[:i]) for i in range(len(tokens))]
+            steps = [toy.next_log_p(row, p)[w] for p, w in zip(prefixes, tokens, strict=True)]
+            every.append((normalise(penalty, alpha, len(tokens), sum(steps)), tokens))
+        every.sort(reverse=True)
+        assert scores[row].tolist() == pytest.approx([score for score, _ in every[:3]])
+        for found, (_, tokens) in zip(ids[row].tolist(), every[:3], strict=True):
+            assert found == list(tokens) + [PAD] * (len(found) - len(tokens))
+
+
+@pytest.mark.parametrize(("penalty", "alpha"), EXPONENTS)
+def test_a_model_s_best_sequence_is_found(
+    make_translator: Callable,
+    ended_sequences: Callable[..., Iterator],
+    normalise: Callable,
+    penalty: str,
+    alpha: float,
+) -> None:
+    model, src, n_words, length = make_translator(5), torch.tensor([[3, 4, 3]]), 5, 3
+    every = []
+    for tokens in ended_sequences(n_words, length, EOS):
+        tgt = torch.tensor([[1, *tokens]])
+        log_p = model(src, tgt[:, :-1]).log_softmax(-1).gather(2, tgt[:, 1:, None]).sum().item()
+        every.append((normalise(penalty, alpha, len(tokens), log_p), list(tokens)))
+    every.sort(reverse=True)
+    with torch.inference_mode():
+        step = Seq2SeqStep(model, src, None)
+        step.rows = [0]
+        ids, scores = run(step, n_words**length, length, penalty=penalty, alpha=alpha, n_best=4)
+    assert scores[0].tolist() == pytest.approx([score for score, _ in every[:4]])
+    found = [row[: row.index(EOS) + 1] for row in ids[0].tolist()]
+    assert found == [tokens for _, tokens in every[:4]]
+
+
+@pytest.mark.parametrize(("penalty", "alpha"), EXPONENTS)
+@pytest.mark.parametrize(("beam", "n_best"), [(1, 1), (2, 1), (3, 3), (4, 2)])
+def test_stopping_early_changes_nothing(
+    table: Callable, normalise: Callable, beam: int, n_best: int, penalty: str, alpha: float
+) -> None:
+    lengths = [1, 2, 5, 9] * 4
+    toy = table(len(lengths), 9, 6)
+    ids, scores = run(toy, beam, lengths, penalty=penalty, alpha=alpha, n_best=n_best)
+    for row, length in enumerate(lengths):
+        want = plain(
+            toy, row, beam, length, n_best, lambda n, log_p: normalise(penalty, alpha, n, log_p)
+        )
+        assert scores[row].tolist() == pytest.approx([score for score, _ in want])
+        for found, (_, tokens) in zip(ids[row].tolist(), want, strict=True):
+            assert found == list(tokens) + [PAD] * (len(found) - len(tokens))
+
+
+def certain(toy: Any, row: int, path: list[int], log_odds: float) -> None:
+    """Make a row of a table follow a path, whose prompt is 1, with these odds at each token."""
+    prefix = [1, 1, *path]
+    for t, word in enumerate(path):
+        toy.logits[row, t, prefix[t] if t else 1, prefix[t + 1], word] = log_odds
+
+
+def test_the_search_ends_when_nothing_can_win_and_not_before(table: Callable) -> None:
+    toy = table(1, 40, 5, sharpness=0.1)
+    certain(toy, 0, [3, 4, EOS], 12.0)
+    ids, _ = run(toy, 2, 40)
+    assert ids[0, 0].tolist() == [3, 4, EOS]
+    assert len(toy.calls) < 10
+
+    # The best ending is late: the first one to end is beaten only because lengths are rewarded.
+    toy = table(1, 8, 5, sharpness=0.0)
+    certain(toy, 0, [3, 4, 3, 3, 4, 4, EOS], 6.0)
+    toy.logits[0, 0, 1, 1, EOS] = 7.0
+    short = run(toy, 3, 8, penalty="none")[0]
+    toy = type(toy)(toy.logits)
+    long = run(toy, 3, 8, penalty="power", alpha=3.0)[0]
+    assert short[0, 0].tolist() == [EOS]
+    assert long[0, 0].tolist() == [3, 4, 3, 3, 4, 4, EOS]
+
+
+def test_a_sentence_that_is_done_leaves_the_batch(table: Callable) -> None:
+    toy = table(3, 30, 5, sharpness=0.1)
+    toy.logits[:2, :, :, :, EOS] = 20.0
+    toy.logits[2, :, :, :, EOS] = -20.0
+    run(toy, 3, 30)
+    assert toy.calls[0] == 3  # the prompt is read once, not once for each hypothesis
+    assert toy.calls[5:] == [3] * (30 - 5)
+
+
+def test_an_end_that_was_found_stands_before_a_cut_that_scores_better(table: Callable) -> None:
+    toy = table(1, 6, 5, sharpness=0.0)
+    certain(toy, 0, [3, 4, 3, 4, 3, 4], 6.0)
+    toy.logits[0, 0, 1, 1, EOS] = 3.0
+    ids, scores = run(toy, 2, 6, penalty="power", alpha=1.0, n_best=2)
+    assert ids[0].tolist() == [[EOS, *[PAD] * 5], [3, 4, 3, 4, 3, 4]]
+    assert scores[0, 0] < scores[0, 1]
+
+
+def test_what_cannot_be_found_is_padding(table: Callable) -> None:
+    toy = table(1, 4, 4, sharpness=0.0)
+    for t, (before, last, word) in enumerate([(1, 1, 3), (1, 3, 3), (3, 3, EOS)]):
+        toy.logits[0, t, before, last] = -math.inf
+        toy.logits[0, t, before, last, word] = 0.0
+    ids, scores = run(toy, 4, 4, n_best=3)
+    assert ids[0].tolist() == [[3, 3, EOS], [PAD] * 3, [PAD] * 3]
+    assert scores[0, 0] == 0.0
+    assert (scores[0, 1:] == -math.inf).all()
+
+
+def test_half_precision_is_summed_in_single(table: Callable) -> None:
+    toy = table(2, 5, 6)
+    exact = run(toy, 3, 5, eos_id=5)[1]
+    toy = type(toy)(toy.logits.bfloat16())
+    rounded = run(toy, 3, 5, eos_id=5)[1]
+    assert rounded.dtype == torch.float32
+    assert rounded.double() == pytest.approx(exact, abs=0.1)
+    assert exact.dtype == torch.float64
