@@ -1,0 +1,162 @@
+"""When a checkpoint is saved, and which are kept: last.ckpt to go on from, best.ckpt to use.
+
+Lightning's ModelCheckpoint saves in the middle of an accumulation window (the gradient so far is
+lost), ties last.ckpt to the monitored metric, and starts new names when a run is resumed.
+"""
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from fourfold.core.errors import InputError
+
+MONITORS = ("val/bleu", "val/top1", "val/loss")  # the first that is logged decides
+LESS_IS_BETTER = ("loss", "ppl", "error", "nll")
+
+
+class Checkpoints(Checkpoint):
+    """Saves last.ckpt by steps and epochs, and the best after a validation.
+
+    Args:
+        folder: Where they go.
+        monitor: Metric that decides which is best; None takes the first there is of `MONITORS`.
+        mode: min or max; None goes by the metric's name.
+        keep_best: How many of the best to keep, as step=N.ckpt; best.ckpt is the first of them.
+        every_n_steps: Save last.ckpt every so many optimizer steps; None only by epochs.
+        every_n_epochs: Save last.ckpt every so many epochs; 0 never.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        monitor: str | None = None,
+        mode: str | None = None,
+        keep_best: int = 1,
+        every_n_steps: int | None = None,
+        every_n_epochs: int = 1,
+    ) -> None:
+        self.folder, self.monitor, self.mode, self.keep_best = folder, monitor, mode, keep_best
+        self.every_n_steps, self.every_n_epochs = every_n_steps, every_n_epochs
+        self.saved_step = 0
+        self.scores: dict[str, float] = {}  # file name: score, of those kept
+
+    @property
+    def last(self) -> Path:
+        """Where training goes on from."""
+        return self.folder / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The best so far."""
+        return self.folder / "best.ckpt"
+
+    # last.ckpt
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if this batch completed an optimizer step whose number is due."""
+        step = trainer.global_step
+        if step == self.saved_step or trainer.fast_dev_run:
+            return
+        due = self.every_n_steps is not None and step % self.every_n_steps == 0
+        # The end of a run inside an epoch: only here does a checkpoint know its place in the data.
+        ends = step == trainer.max_steps or trainer.should_stop
+        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
+        if (due or ends) and not accumulating:
+            self._save_last(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save if the epoch is complete and due."""
+        complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        every = self.every_n_epochs
+        if complete and every and (trainer.current_epoch + 1) % every == 0:
+            self._save_last(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """However training ended: what it reached is not lost."""
+        if trainer.global_step != self.saved_step:
+            self._save_last(trainer)
+
+    def _save_last(self, trainer: Trainer) -> None:
+        if not trainer.fast_dev_run:
+            self.saved_step = trainer.global_step
+            trainer.save_checkpoint(self.last)
+
+    # best.ckpt
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save if this is among the best, and drop what no longer is."""
+        if trainer.sanity_checking or trainer.fast_dev_run or not self.keep_best:
+            return
+        name = self._monitored(trainer)
+        if trainer.state.fn != "fit" or name is None:
+            return
+        score = float(trainer.callback_metrics[name])
+        file = f"step={trainer.global_step:08d}.ckpt"
+        if math.isnan(score) or not self._is_among_best(name, file, score):
+            return
+        self.scores[file] = score
+        ranking = self._ranking(name)
+        for dropped in ranking[self.keep_best :]:
+            del self.scores[dropped]
+        trainer.save_checkpoint(self.folder / file)
+        if trainer.is_global_zero:
+            for dropped in ranking[self.keep_best :]:
+                (self.folder / dropped).unlink(missing_ok=True)
+            if ranking[0] == file:
+                _link(self.folder / file, self.best)
+
+    def _monitored(self, trainer: Trainer) -> str | None:
+        names = MONITORS if self.monitor is None else (self.monitor,)
+        found = next((name for name in names if name in trainer.callback_metrics), None)
+        if found is None and self.monitor is not None:
+            there = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+            raise InputError(
+                f"checkpoint.monitor is {self.monitor}, but validation gives {', '.join(there)}"
+            )
+        return found
+
+    def _ranking(self, name: str) -> list[str]:
+        leaf = name.rsplit("/", 1)[-1]
+        mode = self.mode or ("min" if leaf.startswith(LESS_IS_BETTER) else "max")
+        # Of equal scores the earlier step ranks first.
+        sign = 1 if mode == "min" else -1
+        return sorted(self.scores, key=lambda file: (sign * self.scores[file], file))
+
+    def _is_among_best(self, name: str, file: str, score: float) -> bool:
+        before = dict(self.scores)
+        self.scores[file] = score
+        try:
+            return file in self._ranking(name)[: self.keep_best]
+        finally:
+            self.scores = before
+
+    # What a resumed run must know.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step of last.ckpt, and the scores."""
+        return {"saved_step": self.saved_step, "scores": dict(self.scores)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take them up again; files that somebody deleted do not count."""
+        self.saved_step = state_dict["saved_step"]
+        scores = state_dict["scores"]
+        self.scores = {f: s for f, s in scores.items() if (self.folder / f).is_file()}
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, at once; copy it where the file system cannot."""
+    part = target.with_name(target.name + ".part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:
+        shutil.copyfile(source, part)
+    os.replace(part, target)

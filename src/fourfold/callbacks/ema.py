@@ -1,0 +1,17 @@
+"""An exponential moving average of the weights, through Lightning's callback."""
+
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+
+class ExponentialAverage(EMAWeightAveraging):
+    """Validates and saves the average; `state_dict` in a checkpoint is the average.
+
+    It starts at the first step: with a delayed start Lightning validates untrained weights until
+    then, and puts them in the place of the trained ones if training ends before.
+
+    Args:
+        decay: Weight of the old average in the new one, each optimizer step.
+    """
+
+    def __init__(self, decay: float) -> None:
+        super().__init__(decay=decay)

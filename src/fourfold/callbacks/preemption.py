@@ -1,0 +1,61 @@
+"""Stopped by a scheduler: save at the next optimizer step, and say so by the exit code.
+
+Lightning ends with exit code 0 on SIGTERM, as if training were complete, and saves nothing new;
+its SLURM handler saves in the middle of a batch.
+"""
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+ASK_EVERY = 20  # batches between two questions to the other ranks, each of which is a wait
+
+
+class Preemption(Checkpoint):
+    """On SIGTERM or SIGUSR1, writes last.ckpt after the optimizer step at hand and stops.
+
+    It is a `Checkpoint` only so that Lightning calls it after all other callbacks.
+
+    Args:
+        last: Where training goes on from.
+
+    Raises:
+        SystemExit: With code 75, once all is saved.
+    """
+
+    def __init__(self, last: Path) -> None:
+        self.last = last
+        self.asked = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen, instead of Lightning, which puts the former handlers back in the end."""
+        self.asked = False
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save and stop, if asked and if no gradient is being accumulated."""
+        if trainer.fit_loop.epoch_loop._should_accumulate():
+            return
+        asked = self.asked
+        if trainer.world_size > 1:
+            if batch_idx % ASK_EVERY:
+                return
+            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        if asked:
+            trainer.save_checkpoint(self.last)
+            if trainer.is_global_zero:
+                print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
+                      f" on from {self.last}", flush=True)  # fmt: skip
+            raise SystemExit(EXIT_CODE)

@@ -1,0 +1,79 @@
+"""The command line's door: finds the command, and turns what went wrong into one sentence.
+
+Nothing heavy is imported here, so that help, version and a misspelt command answer at once; torch
+and Lightning are imported by the command that needs them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from fourfold import __version__
+from fourfold.commands.overview import OVERVIEWS, overview
+from fourfold.core.errors import InputError
+
+BAD_INPUT = 2  # the exit code of argparse, too
+
+# Command: the module whose `main(argv)` runs it.
+COMMANDS = {
+    "fit": "fourfold.commands.training",
+    "validate": "fourfold.commands.training",
+    "test": "fourfold.commands.training",
+    "predict": "fourfold.commands.training",
+    "translate": "fourfold.commands.inference",
+    "generate": "fourfold.commands.inference",
+    "fill": "fourfold.commands.inference",
+    "classify": "fourfold.commands.inference",
+    "plan": "fourfold.commands.plan",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `fourfold` with arguments `argv` (without the program's name); return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(argv)
+    except InputError as error:
+        print(f"fourfold: error: {plain_sentence(error)}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `fourfold translate ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if argv else BAD_INPUT
+    if argv[0] in ("-V", "--version"):
+        print(f"fourfold {__version__}")
+        return 0
+    command, rest = argv[0], argv[1:]
+    if command not in COMMANDS:
+        raise InputError(f"there is no command {command!r}{_did_you_mean(command)}")
+    if command in OVERVIEWS and rest in (["-h"], ["--help"]):
+        print(OVERVIEWS[command])
+        return 0
+    module = import_module(COMMANDS[command])
+    # These modules run several commands, and are told which.
+    shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
+    run: Callable[[list[str]], int | None] = module.main
+    return run(argv if shared else rest) or 0
+
+
+def _did_you_mean(word: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, COMMANDS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; `fourfold --help` lists them"
+
+
+def plain_sentence(error: Exception) -> str:
+    """What an error says, on one line, without the traceback that a data worker wraps around it."""
+    text = str(error)
+    if "Original Traceback" in text:
+        text = text.rsplit("InputError: ", 1)[-1]
+    return " ".join(text.split())

@@ -1,0 +1,79 @@
+"""The options of fit, validate, test and predict that are neither model, data nor trainer.
+
+All four accept all of them, so that the config.yaml of a training can be given to the others.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fourfold.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When to save, and what to keep.
+
+    Args:
+        monitor: Metric that decides which checkpoint is best; None takes the first there is of
+            val/bleu, val/top1, val/loss.
+        mode: Whether the least or the greatest is best; None goes by the metric's name.
+        keep_best: How many of the best to keep; 0 keeps none.
+        every_n_steps: Save last.ckpt also every so many optimizer steps; None only by epochs.
+        every_n_epochs: Save last.ckpt every so many epochs; 0 never.
+    """
+
+    monitor: str | None = None
+    mode: Literal["min", "max"] | None = None
+    keep_best: int = 1
+    every_n_steps: int | None = 1000
+    every_n_epochs: int = 1
+
+
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "run_dir": (str | None, None, "Directory of the run; default runs/FOLDER/STEM of the config."),
+    "resume": (
+        Literal["auto", "must", "never"],
+        "auto",
+        "Whether to continue RUN_DIR/checkpoints/last.ckpt.",
+    ),
+    "average_last": (int, 0, "Average the weights of the last N snapshots when training ends."),
+    "average_every_n_steps": (int | None, None, "Steps between snapshots; default: every epoch."),
+    "ema_decay": (float | None, None, "Decay of an exponential moving average of the weights."),
+    "wandb": (
+        Literal["off", "offline", "online", "auto"],
+        "off",
+        "Weights & Biases; auto means online where there is a key.",
+    ),
+    "wandb_project": (str, "fourfold", "Project in Weights & Biases."),
+    "wandb_name": (str | None, None, "Name of the run there; default: the run directory's."),
+    "tensorboard": (bool, True, "Write TensorBoard files where tensorboard is installed."),
+    "progress_seconds": (float, 10.0, "Seconds between lines where there is no terminal."),
+}
+
+
+def add_options(parser: Any) -> None:
+    """Add all of them to a parser of jsonargparse."""
+    for name, (kind, default, text) in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_class_arguments(CheckpointOptions, "checkpoint")
+
+
+def check_options(config: Any) -> None:
+    """Refuse values that no run can have.
+
+    Raises:
+        InputError: Names the option and its value.
+    """
+    decay = config["ema_decay"]
+    if decay is not None and not 0.0 < decay < 1.0:
+        raise InputError(f"ema_decay is {decay}, but must lie between 0 and 1")
+    if config["average_last"] < 0:
+        raise InputError(f"average_last is {config['average_last']}, but must not be negative")
+    if decay is not None and config["average_last"]:
+        raise InputError("ema_decay and average_last are two ways to average weights: give one")
+    for name in ("average_every_n_steps", "checkpoint.every_n_steps"):
+        if config[name] is not None and config[name] < 1:
+            raise InputError(f"{name} is {config[name]}, but must be at least 1")
+    for name in ("checkpoint.keep_best", "checkpoint.every_n_epochs", "progress_seconds"):
+        if config[name] < 0:
+            raise InputError(f"{name} is {config[name]}, but must not be negative")

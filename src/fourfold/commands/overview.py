@@ -1,0 +1,100 @@
+"""Help that answers at once: what there is, and the options one needs first."""
+
+from fourfold import __version__
+
+GENERAL = f"""fourfold {__version__}: one attention core, four transformers
+
+usage: fourfold COMMAND [options]        (fourfold COMMAND --help says more)
+
+train and measure
+  fit        train a model; continues by itself after an interruption
+  validate   measure a checkpoint on the validation split
+  test       measure a checkpoint on the test split: a table, and metrics.json
+  predict    write the model's output for the test split to a file
+  plan       parameters, FLOPs and memory of a recipe, before running it
+
+use a checkpoint: lines in, lines out
+  translate  one sentence a line to its translation
+  generate   one prompt a line to its continuation
+  fill       one line with [MASK] or <mask> to the line filled in
+  classify   one image file a line to its class and probability
+
+Exit codes: 0 done, 2 the input was wrong (one sentence on stderr says how), 75 stopped by
+SIGTERM with everything saved: run the same command again to go on."""
+
+FIT = """usage: fourfold fit --config FILE [--config FILE ...] [--KEY VALUE ...]
+
+Trains a model. Every key of a config file is an option, and what comes later on the line wins:
+  fourfold fit --config configs/gpt2/tiny.yaml --trainer.max_steps 500 --model.config.d_model 128
+
+what is trained
+  --config FILE              YAML with model, data, trainer; several are merged from left to right
+  --model CLASS, --data CLASS            fourfold.tasks.*, fourfold.data.*
+  --model.KEY, --data.KEY, --trainer.KEY their arguments; a later list replaces, KEY+ appends
+  --seed_everything N        weights, dropout and order of the data (default 0)
+
+where it goes, and going on after an interruption
+  --run_dir DIR              default runs/FOLDER/STEM of the first config file
+  --resume auto|must|never   auto: continue DIR/checkpoints/last.ckpt where there is one (default);
+                             must: error without one; never: error if there is one
+  --ckpt_path FILE           continue this checkpoint in a new run directory
+
+checkpoints (DIR/checkpoints: last.ckpt, best.ckpt, average.ckpt)
+  --checkpoint.monitor NAME  what "best" means: default the first of val/bleu, val/top1, val/loss
+  --checkpoint.mode min|max  default by the metric's name
+  --checkpoint.keep_best K   how many of the best to keep (default 1)
+  --checkpoint.every_n_steps N           also save last.ckpt inside epochs (default 1000)
+  --average_last N           average the last N snapshots at the end (Vaswani et al. 2017, 6.1)
+  --average_every_n_steps N  a snapshot every N steps instead of every epoch
+  --ema_decay D              keep an exponential moving average, validate and save it
+
+what one sees
+  --wandb off|offline|online|auto        Weights & Biases (default off; auto: online with a key)
+  --wandb_project P, --wandb_name N      default: fourfold, the run directory's name
+  --tensorboard true|false   default true where tensorboard is installed
+  --progress_seconds S       a line this often where there is no terminal (default 10)
+
+`fourfold fit --help-all` lists all options of the Trainer; `--model.help CLASS` those of a task;
+`--print_config` shows the merged config and stops."""
+
+
+def _evaluation(command: str, does: str, more: str = "") -> str:
+    return f"""usage: fourfold {command} --config FILE [--ckpt_path WHICH] [--KEY VALUE ...]
+
+{does}
+
+  --config FILE              as for fit, or the config.yaml of a run directory
+  --ckpt_path WHICH          best, last, average or a file; default: the run directory's best, else
+                             its average, else its last
+  --run_dir DIR              default runs/FOLDER/STEM of the first config file
+  --KEY VALUE                any key of the config, such as --model.init_args.beam 8
+{more}
+`fourfold {command} --help-all` lists all options."""
+
+
+# The inference commands and plan answer for themselves: their parsers are light.
+OVERVIEWS = {
+    "fit": FIT,
+    "validate": _evaluation(
+        "validate", "Measures a checkpoint on the validation split and prints a table."
+    ),
+    "test": _evaluation(
+        "test",
+        "Measures a checkpoint on the test split, prints a table and writes RUN_DIR/metrics.json.",
+    ),
+    "predict": _evaluation(
+        "predict",
+        "Writes the model's output for the test split into the run directory.",
+        """
+files written
+  predictions.txt            texts, one line a row of the split, in its order
+  predictions.csv            of images: row, class number, class name, probability
+  predictions.pt             of language models: a list with one tensor a batch
+""",
+    ),
+}
+
+
+def overview() -> str:
+    """The commands, grouped by what one wants."""
+    return GENERAL

@@ -1,0 +1,57 @@
+"""What a measurement found: a table for the reader, metrics.json for everything else."""
+
+import json
+import math
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+REPORTED = ("fourfold", "torch", "lightning", "tokenizers", "sacrebleu")
+
+
+def show_table(metrics: dict[str, Any], title: str) -> None:
+    """Print one row a metric; tables such as a confusion matrix are only in the file."""
+    table = Table()
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        if isinstance(value, int | float | str):
+            table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    # Redirected to a file, a table has all the width it needs: no metric is cut off.
+    width = None if Console().is_terminal else 120
+    print(title)
+    Console(width=width, highlight=False).print(table)
+
+
+def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> None:
+    """Write metrics, and under `run` how they were obtained, whole or not at all."""
+    versions = {name: found for name in REPORTED if (found := _version(name))}
+    run = {
+        **run,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    content = {**{name: _plain(value) for name, value in metrics.items()}, "run": run}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(part, file)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no inf and no nan
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,126 @@
+"""One run, one directory: where it is, and which checkpoint a command begins with.
+
+runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,best,average}.ckpt
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fourfold.core.errors import InputError
+
+WORDS = ("best", "average", "last")  # in the order in which an evaluation looks for them
+
+
+class RunDirectory:
+    """The directory of a run, which need not exist yet.
+
+    Args:
+        path: The directory.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.last = self.checkpoints / "last.ckpt"
+        self.config = self.path / "config.yaml"
+
+    @classmethod
+    def of(cls, config: Any) -> "RunDirectory":
+        """The directory that the config names, or else its files, or else its task."""
+        if config.get("run_dir"):
+            return cls(config["run_dir"])
+        files = [file for file in config.get("config") or [] if file is not None]
+        if files:
+            file = Path(str(files[0])).absolute()
+            return cls(Path("runs") / file.parent.name / file.stem)
+        return cls(Path("runs") / config["model"]["class_path"].rsplit(".", 1)[-1])
+
+    def resume_from(self, resume: str, given: str | None) -> Path | None:
+        """The checkpoint that training goes on from; None means from the beginning.
+
+        Args:
+            resume: auto, must or never.
+            given: A checkpoint that the user named.
+
+        Raises:
+            InputError: The directory holds a training and that was not expected, or the reverse.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path}: is not a directory")
+        there = self.last.is_file()
+        if resume == "never" and there:
+            raise InputError(
+                f"{self.path} already holds a training: give another --run_dir, or leave out"
+                " `--resume never` to continue it"
+            )
+        if given is not None:
+            chosen = self.find(given)
+            if there and not chosen.samefile(self.last):
+                raise InputError(
+                    f"{self.path} already holds a training: leave out --ckpt_path to continue it,"
+                    f" or give another --run_dir to start from {given}"
+                )
+            return chosen
+        if resume == "must" and not there:
+            raise InputError(f"{self.last}: there is nothing to resume")
+        return self.last if there else None
+
+    def find(self, which: str | None) -> Path:
+        """The checkpoint that `which` means: best, average, last or a path; None: the first there.
+
+        Raises:
+            InputError: There is no such checkpoint.
+        """
+        if which in WORDS:
+            found = self.checkpoints / f"{which}.ckpt"
+            if not found.is_file():
+                raise InputError(f"{found}: there is no such checkpoint{self._others()}")
+            return found
+        if which is not None:
+            if not Path(which).is_file():
+                raise InputError(
+                    f"{which}: there is no such checkpoint file; give a path or one of"
+                    f" {', '.join(WORDS)}"
+                )
+            return Path(which)
+        for word in WORDS:
+            if (found := self.checkpoints / f"{word}.ckpt").is_file():
+                return found
+        raise InputError(
+            f"{self.checkpoints}: there is no checkpoint yet; run `fourfold fit` first, or give"
+            " --run_dir or --ckpt_path"
+        )
+
+    def _others(self) -> str:
+        words = [word for word in WORDS if (self.checkpoints / f"{word}.ckpt").is_file()]
+        return f", only {', '.join(words)}" if words else ""
+
+    def refuse_another_model(self, recipe: dict[str, Any]) -> None:
+        """Make sure that a resumed run has the model, optimizer and schedule it began with.
+
+        A restored optimizer would ignore another learning rate without a word.
+
+        Raises:
+            InputError: Names the first key that differs.
+        """
+        if not self.config.is_file():
+            return
+        before = (yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}).get("model")
+        if before is None:
+            return
+        old, new = flat(before, "model"), flat(recipe, "model")
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                raise InputError(
+                    f"{self.path} was trained with {key} {old.get(key)}, and is now given"
+                    f" {new.get(key)}: give another --run_dir to train another model"
+                )
+
+
+def flat(tree: Any, key: str) -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys below `key`."""
+    if not isinstance(tree, dict):
+        return {key: tree}
+    return {k: v for name, below in tree.items() for k, v in flat(below, f"{key}.{name}").items()}

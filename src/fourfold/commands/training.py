@@ -1,0 +1,202 @@
+"""`fourfold fit|validate|test|predict`: LightningCLI, with what it does wrong put right.
+
+- A checkpoint never overwrites the config (`_parse_ckpt_path`).
+- A run lives in one directory, and goes on there; nothing starts from scratch unasked.
+- An option must be written out, and an error is one sentence.
+"""
+
+import logging
+import shlex
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback, LightningDataModule, Trainer
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+import fourfold.data  # noqa: F401  (so that classes can be named without their module)
+from fourfold.callbacks.averaging import AverageLast
+from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
+from fourfold.callbacks.checkpoints import Checkpoints
+from fourfold.callbacks.ema import ExponentialAverage
+from fourfold.callbacks.metrics_csv import RewindMetrics
+from fourfold.callbacks.predictions import Predictions
+from fourfold.callbacks.preemption import Preemption
+from fourfold.callbacks.progress import Progress
+from fourfold.callbacks.resume import ExactResume
+from fourfold.callbacks.run_files import RunFiles
+from fourfold.callbacks.step_metrics import StepMetrics
+from fourfold.commands.loggers import make_loggers
+from fourfold.commands.options import add_options, check_options
+from fourfold.commands.parser import Parser
+from fourfold.commands.results import show_table, write_metrics
+from fourfold.commands.run_directory import RunDirectory
+from fourfold.core.errors import InputError
+from fourfold.tasks import Task, read_checkpoint
+
+NOISE = (
+    ".*WeightAveraging callback with a model that overrides.*",
+    ".*callbacks used to create the checkpoint need to be provided.*",
+    ".*`isinstance.treespec, LeafSpec.*",
+)
+
+
+class FourfoldCLI(LightningCLI):
+    """Parses, builds and runs one of the four commands. Arguments are those of LightningCLI."""
+
+    run: RunDirectory
+    start: Path | None  # the checkpoint that the command begins with
+
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        """Our own options, beside model, data and trainer."""
+        add_options(parser)
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Parse, without Lightning's warning that `args` were given."""
+        self.arguments = list(args)
+        self.config = parser.parse_args(self.arguments)
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning's would let the checkpoint's hyper-parameters overwrite what the user wrote.
+        pass
+
+    def before_instantiate_classes(self) -> None:
+        """Settle where the run lives, and what it goes on from, before anything is built."""
+        config = self.config[self.subcommand]
+        check_options(config)
+        self.run = RunDirectory.of(config)
+        config["run_dir"] = str(self.run.path)
+        follow_seed(config)
+        given = config.get("ckpt_path")
+        if self.subcommand == "fit":
+            self.start = self.run.resume_from(config["resume"], given)
+            if self.start and self.start == self.run.last:
+                self.run.refuse_another_model(self.recipe())
+        else:
+            self.start = self.run.find(given)
+
+    def recipe(self) -> dict[str, Any]:
+        """The model's part of the config as plain values."""
+        self._dump_config()
+        model: dict[str, Any] = self.config_dump["model"]
+        return model
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer, with what a run needs beside the user's callbacks, loggers and plugins."""
+        config = self.config_init[self.subcommand]
+        given = config["trainer"]
+        kwargs["plugins"] = [*as_list(given["plugins"]), AtomicCheckpointIO(read_checkpoint)]
+        kwargs["logger"] = make_loggers(self.subcommand, self.run, config)
+        kwargs["callbacks"] = [*self.callbacks(config), *as_list(given["callbacks"])]
+        kwargs["default_root_dir"] = given["default_root_dir"] or str(self.run.path)
+        return super().instantiate_trainer(**kwargs)
+
+    def callbacks(self, config: Any) -> list[Callback]:
+        """Our callbacks, in the order in which they must hear of a batch."""
+        folder, trainer = self.run.checkpoints, config["trainer"]
+        shown: list[Callback] = []
+        if trainer["enable_progress_bar"] is not False:
+            shown.append(Progress(config["progress_seconds"]))
+        if self.subcommand == "predict":
+            return [*shown, Predictions(self.run.path)]
+        if self.subcommand != "fit":
+            return shown
+        # First of all the place in the data, which a checkpoint of the same batch must hold.
+        mine = [ExactResume(), RewindMetrics(), RunFiles(self.run.path, self.dump()), StepMetrics()]
+        if config["ema_decay"] is not None:
+            mine.append(ExponentialAverage(config["ema_decay"]))
+        if trainer["enable_checkpointing"] is not False:
+            if config["average_last"]:
+                every = config["average_every_n_steps"]
+                mine.append(AverageLast(config["average_last"], every, folder))
+            checkpoints = Checkpoints(folder, **vars(config["checkpoint"]))
+            mine += [checkpoints, Preemption(checkpoints.last)]
+        return [*mine, *shown]
+
+    def dump(self) -> str:
+        """The whole config, as it can be given to `--config` again."""
+        parser = self._parser(self.subcommand)
+        config = self.config[self.subcommand].clone()
+        config.pop("config", None)
+        config["ckpt_path"] = None
+        text: str = parser.dump(config, skip_none=False, skip_validation=True)
+        return text
+
+    def after_validate(self) -> None:
+        """Print the metrics."""
+        metrics = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        show_table(metrics, f"validation of {self.start}")
+
+    def after_test(self) -> None:
+        """Print the metrics and keep them."""
+        if not self.trainer.is_global_zero:
+            return
+        show_table(self.model.summary, f"test of {self.start}")
+        write_metrics(
+            self.run.path / "metrics.json",
+            self.model.summary,
+            {"command": shlex.join(["fourfold", *self.arguments]), "checkpoint": str(self.start)},
+        )
+        print(f"wrote {self.run.path / 'metrics.json'}", flush=True)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        kwargs["ckpt_path"] = str(self.start) if self.start else None
+        if "verbose" in kwargs:
+            kwargs["verbose"] = False  # our table is printed instead
+        if "return_predictions" in kwargs:
+            kwargs["return_predictions"] = False  # they go to a file
+        return kwargs
+
+
+def as_list(value: Any) -> list[Any]:
+    """None, one or many as a list."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def follow_seed(config: Any) -> None:
+    """One seed for all: the data take over `seed_everything` unless they have their own."""
+    args = config.get("data", {}).get("init_args")
+    if args is not None and args.get("seed") == 0 and isinstance(config["seed_everything"], int):
+        args["seed"] = int(config["seed_everything"])
+
+
+def quiet() -> None:
+    """Keep Lightning's advertisements and the advice that does not apply here from the screen."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)
+    for noise in NOISE:
+        warnings.filterwarnings("ignore", message=noise)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `fit`, `validate`, `test` or `predict` with its arguments.
+
+    Raises:
+        InputError: Whatever is wrong with the options, the config, the data or the checkpoint.
+    """
+    quiet()
+    command, rest = argv[0], list(argv[1:])
+    rest = ["--help" if option == "--help-all" else option for option in rest]
+    try:
+        FourfoldCLI(
+            Task,
+            LightningDataModule,
+            save_config_callback=None,
+            trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1,
+                              "enable_model_summary": False},
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={"allow_abbrev": False, "prog": "fourfold"},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            args=[command, *rest],
+        )  # fmt: skip
+    except MisconfigurationException as error:
+        raise InputError(str(error)) from error
+    return 0
