@@ -5,8 +5,10 @@ and Lightning are imported by the command that needs them.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from fourfold import __version__
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"fourfold: error: {plain_sentence(error)}", file=sys.stderr)
         return BAD_INPUT
+    except SystemExit as stop:  # help of argparse and jsonargparse, or a signal
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `fourfold translate ... | head` has seen enough
@@ -65,8 +69,6 @@ def _run(argv: list[str]) -> int:
 
 
 def _did_you_mean(word: str) -> str:
-    from difflib import get_close_matches
-
     close = get_close_matches(word, COMMANDS, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; `fourfold --help` lists them"
 
@@ -76,4 +78,8 @@ def plain_sentence(error: Exception) -> str:
     text = str(error)
     if "Original Traceback" in text:
         text = text.rsplit("InputError: ", 1)[-1]
-    return " ".join(text.split())
+    text = " ".join(text.split())
+    if choice := re.search(r" is '([^']+)', but must be one of ([^;]+)$", text):
+        close = get_close_matches(choice[1], choice[2].split(", "), n=1)
+        text += f"; did you mean {close[0]}?" if close else ""
+    return text

@@ -93,10 +93,10 @@ class Checkpoints(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if this is among the best, and drop what no longer is."""
-        if trainer.sanity_checking or trainer.fast_dev_run or not self.keep_best:
+        if trainer.state.fn != "fit" or trainer.fast_dev_run or not self.keep_best:
             return
-        name = self._monitored(trainer)
-        if trainer.state.fn != "fit" or name is None:
+        name = self._monitored(trainer)  # refuses a wrong name in the check before training, too
+        if name is None or trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics[name])
         file = f"step={trainer.global_step:08d}.ckpt"

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningDataModule, Trainer
+from lightning import Callback, Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
 from fourfold.callbacks.averaging import AverageLast
@@ -29,13 +28,23 @@ from fourfold.callbacks.progress import Progress
 from fourfold.callbacks.resume import ExactResume
 from fourfold.callbacks.run_files import RunFiles
 from fourfold.callbacks.step_metrics import StepMetrics
+from fourfold.commands.config_files import check_files, config_files, is_given, locate
+from fourfold.commands.errors import hidden_input_error, input_error
 from fourfold.commands.loggers import make_loggers
 from fourfold.commands.options import add_options, check_options
-from fourfold.commands.parser import Parser
+from fourfold.commands.parser import OptionError, Parser, known_options
 from fourfold.commands.results import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
+from fourfold.data.datamodule import EpochData
 from fourfold.tasks import Task, read_checkpoint
+
+# Samplers know the ranks themselves; one batch of validation before training finds mistakes early.
+TRAINER_DEFAULTS = {
+    "use_distributed_sampler": False,
+    "num_sanity_val_steps": 1,
+    "enable_model_summary": False,
+}
 
 NOISE = (
     ".*WeightAveraging callback with a model that overrides.*",
@@ -55,9 +64,15 @@ class FourfoldCLI(LightningCLI):
         add_options(parser)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse, without Lightning's warning that `args` were given."""
+        """Parse, and say in which file a wrong key stands."""
         self.arguments = list(args)
-        self.config = parser.parse_args(self.arguments)
+        command = self._subcommand_parsers[self.arguments[0]]
+        keys = {name.split(".")[0] for name in known_options(command)}
+        check_files(config_files(self.arguments), keys)
+        try:
+            self.config = parser.parse_args(self.arguments)
+        except OptionError as error:
+            raise locate(error, self.arguments) from error
 
     def _parse_ckpt_path(self) -> None:
         # Lightning's would let the checkpoint's hyper-parameters overwrite what the user wrote.
@@ -69,7 +84,7 @@ class FourfoldCLI(LightningCLI):
         check_options(config)
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
-        follow_seed(config)
+        self.share_seed(config)
         given = config.get("ckpt_path")
         if self.subcommand == "fit":
             self.start = self.run.resume_from(config["resume"], given)
@@ -78,14 +93,34 @@ class FourfoldCLI(LightningCLI):
         else:
             self.start = self.run.find(given)
 
+    def share_seed(self, config: Any) -> None:
+        """The data take over `seed_everything`, unless they are given a seed of their own."""
+        args, seed = config["data"].get("init_args", {}), config["seed_everything"]
+        if "seed" in args and not is_given("data.seed", self.arguments):
+            args["seed"] = int(seed)
+
     def recipe(self) -> dict[str, Any]:
         """The model's part of the config as plain values."""
         self._dump_config()
         model: dict[str, Any] = self.config_dump["model"]
         return model
 
+    def instantiate_classes(self) -> None:
+        """Build model, data and Trainer.
+
+        Raises:
+            InputError: One of them does not take its arguments.
+        """
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            found = hidden_input_error(error)
+            raise found or InputError(" ".join(str(error).split())[:300]) from error
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer, with what a run needs beside the user's callbacks, loggers and plugins."""
+        # Bad data are refused here, before a logger has made its first file.
+        self.datamodule.setup(self.subcommand)
         config = self.config_init[self.subcommand]
         given = config["trainer"]
         kwargs["plugins"] = [*as_list(given["plugins"]), AtomicCheckpointIO(read_checkpoint)]
@@ -157,13 +192,6 @@ def as_list(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def follow_seed(config: Any) -> None:
-    """One seed for all: the data take over `seed_everything` unless they have their own."""
-    args = config.get("data", {}).get("init_args")
-    if args is not None and args.get("seed") == 0 and isinstance(config["seed_everything"], int):
-        args["seed"] = int(config["seed_everything"])
-
-
 def quiet() -> None:
     """Keep Lightning's advertisements and the advice that does not apply here from the screen."""
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -185,10 +213,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         FourfoldCLI(
             Task,
-            LightningDataModule,
+            EpochData,
             save_config_callback=None,
-            trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1,
-                              "enable_model_summary": False},
+            trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={"allow_abbrev": False, "prog": "fourfold"},
@@ -196,7 +223,10 @@ def main(argv: Sequence[str]) -> int:
             subclass_mode_data=True,
             auto_configure_optimizers=False,
             args=[command, *rest],
-        )  # fmt: skip
-    except MisconfigurationException as error:
-        raise InputError(str(error)) from error
+        )
+    except Exception as error:
+        found = input_error(error)
+        if found is None:
+            raise
+        raise found from error
     return 0

@@ -1,0 +1,109 @@
+"""Config files looked at before they are parsed: to name file and line of what is wrong."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fourfold.commands.parser import OptionError, unknown
+from fourfold.core.errors import InputError
+
+
+def config_files(arguments: list[str]) -> list[Path]:
+    """The files that `--config` names; configs written out on the command line are left out."""
+    found = []
+    for number, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name in ("-c", "--config"):
+            value = value if "=" in argument else "".join(arguments[number + 1 : number + 2])
+            if value and not value.lstrip().startswith("{"):
+                found.append(Path(value))
+    return found
+
+
+def check_files(files: Iterable[Path], keys: Iterable[str]) -> None:
+    """Make sure that each is there, is YAML, and has no top-level key but `keys`.
+
+    Raises:
+        InputError: Names the file, the line and the key.
+    """
+    keys = list(keys)
+    for file in files:
+        root = read_tree(file)
+        if root is None or not isinstance(root, yaml.MappingNode):
+            raise InputError(f"{file}: a config must be a mapping such as `model: ...`")
+        for name, line, _ in _children(root):
+            # jsonargparse passes over an unknown key with nothing below it.
+            if name not in keys:
+                raise InputError(f"{file}, line {line}: {unknown(name, keys)}")
+
+
+def read_tree(file: Path) -> yaml.Node | None:
+    """A YAML file as nodes that know their line.
+
+    Raises:
+        InputError: There is no such file, or it is not UTF-8, or not YAML.
+    """
+    try:
+        node: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        return node
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: there is no such config file") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{file}: cannot be read as a text: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{file}{line}: not valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{file}: not valid YAML: {error}") from error
+
+
+def locate(error: OptionError, arguments: list[str]) -> InputError:
+    """The error with file and line, if it is in a file that one of `arguments` names."""
+    if _on_command_line(error.key, arguments):
+        return error
+    for file in reversed(config_files(arguments)):
+        line = _line_of(read_tree(file), _path(error.key))
+        if line is not None:
+            return InputError(f"{file}, line {line}: {error}")
+    return error
+
+
+def is_given(key: str, arguments: list[str]) -> bool:
+    """Whether the user wrote `key`, on the command line or in a config file."""
+    path = _path(key)
+    in_file = any(_line_of(read_tree(file), path) for file in config_files(arguments))
+    return in_file or _on_command_line(key, arguments)
+
+
+def _on_command_line(key: str, arguments: list[str]) -> bool:
+    """Whether an option is `key`, or holds it."""
+    path = _path(key)
+    options = [_path(a.partition("=")[0][2:]) for a in arguments if a.startswith("--")]
+    return any(option == path[: len(option)] for option in options)
+
+
+def _path(key: str) -> list[str]:
+    return [part for part in key.split(".") if part != "init_args"]
+
+
+def _children(node: Any) -> Iterator[tuple[str, int, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield str(key.value), key.start_mark.line + 1, value
+
+
+def _line_of(node: yaml.Node | None, path: list[str]) -> int | None:
+    """Line of the key at `path`; the level `init_args` may stand between or not."""
+    for name, line, below in _children(node):
+        if name == "init_args":
+            found = _line_of(below, path)
+        elif path and name == path[0]:
+            found = line if len(path) == 1 else _line_of(below, path[1:])
+        else:
+            continue
+        if found is not None:
+            return found
+    return None
