@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fourfold.generation import beam_search, generate
-    from fourfold.hub.load import load, save
+    from fourfold.hub.load import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "beam_search", "generate", "load", "save"]
+__all__ = ["__version__", "beam_search", "generate", "load"]
 
 _HOME = {
     "beam_search": "fourfold.generation",
     "generate": "fourfold.generation",
     "load": "fourfold.hub.load",
-    "save": "fourfold.hub.load",
 }
 
 
