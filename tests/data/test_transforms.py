@@ -54,7 +54,8 @@ def test_normalise_is_torchvisions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "size", "ratio"), [(32, 32, 32, 1.0), (50, 40, 28, 0.875), (9, 30, 8, 1.0)]
+    ("height", "width", "size", "ratio"),
+    [(32, 32, 32, 1.0), (60, 50, 32, 0.875), (50, 40, 28, 0.875), (9, 30, 8, 1.0)],
 )
 def test_evaluation_crops_the_centre_of_the_scaled_image(
     height: int, width: int, size: int, ratio: float
