@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 FILE_LINES = 300
-CORE_LINES = 700
+CORE_LINES = 700  # of code: what is read in fifteen minutes, its explanations not counted
 FUNCTION_LINES = 70  # aim at 40; this is where a second idea has certainly moved in
 
 FAMILY = re.compile(
@@ -25,6 +25,19 @@ def sources(root: Path) -> list[Path]:
 
 def length(file: Path) -> int:
     return len(file.read_text().splitlines())
+
+
+def code_length(file: Path) -> int:
+    """Lines that are neither blank, nor comment, nor docstring."""
+    text = file.read_text()
+    explained = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    lines = enumerate(text.splitlines(), start=1)
+    return sum(i not in explained and line.strip()[:1] not in ("", "#") for i, line in lines)
 
 
 def name_tests(tree: ast.AST) -> list[int]:
@@ -66,7 +79,7 @@ def test_a_file_is_one_idea(root: Path) -> None:
 
 
 def test_core_is_read_in_fifteen_minutes(root: Path) -> None:
-    sizes = {f.name: length(f) for f in (root / "src" / "fourfold" / "core").rglob("*.py")}
+    sizes = {f.name: code_length(f) for f in (root / "src" / "fourfold" / "core").rglob("*.py")}
     assert sizes, "no core"
     assert sum(sizes.values()) <= CORE_LINES, sizes
 
