@@ -1,10 +1,12 @@
 """The batches a DataModule hands to a task.
 
-NamedTuples, since Lightning's device transfer refuses frozen dataclasses. Every batch ends with the place
-it holds in the run: `epoch`, and `position` = how many batches of the epoch's plan (over all ranks) are
-consumed once this one is done. The place travels with the data, so prefetching cannot disturb a resume.
+NamedTuples, since Lightning's device transfer refuses frozen dataclasses. Every batch ends with the
+place it holds in the run: `epoch`, and `position` = how many batches of the epoch's plan (over all
+ranks) are consumed once this one is done. The place travels with the data, so prefetching cannot
+disturb a resume.
 
-Legend: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width, K classes.
+Legend: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width, K
+    classes.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ IGNORED = -100
 
 
 class PairBatch(NamedTuple):
-    """Sentence pairs. `src` ends with EOS; `tgt` runs from BOS to EOS, so it is both input and target."""
+    """Sentence pairs. `src` ends with EOS; `tgt`, from BOS to EOS, is both input and target."""
 
     src: Tensor  # (B, S) long
     tgt: Tensor  # (B, T+1) long
     src_mask: Tensor  # (B, S) bool, True = real token
     tgt_mask: Tensor  # (B, T+1) bool
-    index: Tensor  # (B,) long, rows of the split
+    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
     epoch: int = 0
     position: int = 0
 
 
 class CausalBatch(NamedTuple):
-    """Text with the next token as target. `n_bytes` and `n_words` belong to the text of the targets."""
+    """Text with the next token as target; `n_bytes` and `n_words` measure the targets' text."""
 
     ids: Tensor  # (B, T) long
     targets: Tensor  # (B, T) long, IGNORED where nothing is to be predicted
@@ -61,6 +63,6 @@ class ImageBatch(NamedTuple):
 
     images: Tensor  # (B, C, H, W) float
     labels: Tensor  # (B,) long or (B, K) float
-    index: Tensor  # (B,) long, rows of the split
+    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
     epoch: int = 0
     position: int = 0

@@ -1,4 +1,4 @@
-"""What all DataModules share: loaders over a plan, and the place in the data that a checkpoint keeps."""
+"""What all DataModules share: loaders over a plan, and the place a checkpoint resumes at."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fourfold.data.sampler import EpochSampler, Key, Plan
 class BatchDataset(Dataset[Any]):
     """A split that makes whole batches, so that padding, masking and cropping are array operations.
 
-    Subclasses set `plan` and write `batch`, whose randomness may depend on nothing but its arguments and
-    a seed: then the same batch comes out in any process, at any time.
+    Subclasses set `plan` and write `batch`, whose randomness may depend on nothing but its
+    arguments and a seed: then the same batch comes out in any process, at any time.
     """
 
     plan: Plan
@@ -37,18 +37,19 @@ class BatchDataset(Dataset[Any]):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[Key]) -> NamedTuple:
-        index = np.array([key.index for key in keys], dtype=np.int64)
+        index = np.array([key.row for key in keys], dtype=np.int64)
         return self.batch(index, keys[0].epoch, keys[0].position)
 
 
-def _as_is(batch: NamedTuple) -> NamedTuple:
+def _as_is(batch: Any) -> Any:
     return batch
 
 
 class EpochData(LightningDataModule):
-    """Base of the DataModules: subclasses write `build`, everything about order and resuming is here.
+    """Base of the DataModules: subclasses `build` the splits, order and resuming are done here.
 
-    Needs `use_distributed_sampler=False` in the Trainer, since the sampler knows rank and world size itself.
+    Needs `use_distributed_sampler=False` in the Trainer, since the sampler knows rank and world
+    size itself.
 
     Args:
         seed: decides order, masking and cropping, together with the epoch.
@@ -87,7 +88,8 @@ class EpochData(LightningDataModule):
         self.setup()
         if name not in self.splits:
             raise InputError(
-                f"{type(self).__name__} has no {name!r} split: give `{name}` in the data section of the config."
+                f"{type(self).__name__} has no {name!r} split:"
+                f" give `{name}` in the data section of the config."
             )
         return self.splits[name]
 
@@ -102,7 +104,8 @@ class EpochData(LightningDataModule):
         dataset = self.split(name)
         rank, world = self._place()
         if self.num_workers:
-            # Said out loud, or tokenizers prints a warning for every forked worker (which never calls it).
+            # Said out loud, or tokenizers prints a warning for every forked worker (which never
+            # calls it).
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return DataLoader(
             dataset,
@@ -123,7 +126,7 @@ class EpochData(LightningDataModule):
         if trainer and trainer.ckpt_path and trainer.state.fn == "fit" and self._start is None:
             raise InputError(
                 f"The checkpoint {trainer.ckpt_path} holds no place in {type(self).__qualname__},"
-                " so training cannot be resumed exactly: it was made with other data or another version."
+                " so training cannot be resumed exactly: it was made with other data."
             )
         # Lightning cannot know that this loader resumes.
         warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
@@ -162,17 +165,18 @@ class EpochData(LightningDataModule):
             return  # evaluation starts at the beginning, on whatever data
         if state_dict["seed"] != self.seed:
             raise InputError(
-                f"The checkpoint was trained with data seed {state_dict['seed']}, this run has {self.seed}:"
+                f"The checkpoint was trained with data seed {state_dict['seed']}, not {self.seed}:"
                 " resume with the same seed."
             )
         if state_dict["plan"] != self.split("train").plan.fingerprint():
             raise InputError(
-                f"The checkpoint stands at batch {state_dict['position']} of epoch {state_dict['epoch']} of other"
-                " training data or batch sizes: resume with the data section it was made with."
+                f"The checkpoint stands at batch {state_dict['position']} of epoch"
+                f" {state_dict['epoch']} of other training data or batch sizes:"
+                " resume with the data section it was made with."
             )
         self.consumed = self._start = (state_dict["epoch"], state_dict["position"])
 
     def teardown(self, stage: str) -> None:
-        """Forgets the restored place: the next `fit` of this object starts afresh unless it resumes too."""
+        """Forgets the restored place: the next `fit` starts afresh unless it resumes too."""
         if stage == "fit":
             self._start = None

@@ -1,8 +1,9 @@
 """Which rows make a batch, and in what order: a pure function of (seed, epoch).
 
-`Plan` cuts a split into batches; `EpochSampler` deals them out to the ranks and can start anywhere. Neither
-keeps a random state, so the place in the data is two numbers, and a run that is killed and resumed sees
-exactly the batches that an uninterrupted one sees, with any number of workers that prefetch.
+`Plan` cuts a split into batches; `EpochSampler` deals them out to the ranks and can start anywhere.
+Neither keeps a random state, so the place in the data is two numbers, and a run that is killed and
+resumed sees exactly the batches that an uninterrupted one sees, with any number of workers that
+prefetch.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from fourfold.core.errors import InputError
 
 
 class Key(NamedTuple):
-    """What the sampler asks a dataset for: row `index`, read in `epoch`, in the batch ending at `position`."""
+    """What the sampler asks a dataset for: `row`, read in `epoch`, for the batch at `position`."""
 
     epoch: int
     position: int
-    index: int
+    row: int
 
 
 class Plan:
-    """Cuts rows of known lengths into batches of at most `max_tokens` padded tokens and `max_rows` rows.
+    """Cuts rows of known lengths into batches of bounded size.
 
-    Rows of one length are shuffled among themselves, then cut, then the batches are shuffled. The cuts see
-    only the sorted lengths, so every epoch has the same number of batches while their content differs.
+    Rows of one length are shuffled among themselves, then cut, then the batches are shuffled. The
+    cuts see only the sorted lengths, so every epoch has the same number of batches while their
+    content differs.
 
     Args:
         lengths: length of each row; all ones where rows need no padding.
-        max_tokens: bound on rows x longest row of a batch.
+        max_tokens: bound on the padded tokens of a batch, rows x longest row.
         max_rows: bound on the rows of a batch.
         seed: decides, with the epoch, the order.
         shuffle: False gives the same batches in the same order in every epoch (evaluation).
@@ -62,8 +64,8 @@ class Plan:
         longest = int(self.lengths.argmax())
         if max_tokens is not None and self.lengths[longest] > max_tokens:
             raise InputError(
-                f"Row {longest} has {self.lengths[longest]} tokens, more than a whole batch may hold"
-                f" (max_tokens={max_tokens})."
+                f"Row {longest} has {self.lengths[longest]} tokens, more than a whole batch"
+                f" may hold (max_tokens={max_tokens})."
             )
         self.max_tokens, self.max_rows = max_tokens, max_rows
         self.seed, self.shuffle = seed, shuffle
@@ -97,7 +99,8 @@ class Plan:
         ascending = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
         batches = np.split(ascending, self._cuts)
         order = rng.permutation(len(batches))
-        # Where ranks do not divide the number of batches, the last ones are shared out by rows: end on a full one.
+        # Where ranks do not divide the number of batches, the last ones are shared out by rows: end
+        # on a full one.
         rows = np.array([len(batches[i]) for i in order])
         full = np.flatnonzero(rows >= np.median(rows))
         chosen = full[rng.integers(len(full))]
@@ -105,7 +108,7 @@ class Plan:
         return [batches[i] for i in order]
 
     def fingerprint(self) -> str:
-        """Equal for equal plans: what a checkpoint compares before it resumes in the middle of one."""
+        """Equal for equal plans: what a checkpoint compares before it resumes inside one."""
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
         return hashlib.blake2b(
             self.lengths.tobytes() + repr(bounds).encode(), digest_size=8
@@ -115,8 +118,9 @@ class Plan:
 class EpochSampler(Sampler[list[Key]]):
     """Batch sampler of one rank: disjoint shares of a `Plan`, from any position of any epoch on.
 
-    Step i of an epoch consumes the next `world` batches of the plan, one a rank; the last step shares out
-    the rows of what is left, so that every rank takes the same number of steps and no row comes twice.
+    Step i of an epoch consumes the next `world` batches of the plan, one a rank; the last step
+    shares out the rows of what is left, so that every rank takes the same number of steps and no
+    row comes twice.
 
     Args:
         plan: the batches.
@@ -139,11 +143,11 @@ class EpochSampler(Sampler[list[Key]]):
         self.sampler = self  # where Lightning looks for set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before every epoch (after `__iter__` in the first one of a resumed run)."""
+        """Called by Lightning before every epoch; after `__iter__` in a resumed run's first one."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Steps of a whole epoch: Lightning counts from its beginning even when it resumes inside."""
+        """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
         return -(-self.plan.n_batches // self.world)
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -155,16 +159,16 @@ class EpochSampler(Sampler[list[Key]]):
             position = begin + len(group)
             mine = _share_out(group, self.world)[self.rank]
             if len(mine):
-                yield [Key(epoch, position, index) for index in mine.tolist()]
+                yield [Key(epoch, position, row) for row in mine.tolist()]
             elif self.plan.shuffle:
                 raise InputError(
-                    f"The last step of an epoch has fewer rows than there are processes ({self.world}):"
+                    f"The last step of an epoch has fewer rows than processes ({self.world}):"
                     " use fewer devices or smaller batches."
                 )
 
 
 def _share_out(group: list[np.ndarray], world: int) -> list[np.ndarray]:
-    """As many parts as ranks: the fullest batch is halved until there are enough; the rest stay empty."""
+    """As many parts as ranks: the fullest batch is halved until there are enough."""
     parts = list(group)
     while len(parts) < world:
         fullest = max(range(len(parts)), key=lambda i: len(parts[i]))

@@ -1,0 +1,62 @@
+"""What happens to rows that are longer than a model can read: one clear choice, never silent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fourfold.core.errors import InputError
+from fourfold.data.ragged import Ragged
+from fourfold.data.sources import Rows
+
+log = logging.getLogger(__name__)
+
+TooLong = Literal["error", "truncate", "drop"]
+
+
+def fit_lengths(
+    columns: Sequence[Ragged], rows: Rows, limit: int, too_long: TooLong, split: str
+) -> tuple[list[Ragged], Rows]:
+    """Makes every row of every column at most `limit` ids long.
+
+    With "drop" only training rows are dropped. Rows of other splits are truncated instead: a score
+    must count the sentences that are hard, too.
+
+    Args:
+        columns: the encoded columns.
+        rows: the texts they were encoded from.
+        limit: allowed length.
+        too_long: "error", "truncate" or "drop".
+        split: name of the split.
+
+    Returns:
+        The columns, and the rows they belong to.
+
+    Raises:
+        InputError: a row is too long and `too_long` is "error", or no row is left.
+    """
+    if too_long not in ("error", "truncate", "drop"):
+        raise InputError(f"too_long must be error, truncate or drop, not {too_long!r}.")
+    lengths = np.max([column.lengths for column in columns], axis=0)
+    long = np.flatnonzero(lengths > limit)
+    if len(long) == 0:
+        return list(columns), rows
+    if too_long == "error":
+        raise InputError(
+            f"{rows.where(long[0])} has {lengths[long[0]]} tokens, but max_len allows {limit}"
+            f" ({len(long)} such rows in {split}): set too_long to truncate or drop."
+        )
+    drop = too_long == "drop" and split == "train"
+    word = "dropped" if drop else "truncated"
+    log.warning(
+        "%s: %d of %d rows longer than %d tokens %s.", split, len(long), len(rows), limit, word
+    )
+    if not drop:
+        return [column.truncate(limit) for column in columns], rows
+    kept = np.flatnonzero(lengths <= limit)
+    if len(kept) == 0:
+        raise InputError(f"{rows.where(0)} and on: every row is longer than {limit} tokens.")
+    return [column.take(kept) for column in columns], rows.select(kept)

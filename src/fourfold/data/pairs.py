@@ -1,0 +1,82 @@
+"""Sentence pairs out of files and hub, and parts held out without a sentence on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from fourfold.core.errors import InputError
+from fourfold.data.hub import HubConfig, read_hub
+from fourfold.data.sources import Rows, read_aligned, read_table
+
+log = logging.getLogger(__name__)
+
+
+def read_pairs(
+    entries: str | Sequence[str], langs: tuple[str, str], columns: Sequence[str] | None
+) -> Rows:
+    """Sentence pairs from files.
+
+    Args:
+        entries: one of: `[source file, target file]`, aligned by line; one or several names with
+            `{lang}` in them, which stands for each language in turn; with `columns`, one or several
+            tables (see `read_table`).
+        langs: source and target language.
+        columns: names of the source and the target column.
+
+    Raises:
+        InputError: a file is missing, empty or broken, or two files do not fit together.
+    """
+    entries = [entries] if isinstance(entries, str) else list(entries)
+    if columns is not None:
+        return Rows.join([read_table(entry, columns) for entry in entries])
+    if entries and all("{lang}" in entry for entry in entries):
+        pairs = [[entry.replace("{lang}", lang) for lang in langs] for entry in entries]
+        return Rows.join([read_aligned(pair) for pair in pairs])
+    if len(entries) == 2:
+        return read_aligned(entries)
+    raise InputError(
+        f"{entries} does not say where the two languages are: give [source file, target file],"
+        " a name with {lang} in it, or a table together with `columns`."
+    )
+
+
+def read_hub_pairs(
+    hub: HubConfig, split: str, langs: tuple[str, str], columns: Sequence[str] | None
+) -> Rows:
+    """Sentence pairs from `datasets`; without `columns` in its usual form `translation.{lang}`."""
+    return read_hub(hub, split, columns or [f"translation.{lang}" for lang in langs])
+
+
+def hold_out(rows: Rows, fraction: float, salt: str) -> tuple[Rows, Rows]:
+    """Splits off about `fraction` of the source sentences; no sentence stays on both sides.
+
+    A sentence's side follows from its own characters, so it never changes when the data grow. Pairs
+    left behind that share a source or a target sentence with the part split off are dropped.
+
+    Returns:
+        The remainder and the part split off.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
+    held = np.array([_uniform(salt + text) < fraction for text in rows.columns[0]])
+    taken = [{text for text, out in zip(c, held, strict=True) if out} for c in rows.columns]
+    leaks = np.array(
+        [
+            any(text in seen for text, seen in zip(pair, taken, strict=True))
+            for pair in zip(*rows.columns, strict=True)
+        ]
+    )
+    if not held.any() or leaks.all():
+        raise InputError(f"{rows.where(0)} and on: too few rows to hold out {fraction:g} of them.")
+    if dropped := int((leaks & ~held).sum()):
+        log.warning("%d training pairs share a sentence with a held-out pair: dropped.", dropped)
+    return rows.select(np.flatnonzero(~leaks)), rows.select(np.flatnonzero(held))
+
+
+def _uniform(text: str) -> float:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

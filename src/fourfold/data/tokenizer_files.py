@@ -1,0 +1,92 @@
+"""Tokenizers read from files: `tokenizer.json`, BERT's `vocab.txt`, GPT-2's two files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Core
+
+from fourfold.core.errors import InputError
+from fourfold.data.sources import read_lines, read_text
+from fourfold.data.tokenizer import ROLES, Tokenizer
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer, wordpiece
+
+
+def make_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool) -> Tokenizer:
+    """Reads the tokenizer of `config`, or trains it on `texts`.
+
+    Args:
+        config: what to make.
+        texts: training text, not touched when files are given.
+        mask: whether a mask token is needed (masked language models).
+
+    Raises:
+        InputError: missing or broken files, an unknown kind, or no mask token where one is needed.
+    """
+    if config.file is not None:
+        tokenizer = _read(config.file, config.merges, config.lowercase)
+    else:
+        tokenizer = train_tokenizer(config, texts, mask=mask)
+    if mask and tokenizer.mask_id is None:
+        raise InputError(
+            f"The tokenizer {config.file} has no mask token ({' or '.join(ROLES['mask'])}),"
+            " which a masked language model needs."
+        )
+    return tokenizer
+
+
+def _read(file: str, merges: str | None, lowercase: bool) -> Tokenizer:
+    if merges is not None:
+        return _read_gpt2(file, merges)
+    if file.endswith(".json"):
+        return Tokenizer.from_str(read_text(file), file)
+    return _read_bert(file, lowercase)
+
+
+def _read_bert(file: str, lowercase: bool) -> Tokenizer:
+    """BERT's `vocab.txt`: line number = id."""
+    vocab: dict[str, int] = {}
+    for line, token in enumerate(read_lines(file), start=1):
+        if token in vocab or not token:
+            fault = "repeats" if token else "is empty, not"
+            raise InputError(f"{file}, line {line}: {fault} the entry {token!r} of a vocabulary.")
+        vocab[token] = line - 1
+    missing = [names[1] for names in list(ROLES.values())[:4] if names[1] not in vocab]
+    if missing:
+        raise InputError(
+            f"{file} has no entry {', '.join(missing)}, so it is not a BERT vocabulary."
+        )
+    special = [names[1] for names in ROLES.values() if names[1] in vocab]
+    return Tokenizer(wordpiece(vocab, special, lowercase), file)
+
+
+def _read_gpt2(file: str, merges_file: str) -> Tokenizer:
+    """GPT-2's `encoder.json` and `vocab.bpe`."""
+    try:
+        vocab = json.loads(read_text(file))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file}, line {error.lineno}: broken JSON ({error.msg}).") from error
+    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
+        raise InputError(f"{file} must map tokens to numbers.")
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise InputError(f"{file} must number its {len(vocab)} tokens from 0 without gaps.")
+    merges = []
+    for line, text in enumerate(read_lines(merges_file), start=1):
+        if line == 1 and text.startswith("#version"):
+            continue
+        pair = text.split(" ")
+        if len(pair) != 2:
+            raise InputError(f"{merges_file}, line {line}: {text!r} is not a pair of tokens.")
+        for token in (*pair, "".join(pair)):
+            if token not in vocab:
+                raise InputError(
+                    f"{merges_file}, line {line}: {token!r} is not in the vocabulary {file}."
+                )
+        merges.append((pair[0], pair[1]))
+    core = Core(models.BPE(vocab, merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
+    return Tokenizer(core, file)
