@@ -21,6 +21,11 @@ class Perplexity(Metric):
     """
 
     full_state_update = False
+    nll: Tensor
+    tokens: Tensor
+    words: Tensor
+    bytes: Tensor
+    correct: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,10 +47,11 @@ class Perplexity(Metric):
         """loss, accuracy, ppl_token and, where words and bytes were counted, those too."""
         nll, tokens = self.nll.item(), max(1.0, self.tokens.item())
         result = {"loss": nll / tokens, "accuracy": self.correct.item() / tokens}
-        for name, count in (("token", tokens), ("word", self.words), ("byte", self.bytes)):
+        units = {"token": tokens, "word": self.words.item(), "byte": self.bytes.item()}
+        for name, count in units.items():
             if count:
                 # A model this bad overflows a float; infinity says so and stops nothing.
-                exponent = nll / float(count)
+                exponent = nll / count
                 result[f"ppl_{name}"] = math.exp(exponent) if exponent < 700 else math.inf
         return result
 

@@ -135,7 +135,8 @@ class Task(LightningModule):
     def _over_ranks(self, count: Tensor) -> Tensor:
         if self.trainer.world_size == 1:
             return count
-        return self.trainer.strategy.reduce(count.float(), reduce_op="sum")  # type: ignore
+        total: Tensor = self.trainer.strategy.reduce(count.double(), reduce_op="sum")
+        return total
 
     def configure_optimizers(self) -> Any:
         """Optimizer and a schedule that steps with it."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
@@ -26,6 +26,7 @@ class ImageClassification(Task):
 
     model_class = ViT
     config_class = ViTConfig
+    config: ViTConfig
     unit = "images"
     from_data = "n_classes"
 
@@ -46,16 +47,11 @@ class ImageClassification(Task):
         if self.model is not None:
             return
         super().configure_model()
-        k = self.model.config.n_classes
+        k = self.config.n_classes
+        assert k is not None  # the model is built
         top5 = MulticlassAccuracy(k, top_k=min(5, k), average="micro")
-        self.metrics = nn.ModuleDict(
-            {
-                "loss": MeanMetric(),
-                "top1": MulticlassAccuracy(k, average="micro"),
-                "top5": top5,
-                "confusion": MulticlassConfusionMatrix(k),
-            }
-        )
+        self.loss, self.confusion = MeanMetric(), MulticlassConfusionMatrix(k)
+        self.top1, self.top5 = MulticlassAccuracy(k, average="micro"), top5
 
     def size(self, batch: ImageBatch) -> int:
         """Images in the batch."""
@@ -72,19 +68,21 @@ class ImageClassification(Task):
     def evaluate(self, batch: ImageBatch, split: str) -> None:
         """Loss without smoothing, accuracies, confusion matrix."""
         logits = self.model(batch.images).float()
-        self.metrics["loss"].update(classification_loss(logits, batch.labels), len(logits))
-        for name in ("top1", "top5", "confusion"):
-            self.metrics[name].update(logits, batch.labels)
+        self.loss.update(classification_loss(logits, batch.labels), len(logits))
+        for metric in (self.top1, self.top5, self.confusion):
+            metric.update(logits, batch.labels)
 
     def results(self, split: str) -> dict[str, Any]:
         """loss, top1, top5 (top-k with k = K for fewer classes), and rows of true classes."""
-        results: dict[str, Any] = {}
-        for name, metric in self.metrics.items():
-            value = metric.compute()
-            results[name] = value.tolist() if name == "confusion" else value.item()
+        results: dict[str, Any] = {
+            "loss": self.loss.compute().item(),
+            "top1": self.top1.compute().item(),
+            "top5": self.top5.compute().item(),
+        }
+        if split == "test":
+            results["confusion"] = self.confusion.compute().tolist()
+        for metric in (self.loss, self.top1, self.top5, self.confusion):
             metric.reset()
-        if split == "val":
-            del results["confusion"]
         return results
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
