@@ -1,0 +1,102 @@
+"""Documents for language models, out of any source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fourfold.core.errors import InputError
+from fourfold.data.embedded_text import embedded_text
+from fourfold.data.hub import HubConfig, read_hub
+from fourfold.data.pairs import hold_out
+from fourfold.data.sources import Rows, is_table, read_table, read_text
+
+Unit = Literal["file", "line", "paragraph"]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where the text of a language model comes from.
+
+    Args:
+        kind: embedded (Python's own documentation), files or hub.
+        parts: for "train", "val" and "test" the files or the name of a hub's split; for the latter
+            two also a fraction to hold out of training.
+        column: column of tables (.jsonl, .json, .csv, .tsv) and of hub rows; a row is a document.
+        documents: what a document is in plain text: the whole file, a line, or a stretch between
+            blank lines.
+        hub: the data set, for kind hub.
+    """
+
+    kind: str
+    parts: dict[str, str | list[str] | float | None]
+    column: str = "text"
+    documents: Unit = "file"
+    hub: HubConfig | None = None
+
+    def read(self) -> dict[str, Rows]:
+        """One column of documents for each split.
+
+        Raises:
+            InputError: as the readers of files and hub; or training data are not named.
+        """
+        if self.kind == "embedded":
+            return dict(embedded_text())
+        if self.parts["train"] is None:
+            raise InputError(f"source: {self.kind} needs `train` in the data section.")
+        raw: dict[str, Rows] = {}
+        # A single document loses its end piece by piece: the test part comes last in the text.
+        for name in ("train", "test", "val"):
+            part = self.parts[name]
+            if isinstance(part, float):
+                cut = _cut_end if len(raw["train"]) == 1 else hold_out
+                raw["train"], raw[name] = cut(raw["train"], part, name)
+            elif part is not None:
+                raw[name] = self._read_part(part)
+        return raw
+
+    def _read_part(self, part: str | list[str]) -> Rows:
+        if self.kind == "files":
+            names = [part] if isinstance(part, str) else part
+            return Rows.join([self._read_file(name) for name in names])
+        if self.kind != "hub":
+            raise InputError(f"source must be embedded, files or hub, not {self.kind!r}.")
+        if self.hub is None or not isinstance(part, str):
+            raise InputError("source: hub needs `hub: {path: ...}` and names of splits.")
+        return read_hub(self.hub, part, [self.column])
+
+    def _read_file(self, name: str) -> Rows:
+        if is_table(name):
+            return read_table(name, [self.column])
+        text = read_text(name)
+        if self.documents == "file":
+            return Rows.of([[text]], f"{name}, document")
+        if self.documents == "line":
+            lines = [line for line in text.split("\n") if line.strip()]
+            return Rows.of([lines], f"{name}, non-empty line")
+        if self.documents == "paragraph":
+            parts = [part for part in re.split(r"\n[^\S\n]*\n", text) if part.strip()]
+            return Rows.of([parts], f"{name}, paragraph")
+        raise InputError(f"documents must be file, line or paragraph, not {self.documents!r}.")
+
+
+def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
+    """The only document without its end, and the end."""
+    if not 0 < fraction < 1:
+        raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
+    text = rows.columns[0][0]
+    border = int(len(text) * (1 - fraction))
+    if not 0 < border < len(text):
+        raise InputError(f"{rows.where(0)} is too short to hold out {fraction:g} of it.")
+    begin, end = (
+        Rows([[piece]], rows.sources, rows.source, rows.number)
+        for piece in (text[:border], text[border:])
+    )
+    return begin, end
+
+
+def sizes(texts: Sequence[str]) -> tuple[list[int], list[int]]:
+    """UTF-8 bytes and white-space words of each text."""
+    return [len(text.encode()) for text in texts], [len(text.split()) for text in texts]
