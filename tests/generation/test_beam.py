@@ -11,7 +11,7 @@ from fourfold.generation.beam import PENALTIES, search
 from fourfold.generation.step import Seq2SeqStep
 
 EOS, PAD = 2, 0
-EXPONENTS = [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("power", -0.7), ("none", 0.6)]
+EXPONENTS = [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("power", -2.0), ("none", 0.6)]
 
 
 def run(step: Any, beam: int, length: int | list[int], **changes: Any) -> tuple[Any, Any]:
@@ -127,10 +127,16 @@ def test_the_search_ends_when_nothing_can_win_and_not_before(table: Callable) ->
     certain(toy, 0, [3, 4, 3, 3, 4, 4, EOS], 6.0)
     toy.logits[0, 0, 1, 1, EOS] = 7.0
     short = run(toy, 3, 8, penalty="none")[0]
-    toy = type(toy)(toy.logits)
-    long = run(toy, 3, 8, penalty="power", alpha=3.0)[0]
-    assert short[0, 0].tolist() == [EOS]
+    long = run(type(toy)(toy.logits), 3, 8, penalty="power", alpha=3.0)[0]
+    greedy = run(type(toy)(toy.logits), 1, 8, penalty="power", alpha=3.0)[0]
+    assert short[0, 0].tolist() == greedy[0, 0].tolist() == [EOS]
     assert long[0, 0].tolist() == [3, 4, 3, 3, 4, 4, EOS]
+
+    # Where lengths are punished, what is open may win with its very next token.
+    toy = table(1, 8, 5, sharpness=0.0)
+    certain(toy, 0, [3, EOS], 6.0)
+    toy.logits[0, 0, 1, 1, EOS] = 4.0
+    assert run(toy, 2, 8, penalty="power", alpha=-2.0)[0][0, 0].tolist() == [3, EOS]
 
 
 def test_a_sentence_that_is_done_leaves_the_batch(table: Callable) -> None:

@@ -74,10 +74,6 @@ class Kept:
         self.lengths[rows] = torch.cat([self.lengths[rows], lengths], dim=1).gather(1, best)
         self.ids[rows] = take(torch.cat([self.ids[rows], ids], dim=1), best)
 
-    def worst(self, rows: Tensor) -> Tensor:
-        """(R,) score that a hypothesis has to beat: -inf until N have ended."""
-        return self.scores[rows, -1].masked_fill(~self.ended[rows, -1], -math.inf)
-
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x (R, n, t) at index (R, m) of its second dimension, (R, m, t)."""
@@ -153,7 +149,7 @@ def search(
         hypotheses = survivors(candidates, eos_id, candidates.scores.shape[1] - spare)
         parents = hypotheses.parents + k * torch.arange(len(rows), device=rows.device)[:, None]
         largest = torch.maximum(divisor[min(t + 1, longest - 1)], divisor[limit[rows] - 1])
-        done = hypotheses.scores[:, 0] / largest <= kept.worst(rows)
+        done = hypotheses.scores[:, 0] / largest <= kept.scores[rows, -1]
         done |= limit[rows] == t + 1
         if done.any():
             # Of no effect where the search ended early: what ended has taken every place.

@@ -49,9 +49,7 @@ class Sampler:
         """
         if self.temperature == 0.0:
             return logits.argmax(dim=-1)
-        logits = logits.to(at_least_fp32(logits))
-        # The largest logit becomes 0 first: no temperature, however small, makes inf - inf of it.
-        logits = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature
+        logits = logits.to(at_least_fp32(logits)) / self.temperature
         reached = keep_top(logits, self.top_k, self.top_p).softmax(dim=-1).cumsum(dim=-1)
         total = reached[:, -1:].contiguous()
         drawn = torch.searchsorted(reached, draws[:, None].to(total) * total, right=True)
