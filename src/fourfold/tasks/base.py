@@ -203,8 +203,10 @@ class Task(LightningModule):
         saved = checkpoint.get("fourfold", {})
         if saved.get("task") != type(self).__name__:
             raise InputError(f"the checkpoint is of {saved.get('task')}, not {type(self).__name__}")
-        for name, value in saved["data"].items():
-            if self.artifacts and self.artifacts.get(name) != value:
+        if self._trainer is not None:  # the data may just have taken over the checkpoint's own
+            self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
+        for name in ("tokenizer", "class_names"):
+            if self.artifacts.get(name) != saved["data"].get(name):
                 raise InputError(f"the checkpoint's {name} is not that of the data given")
 
     @classmethod

@@ -1,0 +1,93 @@
+"""A checkpoint alone rebuilds its task; a wrong one is refused in one sentence."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Trainer
+from tests.tasks.conftest import FAMILIES
+
+import fourfold
+from fourfold.core.errors import InputError
+from fourfold.tasks import load_task
+
+
+def quiet(folder: Path) -> Trainer:
+    return Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        limit_val_batches=0, use_distributed_sampler=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def saved(request, texts: Path, tmp_path_factory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    task, data = FAMILIES[request.param](texts)
+    trainer = quiet(folder)
+    trainer.fit(task, data)
+    trainer.save_checkpoint(folder / "a.ckpt")
+    torch.save(task.model.state_dict(), folder / "weights.pt")
+    return request.param, folder / "a.ckpt"
+
+
+def test_a_checkpoint_alone_gives_model_and_artifacts(saved: tuple[str, Path]) -> None:
+    name, path = saved
+    task = load_task(path)
+    weights = torch.load(path.with_name("weights.pt"))
+    assert weights.keys() == task.model.state_dict().keys()
+    for key, value in task.model.state_dict().items():
+        assert torch.equal(value, weights[key]), key
+    assert not task.training
+    assert ("class_names" in task.artifacts) == (name == "images")
+    if name != "images":
+        assert task.tokenizer.decode(task.tokenizer.encode("one two")) == "one two"
+    assert fourfold.load(path).config == task.model.config
+
+
+def test_another_familys_checkpoint_is_refused(saved: tuple[str, Path], texts: Path) -> None:
+    name, path = saved
+    other = "images" if name != "images" else "causal"
+    with pytest.raises(InputError, match="is needed"):
+        load_task(path, expect=type(FAMILIES[other](texts)[0]).__name__)
+    task, data = FAMILIES[other](texts)
+    with pytest.raises(InputError, match="the checkpoint is of"):
+        quiet(path.parent).test(task, data, ckpt_path=path, verbose=False, weights_only=True)
+
+
+def test_a_cut_off_file_is_refused(saved: tuple[str, Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.ckpt"
+    content = saved[1].read_bytes()
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        broken.write_bytes(content[:size])
+        with pytest.raises(InputError, match=r"broken\.ckpt"):
+            load_task(broken)
+
+
+def test_missing_foreign_and_dangerous_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such checkpoint"):
+        load_task(tmp_path / "nothing.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    with pytest.raises(InputError, match="not a checkpoint written by fourfold"):
+        load_task(tmp_path / "foreign.ckpt")
+
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return Path.touch, (tmp_path / "exploded",)
+
+    torch.save({"fourfold": Bomb()}, tmp_path / "bomb.ckpt")
+    (tmp_path / "bomb.pkl").write_bytes(pickle.dumps(Bomb()))
+    for name in ("bomb.ckpt", "bomb.pkl"):
+        with pytest.raises(InputError, match=name):
+            load_task(tmp_path / name)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_too_small_a_vocabulary_is_said_before_the_first_step(texts: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    task, data = FAMILIES["translation"](texts)
+    task.config = replace(task.config, vocab_size=7)
+    with pytest.raises(InputError, match="vocab_size is 7, but the data need"):
+        quiet(tmp_path).fit(task, data)

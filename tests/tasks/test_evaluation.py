@@ -1,0 +1,99 @@
+"""Metrics: what they say is what a plain computation says, however the data were cut."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning import Trainer
+from sacrebleu.metrics import BLEU
+from tests.tasks.conftest import FAMILIES
+
+
+def measure(family: str, texts: Path, folder: Path, **kwargs: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    task, data = FAMILIES[family](texts, **kwargs)
+    trainer = Trainer(
+        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
+        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.test(task, data, verbose=False)
+    return task, data
+
+
+@pytest.mark.parametrize("family", ["translation", "causal", "images"])
+def test_metrics_do_not_depend_on_the_batches(family: str, texts: Path, tmp_path: Path) -> None:
+    whole, _ = measure(family, texts, tmp_path, max_rows=1000)
+    cut, _ = measure(family, texts, tmp_path, max_rows=3)
+    assert whole.summary.keys() == cut.summary.keys()
+    for name, value in whole.summary.items():
+        if isinstance(value, float):
+            assert math.isclose(cut.summary[name], value, rel_tol=1e-6), name
+        else:
+            assert cut.summary[name] == value, name
+
+
+def test_perplexity_a_byte_is_that_of_the_raw_text(texts: Path, tmp_path: Path) -> None:
+    task, data = measure("causal", texts, tmp_path)
+    nll = sum(float(task.predict_step(batch, 0).sum()) for batch in data.test_dataloader())
+    n_bytes = len((texts / "test.txt").read_bytes())
+    tokens = math.log(task.summary["test/ppl_token"]) / task.summary["test/loss"]
+    assert math.isclose(tokens, 1.0, rel_tol=1e-6)
+    found = math.log(task.summary["test/ppl_byte"])
+    # The first or the last byte of a text may have no place: nothing precedes or follows it.
+    assert nll / n_bytes <= found * (1 + 1e-6)
+    assert found <= nll / (n_bytes - 2) * (1 + 1e-6)
+
+
+def test_translations_are_scored_as_sacrebleu_scores_them(texts: Path, tmp_path: Path) -> None:
+    task, data = measure("translation", texts, tmp_path)
+    pairs = [p for batch in data.test_dataloader() for p in task.predict_step(batch, 0)]
+    hypotheses = [text for _, text in sorted(pairs)]
+    bleu = BLEU()
+    expected = bleu.corpus_score(hypotheses, [data.references("test")]).score
+    assert task.summary["test/bleu"] == pytest.approx(expected)
+    assert task.summary["test/bleu_signature"] == str(bleu.get_signature())
+
+
+def test_accuracy_is_the_share_of_right_classes(texts: Path, tmp_path: Path) -> None:
+    task, data = measure("images", texts, tmp_path)
+    right = total = 0
+    for given in data.test_dataloader():
+        batch = given._replace(images=given.images.double())
+        right += int((task.predict_step(batch, 0).argmax(-1) == batch.labels).sum())
+        total += len(batch.labels)
+    assert task.summary["test/top1"] == pytest.approx(right / total)
+    confusion = torch.tensor(task.summary["test/confusion"])
+    assert confusion.sum() == total
+    assert confusion.diagonal().sum() == right
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
+    task, data = FAMILIES[family](texts)
+    task.config = type(task.config)(
+        **{**vars(task.config), task.from_data: getattr(data, task.from_data)}
+    )
+    task.configure_model()
+    task.eval()
+    batch = next(iter(data.train_dataloader()))
+    if family == "translation":
+        logits = task.model(batch.src, batch.tgt[:, :-1], batch.src_mask, batch.tgt_mask[:, :-1])
+        targets = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], -100)
+    elif family == "masked":
+        logits = task.model(batch.ids, batch.segments, batch.mask, batch.documents)
+        targets = batch.targets
+    elif family == "causal":
+        logits, targets = task.model(batch.ids, documents=batch.documents), batch.targets
+    else:
+        logits, targets = task.model(batch.images), batch.labels
+    smoothing = 0.1 if family == "translation" else 0.0
+    plain = F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing, reduction="sum"
+    )
+    total, count = task.step(batch)
+    assert count == (targets != -100).sum()
+    torch.testing.assert_close(total, plain, rtol=1e-5, atol=1e-4)
