@@ -125,5 +125,5 @@ def test_rows_that_cannot_be_shared(total: int, devices: int) -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(InputError, match="not even a batch of one"):
+    with pytest.raises(InputError, match="not even the smallest"):
         split_batch(8, 2, lambda rows: False, exact=True)

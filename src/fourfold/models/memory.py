@@ -174,4 +174,4 @@ def split_batch(
             continue
         if fits(share // accumulation):
             return share // accumulation, accumulation
-    raise InputError("not even a batch of one fits into the memory given")
+    raise InputError("not even the smallest micro-batch fits into the memory given")

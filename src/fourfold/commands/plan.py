@@ -1,0 +1,160 @@
+"""`fourfold plan`: what a recipe costs before it is run, and how to cut its batch for a machine."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
+from fourfold.core.errors import InputError
+from fourfold.models.cost import Parts, forward_flops, image_tokens, parameters
+from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.memory import Memory, split_batch, training_memory
+from fourfold.models.vit import ViTConfig
+
+USAGE = """usage: fourfold plan --config FILE [--config FILE ...] [--KEY VALUE ...] [options]
+
+Says what a recipe costs before it is run: exact parameters, FLOPs, memory on one device, and the
+micro-batch and accumulation that keep its global batch.
+
+  --config FILE   as for fit; --KEY VALUE too, such as --trainer.precision bf16-mixed
+  --devices N     how many devices share the batch; default: what trainer.devices says
+  --memory GIB    memory of one device; default: as much as it takes
+  --length T      tokens of a sequence; default: what the data say, 25 for sentence pairs
+
+One multiply-add is two FLOPs; attention is counted in full, also where it is causal. Memory is an
+estimate for a fused attention kernel: what autograd keeps, not the allocator's fragments."""
+
+GIB = 2**30
+FREE = 0.9  # the share of a device that tensors may take; the rest goes to driver and fragments
+BACKWARD = 3  # a step costs one forward pass and, for activations and weights, two backward ones
+PAIR = 25  # tokens on each side of a sentence pair, where no length is given
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the plan of a config.
+
+    Raises:
+        InputError: Whatever is wrong with the config; or nothing fits into the memory given.
+    """
+    if not argv or list(argv) in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0 if argv else 2
+    parser = make_parser("fourfold plan")
+    parser.add_argument("--devices", type=int | None, default=None)
+    parser.add_argument("--memory", type=float | None, default=None)
+    parser.add_argument("--length", type=int | None, default=None)
+    config = parse(parser, argv)
+    devices, memory, length = (config.pop(key) for key in ("devices", "memory", "length"))
+    recipe = read_recipe(parser, config)
+    length = row_length(recipe, length)
+    lines = [
+        *_model(recipe),
+        "",
+        *_compute(recipe, length),
+        "",
+        *_machine(recipe, length, devices or recipe.devices, memory),
+    ]
+    print("\n".join(lines))
+    return 0
+
+
+def row_length(recipe: Recipe, asked: int | None) -> int:
+    """Tokens of a row of the batch: an image's patches, a sentence, a stretch of text.
+
+    Raises:
+        InputError: A length was asked for that the model does not have.
+    """
+    config = recipe.config
+    if isinstance(config, ViTConfig):
+        if asked is not None:
+            raise InputError("--length is for text: that of an image follows from its patches")
+        return image_tokens(config)
+    if asked is None:
+        asked = PAIR if isinstance(config, EncoderDecoderConfig) else recipe.length
+    limit: int = config.max_len  # type: ignore[attr-defined]
+    if asked is not None and not 1 <= asked <= limit:
+        raise InputError(f"--length is {asked}, but must lie between 1 and max_len {limit}")
+    return asked or limit
+
+
+def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
+    """Bytes on one device for a micro-batch of `batch` rows or tokens."""
+    tokens = batch if recipe.counts_tokens else batch * length
+    optimizer = recipe.task.optimizer_config.name
+    return training_memory(
+        recipe.config,
+        recipe.n_parameters,
+        tokens,
+        tokens if isinstance(recipe.config, EncoderDecoderConfig) else 0,
+        precision=recipe.precision,
+        optimizer=optimizer,
+        replicated=devices > 1,
+    )
+
+
+def _model(recipe: Recipe) -> list[str]:
+    parts = parameters(recipe.task.model)
+    rows = [(part, f"{getattr(parts, part):,}") for part in ("embeddings", "blocks", "head")]
+    return [f"{type(recipe.task.model).__name__}", *_table("parameters", f"{parts.total:,}", rows)]
+
+
+def _compute(recipe: Recipe, length: int) -> list[str]:
+    config = recipe.config
+    is_image = isinstance(config, ViTConfig)
+    tokens = None if is_image else length
+    flops = forward_flops(config, tokens)
+    unit = "image" if is_image else f"row of {length:,} tokens"
+    if isinstance(config, EncoderDecoderConfig):
+        unit = f"pair of {length:,} and {length:,} tokens"
+    names = ("embeddings", "blocks", "head")
+    rows = [(name, f"{getattr(flops, name) / 1e9:,.3f} G") for name in names]
+    lines = _table(f"FLOPs, forward, one {unit}", f"{flops.total / 1e9:,.3f} G", rows)
+    if not is_image:
+        lines.append(_row("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
+    return [*lines, *_training(recipe, forward_flops(config, tokens, scored=recipe.scored), length)]
+
+
+def _training(recipe: Recipe, flops: Parts, length: int) -> list[str]:
+    per_row = length if recipe.counts_tokens else 1
+    step = BACKWARD * flops.total * recipe.global_batch / per_row
+    lines = [_row("FLOPs, training, one step", f"{step:.3e}")]
+    if recipe.steps is None:
+        return [*lines, "FLOPs of the whole run: its steps depend on data that are not here"]
+    return [*lines, _row(f"FLOPs, training, {recipe.steps:,} steps", f"{step * recipe.steps:.3e}")]
+
+
+def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
+    """Micro-batch, accumulation, what they take, and the options that set them."""
+    total = recipe.global_batch
+    room = FREE * GIB * memory if memory is not None else float("inf")
+
+    def fits(batch: int) -> bool:
+        if recipe.counts_tokens and batch < recipe.arguments["max_len"]:
+            return False  # the longest row would not fit into the batch
+        return micro_batch_memory(recipe, length, batch, devices).total <= room
+
+    micro, accumulation = split_batch(total, devices, fits, exact=not recipe.counts_tokens)
+    used = micro_batch_memory(recipe, length, micro, devices)
+    rows = [(f.name, f"{getattr(used, f.name) / GIB:,.2f} GiB") for f in fields(Memory)]
+    kind = "tokens" if recipe.counts_tokens else "rows"
+    key = f"data.init_args.{recipe.batch_key}"
+    lines = [
+        *_table(f"memory, {recipe.precision}, one device", f"{used.total / GIB:,.2f} GiB", rows),
+        "",
+        f"the recipe's batch: {total:,} {kind} = {devices} device{'s' * (devices > 1)} x {micro:,}"
+        f" x accumulation {accumulation}"
+        + ("" if (cut := devices * micro * accumulation) == total else f" (in truth {cut:,})"),
+        f"  --trainer.devices {devices} --trainer.accumulate_grad_batches {accumulation}"
+        f" --{key} {micro}",
+    ]
+    configured = total * recipe.devices
+    if configured != total:
+        lines.append(f"as configured, {recipe.devices} devices would take {configured:,} {kind}")
+    return lines
+
+
+def _row(name: str, value: str) -> str:
+    return f"{name:<44}{value:>20}"
+
+
+def _table(name: str, total: str, rows: list[tuple[str, str]]) -> list[str]:
+    return [_row(name, total), *(_row(f"  {part}", value) for part, value in rows)]

@@ -1,0 +1,143 @@
+"""Every file under configs: it parses, it builds, it has its parameters; what is tiny trains."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fourfold.cli import main
+from fourfold.commands.parser import Parser
+from fourfold.commands.recipe import make_parser, parse, read_recipe
+from fourfold.tasks import load_task
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+NAMES = [str(file.relative_to(ROOT / "configs").with_suffix("")) for file in FILES]
+RECIPES = [name for name in NAMES if not name.startswith("trainer/")]
+OVERLAYS = [name for name in NAMES if name.startswith("trainer/")]
+TINY = [name for name in RECIPES if name.endswith("/tiny")]
+
+# Parameters, and what the data decide of a model: its vocabulary or classes.
+GOLDEN = {
+    name: entry if isinstance(entry, dict) else {"parameters": entry}
+    for name, entry in yaml.safe_load((ROOT / "tests/golden/parameters.yaml").read_text()).items()
+}
+
+PAPERS = {
+    "vaswani2017/base": 63_082_496,
+    "vaswani2017/big": 214_245_376,
+    "bert/base": 110_106_428,
+    "bert/large": 336_226_108,
+    "roberta/base": 124_697_433,
+    "roberta/large": 355_412_057,
+    "gpt1/base": 116_534_784,
+    "gpt2/small": 124_439_808,
+    "gpt2/medium": 354_823_168,
+    "gpt2/large": 774_030_080,
+    "gpt2/xl": 1_557_611_200,
+    "vit/ti16": 5_717_416,
+    "vit/s16": 22_050_664,
+    "vit/b16": 86_567_656,
+    "vit/b32": 88_224_232,
+    "vit/l16": 304_326_632,
+    "vit/l32": 306_535_400,
+    "vit/h14": 632_045_800,
+    "deit/ti": 5_717_416,
+    "deit/s": 22_050_664,
+    "deit/b": 86_567_656,
+    "deit/ti_distilled": 5_910_800,
+    "deit/s_distilled": 22_436_432,
+    "deit/b_distilled": 87_338_192,
+}
+
+
+def path(name: str) -> str:
+    return str(ROOT / "configs" / f"{name}.yaml")
+
+
+@pytest.fixture(scope="module")
+def parser() -> Parser:
+    return make_parser("test")
+
+
+def test_every_recipe_has_its_count_and_every_count_its_recipe() -> None:
+    assert sorted(GOLDEN) == RECIPES
+
+
+def test_the_papers_counts_are_golden() -> None:
+    assert {name: GOLDEN[name] for name in PAPERS} == {
+        n: {"parameters": c} for n, c in PAPERS.items()
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_builds_and_has_its_parameters(name: str, parser: Parser) -> None:
+    from_data = {key: value for key, value in GOLDEN[name].items() if key != "parameters"}
+    config = parse(parser, ["--config", path(name)])
+    for field, value in from_data.items():
+        assert config["model"]["init_args"]["config"][field] is None
+        config["model"]["init_args"]["config"][field] = value
+    recipe = read_recipe(parser, config)
+    assert recipe.n_parameters == GOLDEN[name]["parameters"]
+    assert all(p.is_meta for p in recipe.task.model.parameters())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_fit_takes_every_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", path(name), "--print_config"])
+    assert stop.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["class_path"].startswith("fourfold.")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
+    text = Path(path(name)).read_text()
+    head = text[: text.index("\nmodel:")]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "Expected:" in head
+    assert f"fourfold fit --config configs/{name}.yaml" in head
+    for file in re.findall(r"configs/[\w/]+\.yaml", head):
+        assert (ROOT / file).is_file(), file
+    if counts := re.findall(r"Parameters: ([\d,]+\d)", head):
+        assert int(counts[0].replace(",", "")) == GOLDEN[name]["parameters"]
+    assert (name in PAPERS) <= bool(counts)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("name", TINY)
+def test_an_overlay_goes_with_every_family(overlay: str, name: str, parser: Parser) -> None:
+    config = parse(parser, ["--config", path(name), "--config", path(overlay)])
+    wanted = yaml.safe_load(Path(path(overlay)).read_text())
+    for key, value in wanted["trainer"].items():
+        assert config["trainer"][key] == value
+    alone = parse(parser, ["--config", path(name)])
+    assert config["model"] == alone["model"]
+
+
+def test_every_family_has_a_tiny() -> None:
+    families = {name.split("/")[0] for name in RECIPES}
+    assert {f"{family}/tiny" for family in families} == set(TINY)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_is_tiny_trains(name: str, tmp_path: Path) -> None:
+    options = {
+        "--trainer.max_steps": "3",
+        "--trainer.max_epochs": "-1",
+        "--trainer.accelerator": "cpu",
+        "--trainer.devices": "1",
+        "--trainer.limit_val_batches": "1",
+        "--trainer.num_sanity_val_steps": "0",
+        "--tensorboard": "false",
+        "--run_dir": str(tmp_path / "run"),
+    }
+    words = [word for option in options.items() for word in option]
+    assert main(["fit", "--config", path(name), *words]) == 0
+    file = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert torch.load(file, weights_only=True)["global_step"] == 3
+    weights = list(load_task(file).model.parameters())
+    assert sum(w.numel() for w in weights) == GOLDEN[name]["parameters"]
+    assert all(w.isfinite().all() for w in weights)
