@@ -45,9 +45,11 @@ class LayerCache:
 
     def reorder(self, rows: Tensor) -> None:
         """Keep batch rows `rows`, in that order; rows may repeat or be left out."""
-        if self._buffers is not None:
-            k, v = (buffer[:, :, : self.length].index_select(0, rows) for buffer in self._buffers)
-            self._buffers = (k, v)
+        if self._buffers is not None:  # with their room to spare: the next step needs it
+            self._buffers = (
+                self._buffers[0].index_select(0, rows),
+                self._buffers[1].index_select(0, rows),
+            )
         if self.memory is not None:
             self.memory = (
                 self.memory[0].index_select(0, rows),
