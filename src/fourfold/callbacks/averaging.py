@@ -47,8 +47,6 @@ class AverageLast(Checkpoint):
             self._take(trainer, pl_module)
 
     def _take(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.fast_dev_run:
-            return
         content = {"state_dict": pl_module.state_dict()}
         trainer.strategy.save_checkpoint(content, self._file(trainer.global_step))
         if trainer.is_global_zero:
@@ -58,7 +56,7 @@ class AverageLast(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the mean, as a checkpoint that all commands take."""
         files = [file for _, file in self._taken()]
-        if not files or trainer.fast_dev_run:
+        if not files:
             return
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
         checkpoint["state_dict"] = mean_of(files)

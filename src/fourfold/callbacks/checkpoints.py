@@ -63,7 +63,7 @@ class Checkpoints(Checkpoint):
     ) -> None:
         """Save if this batch completed an optimizer step whose number is due."""
         step = trainer.global_step
-        if step == self.saved_step or trainer.fast_dev_run:
+        if step == self.saved_step:
             return
         due = self.every_n_steps is not None and step % self.every_n_steps == 0
         # The end of a run inside an epoch: only here does a checkpoint know its place in the data.
@@ -85,15 +85,14 @@ class Checkpoints(Checkpoint):
             self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
-        if not trainer.fast_dev_run:
-            self.saved_step = trainer.global_step
-            trainer.save_checkpoint(self.last)
+        self.saved_step = trainer.global_step
+        trainer.save_checkpoint(self.last)
 
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if this is among the best, and drop what no longer is."""
-        if trainer.state.fn != "fit" or trainer.fast_dev_run or not self.keep_best:
+        if trainer.state.fn != "fit" or not self.keep_best:
             return
         name = self._monitored(trainer)  # refuses a wrong name in the check before training, too
         if name is None or trainer.sanity_checking:

@@ -21,7 +21,7 @@ class RunFiles(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write them, on the first rank."""
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not trainer.is_global_zero:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._config_file(resumed=trainer.global_step > 0), self.config)

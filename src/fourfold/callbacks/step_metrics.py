@@ -46,6 +46,6 @@ class StepMetrics(Callback):
 
 
 def _is_logged(trainer: Trainer) -> bool:
-    every = trainer.log_every_n_steps
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     done: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return bool(trainer.loggers) and every > 0 and (done + 1) % every == 0

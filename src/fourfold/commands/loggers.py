@@ -12,11 +12,11 @@ from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
 
 
-def make_loggers(command: str, run: RunDirectory, config: Any) -> list[Any] | bool:
-    """Loggers of a command; `trainer.logger: false` turns all off, others are added to ours."""
+def make_loggers(run: RunDirectory, config: Any) -> list[Any]:
+    """Loggers of a training; `trainer.logger: false` turns all off, others are added to ours."""
     given = config["trainer"]["logger"]
-    if given is False or command != "fit":
-        return False
+    if given is False:
+        return []
     theirs = [] if given in (None, True) else given if isinstance(given, list) else [given]
     loggers: list[Any] = [MetricsCSV(run.path)]
     if config["tensorboard"] and find_spec("tensorboard"):

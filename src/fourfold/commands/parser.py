@@ -98,7 +98,7 @@ def wrong_value(key: str, details: str, cause: BaseException | None) -> InputErr
 
 def _qualify(key: str, problem: str) -> str:
     """A suggestion from inside `key`, as it is written outside."""
-    return re.sub(r"did you mean (\S+)\?$", rf"did you mean {key}.\1?", problem)
+    return re.sub(r"^(there is no such key; did you mean )", rf"\1{key}.", problem)
 
 
 def similar_class(wanted: str, details: str) -> str:
@@ -111,7 +111,7 @@ def similar_class(wanted: str, details: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)

@@ -37,6 +37,15 @@ class RunDirectory:
             return cls(Path("runs") / file.parent.name / file.stem)
         return cls(Path("runs") / config["model"]["class_path"].rsplit(".", 1)[-1])
 
+    @classmethod
+    def checkpoint_in(cls, place: str) -> Path:
+        """The checkpoint that a path means: a file, or a run directory with one in it.
+
+        Raises:
+            InputError: There is none.
+        """
+        return cls(place).find(None) if Path(place).is_dir() else Path(place)
+
     def resume_from(self, resume: str, given: str | None) -> Path | None:
         """The checkpoint that training goes on from; None means from the beginning.
 
@@ -89,8 +98,8 @@ class RunDirectory:
             if (found := self.checkpoints / f"{word}.ckpt").is_file():
                 return found
         raise InputError(
-            f"{self.checkpoints}: there is no checkpoint yet; run `fourfold fit` first, or give"
-            " --run_dir or --ckpt_path"
+            f"{self.checkpoints}: there is no checkpoint; train first with `fourfold fit`, or name"
+            " another run directory or a checkpoint file"
         )
 
     def _others(self) -> str:

@@ -12,23 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, Trainer
+from lightning import Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningCLI
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
-from fourfold.callbacks.averaging import AverageLast
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
-from fourfold.callbacks.checkpoints import Checkpoints
-from fourfold.callbacks.ema import ExponentialAverage
-from fourfold.callbacks.metrics_csv import RewindMetrics
-from fourfold.callbacks.predictions import Predictions
-from fourfold.callbacks.preemption import Preemption
-from fourfold.callbacks.progress import Progress
-from fourfold.callbacks.resume import ExactResume
-from fourfold.callbacks.run_files import RunFiles
-from fourfold.callbacks.step_metrics import StepMetrics
 from fourfold.commands.config_files import check_files, config_files, is_given, locate
+from fourfold.commands.equipment import make_callbacks
 from fourfold.commands.errors import hidden_input_error, input_error
 from fourfold.commands.loggers import make_loggers
 from fourfold.commands.options import add_options, check_options
@@ -54,10 +45,35 @@ NOISE = (
 
 
 class FourfoldCLI(LightningCLI):
-    """Parses, builds and runs one of the four commands. Arguments are those of LightningCLI."""
+    """Parses, builds and runs one of the four commands.
+
+    Args:
+        command: Which.
+        options: What stands after it.
+    """
 
     run: RunDirectory
     start: Path | None  # the checkpoint that the command begins with
+
+    def __init__(self, command: str, options: list[str]) -> None:
+        self.command, self.arguments = command, [command, *options]
+        super().__init__(
+            Task,
+            EpochData,
+            save_config_callback=None,
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={"allow_abbrev": False, "prog": "fourfold"},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            args=self.arguments,
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Only the one that runs: each takes half a second to prepare."""
+        return {self.command: super().subcommands()[self.command]}
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Our own options, beside model, data and trainer."""
@@ -65,9 +81,7 @@ class FourfoldCLI(LightningCLI):
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parse, and say in which file a wrong key stands."""
-        self.arguments = list(args)
-        command = self._subcommand_parsers[self.arguments[0]]
-        keys = {name.split(".")[0] for name in known_options(command)}
+        keys = {name.split(".")[0] for name in known_options(self._parser(self.command))}
         check_files(config_files(self.arguments), keys)
         try:
             self.config = parser.parse_args(self.arguments)
@@ -80,13 +94,13 @@ class FourfoldCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Settle where the run lives, and what it goes on from, before anything is built."""
-        config = self.config[self.subcommand]
+        config = self.config[self.command]
         check_options(config)
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
         self.share_seed(config)
         given = config.get("ckpt_path")
-        if self.subcommand == "fit":
+        if self.command == "fit":
             self.start = self.run.resume_from(config["resume"], given)
             if self.start and self.start == self.run.last:
                 self.run.refuse_another_model(self.recipe())
@@ -119,46 +133,30 @@ class FourfoldCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer, with what a run needs beside the user's callbacks, loggers and plugins."""
-        # Bad data are refused here, before a logger has made its first file.
-        self.datamodule.setup(self.subcommand)
-        config = self.config_init[self.subcommand]
+        config = self.config_init[self.command]
         given = config["trainer"]
         kwargs["plugins"] = [*as_list(given["plugins"]), AtomicCheckpointIO(read_checkpoint)]
-        kwargs["logger"] = make_loggers(self.subcommand, self.run, config)
-        kwargs["callbacks"] = [*self.callbacks(config), *as_list(given["callbacks"])]
+        kwargs["logger"] = False  # see before_fit
+        ours = make_callbacks(self.command, self.run, config, self.dump())
+        kwargs["callbacks"] = [*ours, *as_list(given["callbacks"])]
         kwargs["default_root_dir"] = given["default_root_dir"] or str(self.run.path)
         return super().instantiate_trainer(**kwargs)
 
-    def callbacks(self, config: Any) -> list[Callback]:
-        """Our callbacks, in the order in which they must hear of a batch."""
-        folder, trainer = self.run.checkpoints, config["trainer"]
-        shown: list[Callback] = []
-        if trainer["enable_progress_bar"] is not False:
-            shown.append(Progress(config["progress_seconds"]))
-        if self.subcommand == "predict":
-            return [*shown, Predictions(self.run.path)]
-        if self.subcommand != "fit":
-            return shown
-        # First of all the place in the data, which a checkpoint of the same batch must hold.
-        mine = [ExactResume(), RewindMetrics(), RunFiles(self.run.path, self.dump()), StepMetrics()]
-        if config["ema_decay"] is not None:
-            mine.append(ExponentialAverage(config["ema_decay"]))
-        if trainer["enable_checkpointing"] is not False:
-            if config["average_last"]:
-                every = config["average_every_n_steps"]
-                mine.append(AverageLast(config["average_last"], every, folder))
-            checkpoints = Checkpoints(folder, **vars(config["checkpoint"]))
-            mine += [checkpoints, Preemption(checkpoints.last)]
-        return [*mine, *shown]
-
     def dump(self) -> str:
         """The whole config, as it can be given to `--config` again."""
-        parser = self._parser(self.subcommand)
-        config = self.config[self.subcommand].clone()
+        config = self.config[self.command].clone()
         config.pop("config", None)
         config["ckpt_path"] = None
-        text: str = parser.dump(config, skip_none=False, skip_validation=True)
+        parser = self._parser(self.command)
+        text: str = parser.dump(config, skip_unset=False, skip_validation=True)
         return text
+
+    def before_fit(self) -> None:
+        """Refuse bad data before a logger has made its first file."""
+        if self.trainer.world_size == 1:  # else the ranks must agree on a tokenizer as they build
+            self.datamodule.setup("fit")
+        if not self.config_init["fit"]["trainer"]["fast_dev_run"]:
+            self.trainer.loggers = make_loggers(self.run, self.config_init[self.command])
 
     def after_validate(self) -> None:
         """Print the metrics."""
@@ -211,19 +209,7 @@ def main(argv: Sequence[str]) -> int:
     command, rest = argv[0], list(argv[1:])
     rest = ["--help" if option == "--help-all" else option for option in rest]
     try:
-        FourfoldCLI(
-            Task,
-            EpochData,
-            save_config_callback=None,
-            trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=0,
-            parser_class=Parser,
-            parser_kwargs={"allow_abbrev": False, "prog": "fourfold"},
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            args=[command, *rest],
-        )
+        FourfoldCLI(command, rest)
     except Exception as error:
         found = input_error(error)
         if found is None:

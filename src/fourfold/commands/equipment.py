@@ -1,0 +1,55 @@
+"""The callbacks that a command brings along, beside those that the config asks for."""
+
+from typing import Any
+
+from lightning import Callback
+
+from fourfold.callbacks.averaging import AverageLast
+from fourfold.callbacks.checkpoints import Checkpoints
+from fourfold.callbacks.ema import ExponentialAverage
+from fourfold.callbacks.metrics_csv import RewindMetrics
+from fourfold.callbacks.predictions import Predictions
+from fourfold.callbacks.preemption import Preemption
+from fourfold.callbacks.progress import Progress
+from fourfold.callbacks.resume import ExactResume
+from fourfold.callbacks.run_files import RunFiles
+from fourfold.callbacks.step_metrics import StepMetrics
+from fourfold.commands.run_directory import RunDirectory
+
+
+def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> list[Callback]:
+    """Callbacks of a command, in the order in which they must hear of a batch.
+
+    Args:
+        command: fit, validate, test or predict.
+        run: Where files go.
+        config: All options of the command.
+        text: The same as YAML, to be kept.
+    """
+    trainer = config["trainer"]
+    shown: list[Callback] = []
+    if trainer["enable_progress_bar"] is not False:
+        shown.append(Progress(config["progress_seconds"]))
+    if command == "predict":
+        return [*shown, Predictions(run.path)]
+    if command != "fit":
+        return shown
+    # First of all the place in the data, which a checkpoint of the same batch must hold.
+    mine: list[Callback] = [ExactResume(), StepMetrics()]
+    if config["ema_decay"] is not None:
+        mine.append(ExponentialAverage(config["ema_decay"]))
+    if not trainer["fast_dev_run"]:
+        mine += [RewindMetrics(), RunFiles(run.path, text)]
+        if trainer["enable_checkpointing"] is not False:
+            mine += _savers(run, config)
+    return [*mine, *shown]
+
+
+def _savers(run: RunDirectory, config: Any) -> list[Callback]:
+    """What writes checkpoints; Lightning calls these after all others, in this order."""
+    checkpoints = Checkpoints(run.checkpoints, **vars(config["checkpoint"]))
+    savers: list[Callback] = [checkpoints, Preemption(checkpoints.last)]
+    if config["average_last"]:
+        every = config["average_every_n_steps"]
+        savers.insert(0, AverageLast(config["average_last"], every, run.checkpoints))
+    return savers

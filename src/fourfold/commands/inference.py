@@ -1,0 +1,130 @@
+"""`fourfold translate|generate|fill|classify`: a checkpoint, lines in, lines out.
+
+The options are parsed before torch is imported, so that `--help` and mistakes answer at once.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from difflib import get_close_matches
+from io import TextIOWrapper
+from typing import Any, NoReturn
+
+from fourfold.core.errors import InputError
+
+# Verb: the task that it needs, what it does.
+VERBS = {
+    "translate": ("Translation", "Translates one sentence a line."),
+    "generate": ("CausalLanguageModeling", "Continues one prompt a line."),
+    "fill": ("MaskedLanguageModeling", "Fills [MASK] or <mask> in each line."),
+    "classify": ("ImageClassification", "Prints path, class and probability of one image a line."),
+}
+BATCH = {"translate": 32, "generate": 32, "fill": 32, "classify": 64}
+PRECISIONS = ("32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
+
+ABOUT = (
+    "Reads standard input and writes one line for each line, in the same order; an empty line stays"
+    " empty. Backslashes, tabs and line breaks inside an output are written \\\\, \\t and \\n."
+)
+
+
+class OptionParser(ArgumentParser):
+    """argparse whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InputError, with what was probably meant."""
+        words = [w.partition("=")[0] for w in message.split() if w.startswith("--")]
+        known = list(self._option_string_actions)
+        unknown = message.startswith("unrecognized")
+        close = [m for word in words for m in get_close_matches(word, known, n=1) if unknown]
+        raise InputError(message + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def make_parser(verb: str) -> ArgumentParser:
+    """The options of a verb."""
+    parser = OptionParser(
+        prog=f"fourfold {verb}", description=VERBS[verb][1], epilog=ABOUT, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--checkpoint", required=True, metavar="PATH", help="checkpoint file or run directory")
+    add("--batch-size", type=int, default=BATCH[verb], help="lines at a time (%(default)s)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    add("--precision", default="32-true", choices=PRECISIONS, help="(%(default)s)")
+    if verb != "classify":
+        add("--truncate", action="store_true", help="cut lines that are too long for the model")
+    if verb in ("translate", "generate"):
+        add("--beam", type=int, help="width of the beam search; 1 is greedy")
+        add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the penalty")
+        add("--penalty", help="of a beam's hypotheses: gnmt, power or none")
+        add("--max-new", type=int, metavar="N", help="most tokens to write")
+        add("--n-best", type=int, default=1, metavar="N", help="outputs a line, tabs between")
+    if verb == "generate":
+        add("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
+        add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens")
+        add("--top-p", type=float, metavar="P", help="draw among the likeliest that make up P")
+        add("--seed", type=int, help="of the draws; without it they differ each time")
+        add(
+            "--document-start", action="store_true",
+            help="the prompt begins a document: put the token before it that ends the last one",
+        )  # fmt: skip
+        add("--only-new", action="store_true", help="leave the prompt out of the output")
+    elif verb != "translate":
+        add("--top-k", type=int, default=1, metavar="K", help="alternatives, tabs between")
+    return parser
+
+
+def parse(verb: str, arguments: Sequence[str]) -> Namespace:
+    """Options of a verb.
+
+    Raises:
+        InputError: An option is not known, or has a value that cannot be.
+    """
+    options = make_parser(verb).parse_args(arguments)
+    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
+        value = getattr(options, name, None)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+    if verb == "generate" and options.n_best > (options.beam or 1) and not options.temperature:
+        raise InputError("--n-best needs a --beam as wide, or a --temperature to draw with")
+    return options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a verb on standard input.
+
+    Raises:
+        InputError: An option, the checkpoint or a line is not what it should be.
+    """
+    verb = argv[0]
+    options = parse(verb, argv[1:])
+    run(verb, options)
+    return 0
+
+
+def run(verb: str, options: Namespace) -> None:
+    """Load the checkpoint, then turn lines into lines."""
+    from fourfold.commands.devices import autocast, choose_device, settle
+    from fourfold.commands.lines import process, read_lines
+    from fourfold.commands.run_directory import RunDirectory
+    from fourfold.tasks import load_task
+
+    path = RunDirectory.checkpoint_in(options.checkpoint)
+    task = load_task(path, expect=VERBS[verb][0])
+    device = choose_device(options.device)
+    settle(task, device, options.precision)
+    worker = make_verb(verb, task, options)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
+    with autocast(device, options.precision):
+        process(
+            read_lines(sys.stdin.buffer), worker.prepare, worker.run, sys.stdout,
+            options.batch_size, eager=sys.stdin.isatty(),
+        )  # fmt: skip
+
+
+def make_verb(verb: str, task: Any, options: Namespace) -> Any:
+    """The object that does the work."""
+    from importlib import import_module
+
+    module = import_module(f"fourfold.commands.verbs.{verb}")
+    return getattr(module, verb.capitalize())(task, options)

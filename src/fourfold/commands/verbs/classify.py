@@ -1,0 +1,39 @@
+"""`fourfold classify`: the path of an image to its class and probability.
+
+Shapes: B images of a batch, C channels, H height, W width, K classes.
+"""
+
+from argparse import Namespace
+
+import torch
+
+from fourfold.commands.lines import Item
+from fourfold.commands.verbs.base import Verb
+from fourfold.data.transforms import eval_transform
+from fourfold.tasks import Task
+
+
+class Classify(Verb):
+    """Images prepared as in the test that the checkpoint was measured with."""
+
+    def __init__(self, task: Task, options: Namespace) -> None:
+        super().__init__(task, options)
+        self.load = eval_transform(task.artifacts)
+        self.names: list[str] = task.artifacts["class_names"]
+
+    def prepare(self, line: str) -> Item:
+        """The image (C, H, W) of a file."""
+        path = line.strip()
+        return Item((path, self.load(path)), 0)
+
+    @torch.inference_mode()
+    def run(self, items: list[Item]) -> list[str]:
+        """Path, class and probability, or K of the latter two, with tabs between."""
+        images = torch.stack([item.content[1] for item in items]).to(self.device)  # (B, C, H, W)
+        probabilities = self.model(images).float().softmax(-1)  # (B, K)
+        p, k = probabilities.topk(min(self.options.top_k, probabilities.shape[-1]))
+        lines = []
+        for item, row, classes in zip(items, p.tolist(), k.tolist(), strict=True):
+            found = [f"{self.names[c]}\t{x:.4f}" for x, c in zip(row, classes, strict=True)]
+            lines.append("\t".join([item.content[0], *found]))
+        return lines

@@ -1,0 +1,116 @@
+"""Tiny recipes of the four families, and the command line as a function."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32}
+WORDS = "one two three four five six seven eight nine ten".split()
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """`fourfold` in this process."""
+    from fourfold.cli import main
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+def _write_text(folder: Path) -> None:
+    folder.mkdir()
+    # Sentences of three number words, and their translation: the same, backwards.
+    rows = [[WORDS[i * k % 10] for k in (1, 3, 7)] for i in range(1, 41)]
+    for name, part in (("train", rows), ("val", rows[:8]), ("test", rows[8:20])):
+        (folder / f"{name}.a").write_text("".join(" ".join(row) + "\n" for row in part))
+        (folder / f"{name}.b").write_text("".join(" ".join(row[::-1]) + "\n" for row in part))
+
+
+def _text_parts(folder: Path) -> dict[str, object]:
+    return {"source": "files"} | {n: str(folder / f"{n}.a") for n in ("train", "val", "test")}
+
+
+def recipes(text: Path) -> dict[str, dict[str, object]]:
+    """Model and data of each family; each trains a step in milliseconds."""
+    tokenizer = {"vocab_size": 60}
+    pairs = {n: str(text / f"{n}.{{lang}}") for n in ("train", "val", "test")}
+    return {
+        "vit": {
+            "model": ("ImageClassification", {"image_size": 8, "patch_size": 4, "n_channels": 1}),
+            "data": ("ImageData", {"batch_size": 256}),
+        },
+        "mt": {
+            "model": ("Translation", {"max_len": 32}),
+            "data": (
+                "TranslationData",
+                {"source": "files", "src_lang": "a", "tgt_lang": "b", "max_tokens": 64,
+                 "max_len": 32, "tokenizer": tokenizer, **pairs},
+            ),
+        },
+        "lm": {
+            "model": ("CausalLanguageModeling", {"max_len": 16}),
+            "data": (
+                "CausalTextData",
+                {**_text_parts(text), "block_size": 16, "batch_size": 4,
+                 "tokenizer": {"kind": "byte_bpe", "vocab_size": 300}},
+            ),
+        },
+        "mlm": {
+            "model": ("MaskedLanguageModeling", {"max_len": 16}),
+            "data": (
+                "MaskedTextData",
+                {**_text_parts(text), "documents": "line", "layout": "documents", "max_len": 16,
+                 "batch_size": 4, "tokenizer": {"kind": "wordpiece", "vocab_size": 80}},
+            ),
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus") / "text"
+    _write_text(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def configs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, Path]:
+    """A config file for each family, of six steps."""
+    folder = tmp_path_factory.mktemp("configs") / "small"
+    folder.mkdir()
+    files = {}
+    for name, recipe in recipes(text).items():
+        (task, shape), (data, arguments) = recipe["model"], recipe["data"]  # type: ignore[misc]
+        content = {
+            "model": {
+                "class_path": f"fourfold.tasks.{task}",
+                "init_args": {"config": {**SHAPE, **shape, **({"n_classes": None} if name == "vit"
+                                                            else {"vocab_size": None})}},
+            },
+            "data": {"class_path": f"fourfold.data.{data}", "init_args": arguments},
+            "trainer": {"max_steps": 6, "accelerator": "cpu", "log_every_n_steps": 2},
+            "tensorboard": False,
+        }  # fmt: skip
+        files[name] = folder / f"{name}.yaml"
+        files[name].write_text(yaml.safe_dump(content))
+    return files
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory to run in."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path

@@ -1,0 +1,37 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fourfold.commands.config_files import config_files, is_given
+
+Run = Callable[..., Any]
+
+
+def test_files_named_on_the_command_line() -> None:
+    arguments = ["fit", "--config", "a.yaml", "--trainer.x", "1", "-c=b.yaml", "--config", "{a: 1}"]
+    assert config_files(arguments) == [Path("a.yaml"), Path("b.yaml")]
+
+
+def test_what_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("data:\n  init_args:\n    seed: 3\n")
+    assert is_given("data.seed", ["--config", str(file)])
+    assert is_given("data.seed", ["--data.init_args.seed=3"])
+    assert not is_given("data.rows", ["--config", str(file), "--data.seed", "3"])
+
+
+def test_later_files_and_options_win(run: Run, configs: dict[str, Path], here: Path) -> None:
+    (here / "more.yaml").write_text(
+        "trainer: {max_steps: 7, precision: bf16-mixed}\nmodel: {init_args: {config: {d_ff: 99}}}"
+    )
+    call = ["fit", "--config", configs["vit"], "--config", "more.yaml", "--trainer.max_steps", 8]
+    result = run(*call, "--model.config.n_layers=3", "--print_config")
+    assert result.code == 0, result.err
+    config = yaml.safe_load(result.out)
+    assert config["trainer"]["max_steps"] == 8  # the option, over both files
+    assert config["trainer"]["precision"] == "bf16-mixed"  # the second file
+    assert config["trainer"]["log_every_n_steps"] == 2  # the first
+    shape = config["model"]["init_args"]["config"]
+    assert (shape["d_model"], shape["d_ff"], shape["n_layers"]) == (16, 99, 3)

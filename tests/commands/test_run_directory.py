@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from fourfold.commands.run_directory import RunDirectory
+from fourfold.core.errors import InputError
+
+
+def run_with(folder: Path, *names: str) -> RunDirectory:
+    run = RunDirectory(folder / "run")
+    for name in names:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        (run.checkpoints / f"{name}.ckpt").touch()
+    return run
+
+
+def test_its_name_is_that_of_the_config() -> None:
+    model = {"class_path": "fourfold.tasks.Translation"}
+    config = {"config": ["configs/gpt2/small.yaml", "configs/trainer/gpu.yaml"], "model": model}
+    assert RunDirectory.of(config).path == Path("runs/gpt2/small")
+    assert RunDirectory.of(config | {"run_dir": "x"}).path == Path("x")
+    assert RunDirectory.of({"config": None, "model": model}).path == Path("runs/Translation")
+
+
+def test_resume(tmp_path: Path) -> None:
+    new, old = run_with(tmp_path / "new"), run_with(tmp_path / "old", "last")
+    assert new.resume_from("auto", None) is None
+    assert new.resume_from("never", None) is None
+    with pytest.raises(InputError, match="nothing to resume"):
+        new.resume_from("must", None)
+    assert old.resume_from("auto", None) == old.resume_from("must", None) == old.last
+    with pytest.raises(InputError, match="already holds a training"):
+        old.resume_from("never", None)
+
+
+def test_a_checkpoint_to_start_from_wants_a_new_directory(tmp_path: Path) -> None:
+    new, old = run_with(tmp_path / "new"), run_with(tmp_path / "old", "last", "best")
+    assert new.resume_from("auto", str(old.last)) == old.last
+    assert old.resume_from("auto", "last") == old.last
+    with pytest.raises(InputError, match="leave out --ckpt_path"):
+        old.resume_from("auto", "best")
+
+
+def test_an_evaluation_takes_best_then_average_then_last(tmp_path: Path) -> None:
+    names = ["best", "average", "last"]
+    for skipped in range(3):
+        run = run_with(tmp_path / str(skipped), *names[skipped:])
+        assert run.find(None).stem == names[skipped]
+    with pytest.raises(InputError, match="best.ckpt: there is no such checkpoint, only last"):
+        run_with(tmp_path / "2", "last").find("best")
+    with pytest.raises(InputError, match="there is no checkpoint"):
+        run_with(tmp_path / "none").find(None)
+    with pytest.raises(InputError, match="give a path or one of best, average, last"):
+        run_with(tmp_path / "2").find("bets")
+
+
+def test_a_place_is_a_file_or_a_run(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "last")
+    assert RunDirectory.checkpoint_in(str(run.path)) == run.last
+    assert RunDirectory.checkpoint_in(str(run.last)) == run.last
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "last")
+    run.refuse_another_model({"a": 1})  # no config.yaml to compare with
+    run.config.write_text("model: {class_path: A, init_args: {lr: 0.1, config: {d: 2}}}")
+    run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.1, "config": {"d": 2}}})
+    with pytest.raises(InputError, match=r"trained with model.init_args.lr 0.1, .* given 0.2"):
+        run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.2, "config": {"d": 2}}})
