@@ -5,6 +5,8 @@ states and the output matrix and never holds more than a slice of the (N, V) log
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,8 +18,9 @@ from fourfold.core.config import check_word
 
 IGNORED = -100
 SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
-# Logits held at once, in numbers (64 MiB in fp32): large enough for a fast matrix product.
-SLICE = 2**24
+# Logits held at once, in numbers (128 MiB in fp32): few enough to fit, and enough rows that adding
+# a slice's share to the (V, D) gradient is little against its matrix products.
+SLICE = 2**25
 
 
 def smoothing_weights(epsilon: float, convention: str, n_words: int) -> tuple[float, float]:
@@ -62,23 +65,17 @@ def linear_cross_entropy(
     Returns:
         A scalar in fp32 (fp64 for fp64 inputs).
     """
-    n_words = weight.shape[0]
-    target_weight, other_weight = smoothing_weights(label_smoothing, smoothing, n_words)
+    on_target, elsewhere = smoothing_weights(label_smoothing, smoothing, weight.shape[0])
     pad = 0 if smoothing == "off_target_pad" else None
+    goal = (on_target - elsewhere, elsewhere, pad)
+    total = _LinearCrossEntropy.apply(hidden, weight, bias, targets, goal, torch.is_grad_enabled())
     if normalizer is None:
         normalizer = (targets != IGNORED).sum().clamp(min=1)
-    divisor = torch.as_tensor(normalizer, device=hidden.device, dtype=torch.float64)
-    return _LinearCrossEntropy.apply(
-        hidden, weight, bias, targets, divisor, target_weight - other_weight, other_weight, pad
-    )
+    return (total / normalizer).to(total.dtype)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Loss and gradients in one pass over slices of rows.
-
-    With q = a on the target, b elsewhere, 0 on an excluded word, and sum(q) = 1:
-    loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
-    """
+    """The summed loss, with its gradients made in the same pass over slices of rows."""
 
     @staticmethod
     def forward(
@@ -87,84 +84,117 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        divisor: Tensor,
-        extra: float,
-        other: float,
-        pad: int | None,
+        goal: tuple[float, float, int | None],
+        learning: bool,
     ) -> Tensor:
-        need = any(ctx.needs_input_grad[:3])
-        x, w = (_autocast(t) for t in (hidden, weight))
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        x, w, exact = _operands(hidden, weight)
+        learning = learning and any(ctx.needs_input_grad)
+        gradients = _Gradients(x, w, bias, exact) if learning else None
         total = torch.zeros((), dtype=exact, device=x.device)
-        d_hidden = torch.empty_like(x) if need else None
-        d_weight = torch.zeros_like(w, dtype=exact) if need else None
-        d_bias = torch.zeros_like(bias, dtype=exact) if need and bias is not None else None
-        for rows in _slices(len(x), len(w)):
-            logits = _logits(x[rows], w, bias, exact)
-            target = targets[rows]
-            valid = (target != IGNORED)[:, None]
-            column = target.clamp(min=0)[:, None]
-            top = logits.logsumexp(-1, keepdim=True)
-            loss = top - extra * logits.gather(1, column)
-            if other:
-                loss -= other * logits.sum(-1, keepdim=True)
-                if pad is not None:
-                    loss += other * logits[:, pad : pad + 1]
-            total += torch.where(valid, loss, 0.0).sum()
-            if d_hidden is None or d_weight is None:
-                continue
-            slope = logits.sub_(top).exp_()  # the softmax, in the place of the logits
-            if other:
-                slope -= other
-                if pad is not None:
-                    slope[:, pad] += other
-            slope.scatter_add_(1, column, torch.full_like(top, -extra))
-            slope *= (valid / divisor).to(exact)
-            if d_bias is not None:
-                d_bias += slope.sum(0)
-            _accumulate(slope.to(x.dtype), x[rows], w, d_hidden[rows], d_weight)
-        if need:
-            ctx.save_for_backward(d_hidden, d_weight, d_bias)
-            ctx.dtypes = (hidden.dtype, weight.dtype)
-        return (total / divisor).to(exact)
+        for rows, logits, spare in _logits_by_slice(x, w, bias, exact):
+            losses, slope = _loss_and_slope(logits, targets[rows], *goal)
+            total += losses.sum()
+            if gradients is not None:
+                gradients.add(rows, slope, spare)
+        if gradients is not None:
+            ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
+            ctx.dtypes = [None if t is None else t.dtype for t in (hidden, weight, bias)]
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight, d_bias = ctx.saved_tensors
-        d_hidden = (d_hidden * grad.to(d_hidden.dtype)).to(ctx.dtypes[0])
-        d_weight = (d_weight * grad).to(ctx.dtypes[1])
-        d_bias = None if d_bias is None else d_bias * grad
-        return d_hidden, d_weight, d_bias, None, None, None, None, None
+        # Scaled in the dtype of `grad`, fp32 or better: 1 / (number of tokens) is not bf16's.
+        scaled = [
+            None if saved is None else (saved.to(grad.dtype) * grad).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *scaled, None, None, None
 
 
-def _autocast(x: Tensor) -> Tensor:
-    """What autocast would do to the inputs of a matrix product; custom functions do it by hand."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+class _Gradients:
+    """Gradients of the summed loss, which grow slice by slice."""
+
+    def __init__(self, x: Tensor, w: Tensor, bias: Tensor | None, exact: torch.dtype) -> None:
+        self.x, self.w = x, w
+        self.hidden = torch.empty_like(x)
+        self.weight = torch.zeros_like(w, dtype=exact)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+        # Low precision rounds each slice's share once; their sum is kept in fp32.
+        self.share = None if x.dtype == exact else torch.empty_like(w)
+
+    def add(self, rows: slice, slope: Tensor, spare: Tensor | None) -> None:
+        """Add those of `rows`, whose logits have the gradient `slope` (n, V)."""
+        if self.bias is not None:
+            self.bias += slope.sum(0)
+        if spare is not None:
+            slope = spare.copy_(slope)
+        torch.mm(slope, self.w, out=self.hidden[rows])
+        if self.share is None:
+            self.weight.addmm_(slope.T, self.x[rows])
+        else:
+            self.weight += torch.mm(slope.T, self.x[rows], out=self.share)
 
 
-def _slices(n_rows: int, n_words: int) -> list[slice]:
-    step = max(1, SLICE // n_words)
-    return [slice(i, i + step) for i in range(0, n_rows, step)]
+def _loss_and_slope(
+    logits: Tensor, targets: Tensor, extra: float, elsewhere: float, pad: int | None
+) -> tuple[Tensor, Tensor]:
+    """Losses (n,), 0 where ignored, and their gradient (n, V) in the place of the logits z.
+
+    With q = elsewhere + extra on the target, elsewhere on other words, 0 on `pad`, sum(q) = 1:
+    loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
+    """
+    valid = targets != IGNORED
+    counts = valid.to(logits.dtype)[:, None]
+    place = torch.arange(len(targets), device=targets.device), targets.clamp(min=0)
+    hit = extra * logits[place]  # sum(q z)
+    if elsewhere:
+        hit = hit + elsewhere * logits.sum(-1)
+        if pad is not None:
+            hit = hit - elsewhere * logits[:, pad]
+    top = logits.amax(-1, keepdim=True)
+    mass = logits.sub_(top).exp_().sum(-1, keepdim=True)
+    losses = torch.where(valid, (top + mass.log()).squeeze(-1) - hit, 0.0)
+    slope = logits.mul_(counts / mass)
+    if elsewhere:
+        slope -= elsewhere * counts
+        if pad is not None:
+            slope[:, pad] += elsewhere * counts.squeeze(-1)
+    slope[place] -= extra * counts.squeeze(-1)
+    return losses, slope
 
 
-def _logits(x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    device = x.device.type
-    with torch.autocast(device, enabled=False):
-        logits = (x @ w.T).to(dtype)
-    return logits if bias is None else logits.add_(bias)
+def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Both as autocast would hand them to a matrix product, and the dtype for sums."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        low = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(low), weight.to(low)
+    return hidden, weight, torch.promote_types(hidden.dtype, torch.float32)
 
 
-def _accumulate(slope: Tensor, x: Tensor, w: Tensor, d_x: Tensor, d_w: Tensor) -> None:
-    with torch.autocast(x.device.type, enabled=False):
-        torch.mm(slope, w, out=d_x)
-        if d_w.dtype == slope.dtype:
-            d_w.addmm_(slope.T, x)
-        else:  # low precision: each slice's share is rounded once, their sum is kept in fp32
-            d_w += slope.T @ x
+def _logits_by_slice(
+    x: Tensor, w: Tensor, bias: Tensor | None, exact: torch.dtype
+) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """Rows, their logits (n, V) in `exact`, and in low precision a spare (n, V) in it.
+
+    All slices stand in one buffer, to be overwritten at will: fresh memory costs more than a pass.
+    """
+    n_slices = max(1, math.ceil(len(x) * len(w) / SLICE))
+    step = max(1, math.ceil(len(x) / n_slices))  # slices of equal size, no small rest
+    buffer = x.new_empty(min(step, len(x)), len(w), dtype=exact)
+    low = None if x.dtype == exact else torch.empty_like(buffer, dtype=x.dtype)
+    for start in range(0, max(1, len(x)), step):
+        rows = slice(start, start + step)
+        n = len(x[rows])
+        logits, spare = buffer[:n], None if low is None else low[:n]
+        # With `out` a product is left alone by autocast.
+        torch.mm(x[rows], w.T, out=logits if spare is None else spare)
+        if spare is not None:
+            logits.copy_(spare)
+        if bias is not None:
+            logits += bias
+        yield rows, logits, spare
 
 
 @torch.no_grad()
@@ -180,12 +210,12 @@ def token_scores(
         targets: (N,) int64.
 
     Returns:
-        nll (N,) fp32 in nats, 0 where the target is IGNORED; prediction (N,) int64.
+        nll (N,) in nats, fp32 (fp64 for fp64 inputs), 0 where the target is IGNORED;
+        prediction (N,) int64.
     """
-    x, w = (_autocast(t) for t in (hidden, weight))
     nll, prediction = [], []
-    for rows in _slices(len(x), len(w)):
-        logits = _logits(x[rows], w, bias, torch.float32)
+    x, w, exact = _operands(hidden, weight)
+    for rows, logits, _ in _logits_by_slice(x, w, bias, exact):
         nll.append(F.cross_entropy(logits, targets[rows], reduction="none", ignore_index=IGNORED))
         prediction.append(logits.argmax(-1))
     return torch.cat(nll), torch.cat(prediction)

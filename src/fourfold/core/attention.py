@@ -86,7 +86,9 @@ def attend(
         (B, H, Tq, Dv); 0 where a query may see no key.
     """
     if isinstance(mask, BlockMask):
-        assert bias is None and not causal and dropout_p == 0.0, "lower the mask with dense=True"
+        assert bias is None, "lower the mask with dense=True"
+        assert dropout_p == 0.0, "lower the mask with dense=True"
+        assert not causal, "causality is in the BlockMask"
         return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale)
     q_len, k_len = q.shape[2], k.shape[2]
     naive = _backend.get() == "naive"
@@ -194,7 +196,8 @@ class Attention(nn.Module):
         """The attention weights (B, H, Tq, Tk) that `forward` of the same inputs applies."""
         dense = mask.mask
         if isinstance(dense, BlockMask):
-            dense = create_mask(dense.mask_mod, *dense.shape, device=str(x.device))
+            rows, heads, q_len, k_len = dense.shape
+            dense = create_mask(dense.mask_mod, rows, heads, q_len, k_len, str(x.device))
         if mask.causal:
             dense = triangle(x.shape[1], x.shape[1], x.device)
         k, _ = self._keys_values(x, memory, None)

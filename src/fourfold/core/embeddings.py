@@ -65,6 +65,11 @@ class TokenEmbedding(nn.Module):
             x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
         return self.dropout(self.norm(x))
 
+    def share_tokens(self, owner: "TokenEmbedding") -> None:
+        """Use the token vectors of `owner`, which alone has them in its state dict."""
+        del self.tokens
+        object.__setattr__(self, "tokens", owner.tokens)  # past the registration of modules
+
 
 class PatchEmbedding(nn.Module):
     """An image as a sequence of projected patches (Dosovitskiy et al. 2020, eq. 1).
@@ -110,11 +115,12 @@ class PatchEmbedding(nn.Module):
         want = (self.n_channels, self.image_size, self.image_size)
         if tuple(images.shape[1:]) != want:
             raise InputError(f"images are {tuple(images.shape[1:])}, but the model takes {want}")
-        x = self.patches(images).flatten(2).mT  # (B, N, D)
+        # Under autocast the convolution is in low precision, the residual stream never.
+        x = self.patches(images).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
         if self.positions is not None and not self.prefix_has_position:
             x = x + self.positions.weight
         if self.prefix is not None:
-            x = torch.cat([self.prefix.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+            x = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
         if self.positions is not None and self.prefix_has_position:
             x = x + self.positions.weight
         return self.dropout(x)

@@ -1,9 +1,9 @@
-"""First weights, one function per paper; each is called once, at the end of a model's `__init__`."""
+"""First weights, one function per paper, called once at the end of a model's `__init__`."""
 
 from collections.abc import Callable
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.attention import Attention
@@ -77,7 +77,7 @@ def vit(model: nn.Module) -> None:
             init.zeros_(parameter)
 
 
-def _fill(model: nn.Module, fill: Callable[[nn.Parameter], object]) -> None:
+def _fill(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
             fill(module.weight)

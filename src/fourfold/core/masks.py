@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -108,12 +109,12 @@ def count_positions(
         A slice when positions simply run on (no mask, no documents), else (B, Tq) int64.
         So left-padded, right-padded and unpadded rows all give a token the same position.
     """
-    if documents is not None:
-        steps = torch.arange(k_len, device=documents.device).expand_as(documents)
-        starts = torch.ones_like(documents, dtype=torch.bool)
-        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        first = torch.where(starts, steps, 0).cummax(dim=1).values
-        return (steps - first)[:, -q_len:]
-    if keys is not None:
-        return (keys.long().cumsum(dim=1) - 1).clamp(min=0)[:, -q_len:]
-    return slice(k_len - q_len, k_len)
+    if documents is None:
+        if keys is None:
+            return slice(k_len - q_len, k_len)
+        documents = torch.zeros_like(keys, dtype=torch.long)
+    real = torch.ones_like(documents) if keys is None else keys.long()  # (B, Tk)
+    count = real.cumsum(dim=1)
+    starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+    earlier = torch.where(starts, count - real, 0).cummax(dim=1).values  # of other documents
+    return (count - earlier - 1).clamp(min=0)[:, k_len - q_len :]

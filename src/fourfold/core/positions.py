@@ -32,7 +32,8 @@ class PositionTable(nn.Module):
         """
         rows = len(self.weight)
         last = index.stop if isinstance(index, slice) else rows
-        if isinstance(index, Tensor) and not index.is_cuda and index.numel():
+        looks = not torch.compiler.is_compiling()  # a compiled graph cannot stop to look
+        if isinstance(index, Tensor) and index.numel() and not index.is_cuda and looks:
             last = int(index.max()) + 1  # on CUDA this would wait for the device
         if last > rows:
             raise InputError(f"a sequence of {last} tokens is longer than max_len {rows}")

@@ -81,7 +81,7 @@ class Block(nn.Module):
         mask: Lowered,
         *,
         memory: Tensor | None = None,
-        memory_mask: Lowered = Lowered(),  # noqa: B008  (an immutable NamedTuple)
+        memory_mask: Lowered = Lowered(),
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
@@ -121,7 +121,11 @@ class Stack(nn.Module):
     """
 
     def __init__(
-        self, config: TransformerConfig, *, cross_attention: bool = False, n_layers: int | None = None
+        self,
+        config: TransformerConfig,
+        *,
+        cross_attention: bool = False,
+        n_layers: int | None = None,
     ) -> None:
         super().__init__()
         depth = n_layers or config.n_layers
@@ -131,14 +135,15 @@ class Stack(nn.Module):
         )
         self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
         self.attn_dropout = config.attn_dropout
+        self.narrow = min(config.head_width, config.value_width) < 16
 
     def forward(
         self,
         x: Tensor,
-        mask: Mask = Mask(),  # noqa: B008  (frozen)
+        mask: Mask = Mask(),
         *,
         memory: Tensor | None = None,
-        memory_mask: Mask = Mask(),  # noqa: B008
+        memory_mask: Mask = Mask(),
         bias: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
@@ -148,11 +153,13 @@ class Stack(nn.Module):
         """
         q_len = x.shape[1]
         k_len = cache.length if cache is not None else q_len
-        dropout_p = self.attn_dropout if self.training else 0.0
-        own = lower(mask, q_len, k_len, x, dropout_p)
+        # What FlexAttention cannot do: a bias, dropout, and on CUDA heads narrower than 16.
+        dropout = self.training and self.attn_dropout > 0.0
+        dense = bias is not None or dropout or (self.narrow and x.is_cuda)
+        own = lower(mask, q_len, k_len, x, dense)
         cross = Lowered()
         if memory is not None:
-            cross = lower(memory_mask, q_len, memory.shape[1], x, dropout_p)
+            cross = lower(memory_mask, q_len, memory.shape[1], x, dense)
         for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
             x = block(x, own, memory=memory, memory_mask=cross, bias=bias, cache=layer)

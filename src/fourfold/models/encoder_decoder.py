@@ -54,7 +54,7 @@ class EncoderDecoder(nn.Module):
         self.src_embed = self._embedding(config, config.vocab_size)
         self.tgt_embed = self._embedding(config, config.vocab_size)
         if config.tie == "all":
-            self.tgt_embed.tokens = self.src_embed.tokens
+            self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = Stack(config)
         self.decoder = Stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
         shared = None if config.tie == "none" else self.tgt_embed.tokens

@@ -50,7 +50,7 @@ class VocabularyHead(nn.Module):
         return self._shared[0].weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """h (..., D) to (h', weight (V, D), bias (V,) or None), with logits = h' weight^T + bias."""
+        """h (..., D) to h', weight (V, D), bias (V,) or None; logits are h' weight^T + bias."""
         if self.transform is not None and self.norm is not None:
             h = self.norm(self.activation(self.transform(h)))
         return h, self.weight, self.bias
