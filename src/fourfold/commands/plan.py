@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         "",
         *_compute(recipe, length),
         "",
-        *_machine(recipe, length, devices or recipe.devices, memory),
+        *_machine(recipe, length, recipe.devices if devices is None else devices, memory),
     ]
     print("\n".join(lines))
     return 0

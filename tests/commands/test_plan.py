@@ -1,0 +1,160 @@
+"""What `fourfold plan` says, against the papers' figures and plain arithmetic."""
+
+from pathlib import Path
+
+import pytest
+
+from fourfold.cli import main
+from fourfold.commands.plan import FREE, GIB
+from fourfold.commands.plan import main as plan_command
+from fourfold.commands.recipe import make_parser, parse, read_recipe
+from fourfold.core.errors import InputError
+from fourfold.models.memory import training_memory
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]):
+    def run(name: str, *options: str) -> dict[str, str]:
+        assert main(["plan", "--config", str(CONFIGS / f"{name}.yaml"), *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        cut = [line.rsplit("  ", 1) for line in lines if "  " in line.strip()]
+        found = {key.strip(): value.strip() for key, value in cut if value}
+        return found | {"batch": lines[-2], "options": lines[-1], "text": "\n".join(lines)}
+
+    return run
+
+
+def test_gpt2_small(plan) -> None:
+    said = plan("gpt2/small")
+    assert said["parameters"] == "124,439,808"
+    assert said["blocks"] == "212.601 G"  # without the output matrix's 2 x 39.524
+    assert said["FLOPs, forward, one row of 1,024 tokens"] == "291.648 G"  # 2 x 145.824 GMACs
+    assert said["FLOPs, forward, per token"] == "284.81 M"
+    step = 3 * 291.648e9 * 512
+    assert float(said["FLOPs, training, one step"]) == pytest.approx(step, rel=1e-3)
+    assert float(said["FLOPs, training, 600,000 steps"]) == pytest.approx(step * 6e5, rel=1e-3)
+
+
+def test_the_costs_of_vaswani_big(plan) -> None:
+    """6 N tokens gives 9.6e18; counting attention and matrices alone comes close."""
+    said = plan("vaswani2017/big")
+    assert said["FLOPs, forward, one pair of 25 and 25 tokens"] == "10.749 G"  # 2 x 5.3743 GMACs
+    assert float(said["FLOPs, training, 300,000 steps"]) == pytest.approx(9.6e18, rel=0.02)
+    assert said["options"].endswith("--data.init_args.max_tokens 25000")
+
+
+def test_vit_total_is_the_papers(plan) -> None:
+    """ViT's Table 6 implies 35.2 GFLOPs an image: 2 a multiply-add, 3 passes a step."""
+    said = plan("vit/b16")
+    assert float(said["FLOPs, forward, one image"].split()[0]) == pytest.approx(35.2, rel=0.01)
+
+
+def test_a_masked_lm_trains_its_head_on_hidden_places_alone(plan) -> None:
+    said = plan("bert/base")
+    blocks, head = 2 * 48.318e9, 2 * 512 * 768 * (768 + 30522)
+    expected = 3 * 256 * (blocks + 0.15 * head)
+    assert float(said["FLOPs, training, one step"]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("gpt2/medium", 512), ("vit/l16", 4096), ("bert/large", 256)]
+)
+@pytest.mark.parametrize(("devices", "memory"), [(1, 24), (8, 40), (4, 80)])
+def test_the_split_keeps_the_batch_and_fits(
+    name: str, total: int, devices: int, memory: int, plan
+) -> None:
+    options = ["--trainer.precision", "bf16-mixed", "--devices", str(devices)]
+    said = plan(name, *options, "--memory", str(memory))
+    words = said["options"].split()
+    values = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    micro = values["--data.init_args.batch_size"]
+    accumulation = values["--trainer.accumulate_grad_batches"]
+    assert values["--trainer.devices"] == devices
+    assert micro * accumulation * devices == total
+    used = float(said["memory, bf16-mixed, one device"].split()[0])
+    assert used <= FREE * memory
+    assert accumulation == 1 or 2 * used > FREE * memory / 3  # not smaller than need be
+
+
+def test_the_options_it_prints_are_a_recipe_of_the_same_batch(plan) -> None:
+    options = plan("vit/b16", "--devices", "8", "--memory", "20")["options"].split()
+    parser = make_parser("test")
+    config = parse(parser, ["--config", str(CONFIGS / "vit/b16.yaml"), *options])
+    recipe = read_recipe(parser, config)
+    assert recipe.devices * recipe.global_batch == 4096
+
+
+def test_it_says_when_an_overlay_multiplies_the_batch(plan) -> None:
+    said = plan("vit/b16", "--config", str(CONFIGS / "trainer/ddp.yaml"))
+    assert "as configured, 8 devices would take 32,768 rows" in said["text"]
+    assert "4,096 rows = 8 devices x 512 x accumulation 1" in said["text"]
+
+
+def test_without_a_memory_the_estimate_is_of_the_batch_as_it_stands(plan) -> None:
+    said = plan("gpt2/tiny", "--model.init_args.config.vocab_size", "1000")
+    parser = make_parser("test")
+    arguments = ["--config", str(CONFIGS / "gpt2/tiny.yaml")]
+    arguments += ["--model.init_args.config.vocab_size", "1000"]
+    recipe = read_recipe(parser, parse(parser, arguments))
+    used = training_memory(recipe.config, recipe.n_parameters, 16 * 128)
+    assert said["memory, 32-true, one device"] == f"{used.total / GIB:.2f} GiB"
+
+
+def test_steps_that_only_the_hub_knows(plan) -> None:
+    assert "steps depend on data that are not here" in plan("gpt1/base")["text"]
+
+
+def test_steps_of_epochs_are_counted_in_the_data() -> None:
+    parser = make_parser("test")
+    arguments = ["--config", str(CONFIGS / "vit/tiny.yaml"), "--trainer.max_epochs", "3"]
+    recipe = read_recipe(parser, parse(parser, arguments))
+    assert recipe.steps == 3 * recipe.data.n_train_batches()
+    assert recipe.config.n_classes == 10  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"), [("auto", 1), ("3", 3), ("-1", 1), ("0,2", 2), ("[0, 1, 5]", 3)]
+)
+def test_devices(given: str, devices: int) -> None:
+    parser = make_parser("test")
+    arguments = ["--config", str(CONFIGS / "vit/b16.yaml"), f"--trainer.devices={given}"]
+    assert read_recipe(parser, parse(parser, arguments)).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--memory", "0.5"], "not even the smallest micro-batch fits"),
+        (["--devices", "3"], "a batch of 512 cannot be shared by 3 devices"),
+        (["--devices", "0"], "a batch of 512 cannot be shared by 0 devices"),
+        (["--length", "2000"], "--length is 2000, but must lie between 1 and max_len 1024"),
+        (["--trainer.precision", "transformer-engine"], "no plan for trainer.precision"),
+        (["--model.init_args.config.n_heads", "5"], "d_model 768 is not divisible by n_heads 5"),
+        (["--memry", "3"], "memry"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(
+    options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--config", str(CONFIGS / "gpt2/small.yaml"), *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_config_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--config", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--help"]) == 0
+    assert "--memory GIB" in capsys.readouterr().out
+    assert main(["plan"]) == 2
+
+
+def test_an_image_has_no_length() -> None:
+    with pytest.raises(InputError, match="--length is for text"):
+        plan_command(["--config", str(CONFIGS / "vit/b16.yaml"), "--length", "3"])
