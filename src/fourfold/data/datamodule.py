@@ -152,7 +152,7 @@ class EpochData(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, with what must be the same for it to mean the same."""
         epoch, position = self.consumed
-        plan = self.splits["train"].plan.fingerprint() if "train" in self.splits else ""
+        plan = self.split("train").plan.fingerprint()
         return {"epoch": epoch, "position": position, "seed": self.seed, "plan": plan}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
     if not 0 < fraction < 1:
         raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
     text = rows.columns[0][0]
-    border = int(len(text) * (1 - fraction))
+    border = len(text) - round(len(text) * fraction)
     if not 0 < border < len(text):
         raise InputError(f"{rows.where(0)} is too short to hold out {fraction:g} of it.")
     begin, end = (

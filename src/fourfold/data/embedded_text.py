@@ -19,6 +19,7 @@ from fourfold.data.sources import Rows
 
 _HELD_OUT = 0.06
 _SHORTEST = 40
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
@@ -55,9 +56,17 @@ def _docstrings() -> Iterator[tuple[str, str]]:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):  # distributions put odd files there
             continue
-        nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, nodes)]
+        texts = [ast.get_docstring(node) for node in _definitions(tree)]
         yield f"module {path.stem}", "\n\n".join(text for text in texts if text)
+
+
+def _definitions(node: ast.AST) -> Iterator[_Documented]:
+    """What may have a docstring, in the order of the source; expressions are not entered."""
+    if isinstance(node, _Documented):
+        yield node
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, block, []):
+            yield from _definitions(child)
 
 
 def units(paragraph: str) -> set[str]:

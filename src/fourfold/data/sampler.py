@@ -148,7 +148,12 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
-        return -(-self.plan.n_batches // self.world)
+        steps = -(-self.plan.n_batches // self.world)
+        if self.plan.shuffle:
+            return steps
+        # Evaluation repeats no row, so its last step may leave this rank nothing.
+        last = self.plan.batches(0)[(steps - 1) * self.world :]
+        return steps - (len(_share_out(last, self.world)[self.rank]) == 0)
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch

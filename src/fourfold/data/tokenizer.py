@@ -25,7 +25,9 @@ ROLES = {
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),
 }
-_SPACES = "▁ĠĊĉĀč \n\t\r"  # how the algorithms write white space inside a token
+# How the algorithms write white space inside a token. Blanks belong to the word behind them.
+_BREAKS = "Ċĉč\n\t\r"
+_SPACES = "▁Ġ " + _BREAKS
 _CHUNK = 1 << 20
 _BATCH = 20_000
 
@@ -123,9 +125,8 @@ class Tokenizer:
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
         """Where words begin, for whole-word masking.
 
-        Words are what the algorithm's own pre-tokenizer makes: pieces up to the next `##`-less
-        token for WordPiece, up to the next white space otherwise. Special tokens are words of their
-        own.
+        A word goes on to the next token without `##` for WordPiece, to the next white space
+        otherwise. Special tokens are words of their own.
 
         Args:
             ids: (B, T) or (T,) ids.
@@ -147,7 +148,7 @@ class Tokenizer:
         begins, ends = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, bool)
         for token, i in tokens.items():
             begins[i] = not token.startswith("##") if self._is_wordpiece else token[:1] in _SPACES
-            ends[i] = not self._is_wordpiece and token[-1:] in _SPACES
+            ends[i] = not self._is_wordpiece and token[-1:] in _BREAKS
         begins[self.special_ids] = True
         ends[self.special_ids] = True
         return begins, ends

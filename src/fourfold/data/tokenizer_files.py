@@ -70,6 +70,8 @@ def _read_gpt2(file: str, merges_file: str) -> Tokenizer:
         raise InputError(f"{file}, line {error.lineno}: broken JSON ({error.msg}).") from error
     if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
         raise InputError(f"{file} must map tokens to numbers.")
+    if "<|endoftext|>" not in vocab:
+        raise InputError(f"{file} has no entry <|endoftext|>, so it is not GPT-2's vocabulary.")
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise InputError(f"{file} must number its {len(vocab)} tokens from 0 without gaps.")
     merges = []

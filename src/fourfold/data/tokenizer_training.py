@@ -81,7 +81,8 @@ def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool
             f"{config.kind!r} is not a kind of tokenizer: choose among {', '.join(_TRAIN)}."
         )
     core = _TRAIN[config.kind](config, texts, special)
-    return Tokenizer(core, f"the {config.kind} tokenizer")
+    # By way of JSON, which rounds unigram's scores: a checkpoint then gives back exactly this one.
+    return Tokenizer.from_str(core.to_str(), f"the {config.kind} tokenizer")
 
 
 def _normalized(core: Core, lowercase: bool) -> Core:
@@ -121,7 +122,9 @@ def _train_byte_bpe(config: TokenizerConfig, texts: Sequence[str], special: list
 
 def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
     core = Core(models.Unigram())
-    core.normalizer, core.pre_tokenizer, core.decoder = _metaspace()
+    core.normalizer, pieces, core.decoder = _metaspace()
+    # The model would find its special tokens in text that looks like them, were they not cut there.
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("<", "isolated"), pieces])
     trainer = trainers.UnigramTrainer(
         vocab_size=config.vocab_size,
         special_tokens=special,

@@ -1,0 +1,75 @@
+import pytest
+
+from fourfold.core.errors import InputError
+from fourfold.data.documents import TextSource, sizes
+
+TEXT = "A first line.\nA second.\n\nAnother paragraph.\n \nA third.\n"
+
+
+def read(tmp_path, text=TEXT, name="t.txt", *, val=None, test=None, **options):
+    (tmp_path / name).write_text(text)
+    parts = {"train": str(tmp_path / name), "val": val, "test": test}
+    return TextSource("files", parts, **options).read()
+
+
+@pytest.mark.parametrize(
+    ("unit", "documents"),
+    [
+        ("file", [TEXT]),
+        ("line", ["A first line.", "A second.", "Another paragraph.", "A third."]),
+        ("paragraph", ["A first line.\nA second.", "Another paragraph.", "A third.\n"]),
+    ],
+)
+def test_what_a_document_is(tmp_path, unit, documents):
+    assert read(tmp_path, documents=unit)["train"].columns == [documents]
+
+
+def test_rows_of_a_table_are_documents(tmp_path):
+    rows = read(tmp_path, '{"body": "one\\n\\ntwo"}\n{"body": "three"}', "t.jsonl", column="body")
+    assert rows["train"].columns == [["one\n\ntwo", "three"]]
+
+
+def test_the_end_of_a_single_document_is_held_out(tmp_path):
+    text = "".join(f"{i:03} " for i in range(100))
+    parts = read(tmp_path, text, val=0.1, test=0.2)
+    pieces = [parts[name].columns[0][0] for name in ("train", "val", "test")]
+    assert "".join(pieces) == text
+    assert [len(piece) for piece in pieces] == [288, 32, 80]
+
+
+def test_whole_documents_are_held_out_and_repeated_ones_stay_together(tmp_path):
+    text = "\n".join(f"document {i % 50}" for i in range(200))
+    parts = read(tmp_path, text, val=0.3, documents="line")
+    train, val = (set(parts[name].columns[0]) for name in ("train", "val"))
+    assert not train & val
+    assert len(train | val) == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val": 1.5}, "between 0 and 1"),
+        ({"val": 0.0001}, "too short to hold out"),
+        ({"documents": "word"}, "not 'word'"),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "message"),
+    [
+        ("files", None, "source: files needs `train`"),
+        ("web", "x", "not 'web'"),
+        ("hub", "train", "needs `hub:"),
+    ],
+)
+def test_bad_sources(kind, train, message):
+    with pytest.raises(InputError, match=message):
+        TextSource(kind, {"train": train, "val": None, "test": None}).read()
+
+
+def test_sizes():
+    assert sizes(["für dich", ""]) == ([9, 0], [2, 0])

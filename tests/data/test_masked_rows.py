@@ -1,0 +1,138 @@
+from functools import cache
+
+import numpy as np
+import pytest
+
+from fourfold.core.errors import InputError
+from fourfold.data.batch import IGNORED
+from fourfold.data.masked_rows import RowDataset, SegmentPairDataset, packed
+from fourfold.data.masking import Masking, MaskingConfig
+from fourfold.data.ragged import Ragged
+from fourfold.data.sampler import EpochSampler
+from fourfold.data.sentences import Sentences
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+
+BOS, EOS = 1, 2
+
+
+@cache
+def masking(static=0) -> Masking:
+    alphabet = [chr(0x4E00 + i) for i in range(300)]
+    tokenizer = train_tokenizer(TokenizerConfig("char", 305), ["".join(alphabet)], mask=True)
+    return Masking(MaskingConfig(static=static), tokenizer, 0)
+
+
+def make(documents):
+    """Sentences of distinct tokens from 5 on, given their lengths a document."""
+    lengths = np.array([n for document in documents for n in document])
+    owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
+    return Sentences(Ragged.from_lengths(np.arange(5, 5 + lengths.sum()), lengths), owners)
+
+
+def epoch(dataset, number=0):
+    sampler = EpochSampler(dataset.plan)
+    sampler.set_epoch(number)
+    return [dataset.__getitems__(keys) for keys in sampler]
+
+
+def unmasked(batch):
+    return np.where(batch.targets != IGNORED, batch.targets, batch.ids)
+
+
+def test_full_sentences_put_a_separator_between_documents():
+    rows = packed(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross=True)
+    assert [rows[i].tolist() for i in range(len(rows))] == [
+        [BOS, 5, 6, 7, 8, EOS, 9, EOS],
+        [BOS, 10, 11, 12, EOS],
+    ]
+
+
+def test_doc_sentences_stop_at_the_end_of_a_document():
+    rows = packed(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross=False)
+    assert [rows[i].tolist() for i in range(len(rows))] == [
+        [BOS, 5, 6, 7, 8, EOS],
+        [BOS, 9, 10, 11, 12, EOS],
+    ]
+
+
+def test_every_token_is_in_one_row_and_no_row_is_too_long():
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 9, rng.integers(1, 7)).tolist() for _ in range(20)]
+    for cross in (True, False):
+        rows = packed(make(documents), 12, BOS, EOS, cross=cross)
+        assert rows.lengths.max() <= 12
+        assert [i for i in rows.ids.tolist() if i > 4] == list(
+            range(5, 5 + sum(map(sum, documents)))
+        )
+
+
+def test_row_batches_carry_mask_and_documents():
+    rows = packed(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross=True)
+    dataset = RowDataset(rows, masking(), mark_documents=True, max_rows=2, shuffle=False)
+    (batch,) = epoch(dataset)
+    short, full = 0, 1  # sorted by length
+    assert batch.mask[full].all()
+    assert batch.mask[short].tolist() == [True] * 5 + [False] * 3
+    assert batch.documents[full].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert unmasked(batch)[full].tolist() == rows[0].tolist()
+    assert (batch.targets[~batch.mask] == IGNORED).all()
+    assert epoch(RowDataset(rows, masking(), max_rows=1, shuffle=False))[0].mask is None
+
+
+DOCUMENTS = [[3, 4, 2, 5, 1, 2], [6, 2], [4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 5, 3]]
+
+
+@pytest.mark.parametrize("max_len", [9, 12, 20, 40])
+def test_segment_pairs(max_len):
+    sentences = make(DOCUMENTS)
+    sentences = Sentences(sentences.ids.truncate(max_len - 4), sentences.document)
+    owner = {
+        token: document
+        for row, document in enumerate(sentences.document.tolist())
+        for token in sentences.ids[row].tolist()
+    }
+    dataset = SegmentPairDataset(sentences, max_len, masking(), max_rows=3, seed=1)
+    seen = {True: 0, False: 0}
+    starts = set()
+    for number in range(40):
+        for batch in epoch(dataset, number):
+            assert batch.ids.shape[1] <= max_len
+            mask = np.ones(batch.ids.shape, bool) if batch.mask is None else batch.mask.numpy()
+            for ids, segments, real, follows in zip(
+                unmasked(batch), batch.segments.numpy(), mask, batch.is_next.tolist(), strict=True
+            ):
+                ids, segments = ids[real].tolist(), segments[real].tolist()
+                middle = ids.index(EOS)
+                a, b = ids[1:middle], ids[middle + 1 : -1]
+                assert [ids[0], ids[middle], ids[-1]] == [BOS, EOS, EOS]
+                assert a
+                assert b
+                assert segments == [0] * (middle + 1) + [1] * (len(b) + 1)
+                assert len({owner[t] for t in a}) == len({owner[t] for t in b}) == 1
+                if follows:
+                    # The next token of the same document: nothing was cut where A and B touch.
+                    order = sentences.ids.ids.tolist()
+                    assert order.index(b[0]) == order.index(a[-1]) + 1
+                    assert owner[a[0]] == owner[b[0]]
+                else:
+                    assert owner[a[0]] != owner[b[0]]
+                seen[bool(follows)] += 1
+                starts.add(b[0])
+    assert len(starts) > 8
+    single = sum(np.diff(dataset.chunks) == 1) / len(dataset)
+    assert seen[True] / sum(seen.values()) == pytest.approx((1 - single) / 2, abs=0.12)
+
+
+def test_pairs_change_with_the_epoch_unless_static():
+    sentences = make(DOCUMENTS)
+    batches = [SegmentPairDataset(sentences, 20, masking(s), max_rows=99) for s in (0, 2)]
+    index = np.arange(len(batches[0]))
+    dynamic, static = ([d.batch(index, e, 1).ids.tolist() for e in range(3)] for d in batches)
+    assert dynamic[0] != dynamic[2]
+    assert static[0] == static[2]
+    assert static[0] != static[1]
+
+
+def test_one_document_has_no_other():
+    with pytest.raises(InputError, match="at least two documents"):
+        SegmentPairDataset(make([[3, 4]]), 20, masking(), max_rows=2)

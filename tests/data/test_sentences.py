@@ -1,0 +1,74 @@
+import itertools
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fourfold.data.sentences import Sentences
+from fourfold.data.tokenizer import Tokenizer
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+
+
+@cache
+def chars() -> Tokenizer:
+    return train_tokenizer(TokenizerConfig("char", 99), ["abcdef .!?\n\"'()"], mask=True)
+
+
+def texts_of(sentences):
+    return [chars().decode(sentences.ids[i]) for i in range(len(sentences))]
+
+
+def test_punctuation_ends_sentences():
+    text = 'ab cd. "ef!" (ab?) cd\nef\n\nab'
+    found = Sentences.of([text, "  ", "ab"], chars(), "punctuation", 99)
+    assert texts_of(found) == ["ab cd.", '"ef!"', "(ab?)", "cd\nef", "ab", "ab"]
+    assert found.document.tolist() == [0, 0, 0, 0, 0, 1]  # documents without text have no number
+
+
+def test_lines_end_sentences():
+    found = Sentences.of(["ab. cd\nef\n\nab"], chars(), "line", 99)
+    assert texts_of(found) == ["ab. cd", "ef", "ab"]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 9))
+@settings(max_examples=50, deadline=None)
+def test_long_sentences_become_several_and_nothing_is_lost(lengths, limit):
+    texts = ["a" * n for n in lengths]
+    found = Sentences.of(texts, chars(), "line", limit)
+    assert found.ids.lengths.max() <= limit
+    per_document = [0] * len(texts)
+    for document, n in zip(found.document, found.ids.lengths, strict=True):
+        per_document[document] += n
+    assert per_document == lengths
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=1, max_size=5),
+    st.integers(7, 15),
+    st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_rows_are_as_full_as_whole_sentences_make_them(documents, limit, cross):
+    texts = ["\n".join("a" * n for n in document) for document in documents]
+    found = Sentences.of(texts, chars(), "line", 6)
+    borders = [0, *found.fill(limit, cross=cross, between=1).tolist(), len(found)]
+    lengths = found.ids.lengths
+
+    def size(begin, end):
+        owners = found.document[begin:end]
+        return lengths[begin:end].sum() + (owners[1:] != owners[:-1]).sum()
+
+    for begin, end in itertools.pairwise(borders):
+        assert begin < end
+        assert size(begin, end) <= limit
+        alone = end < len(found) and found.document[end] != found.document[end - 1]
+        if end < len(found) and (cross or not alone):
+            assert size(begin, end + 1) > limit
+        if not cross:
+            assert len(set(found.document[begin:end].tolist())) == 1
+
+
+@pytest.mark.parametrize("sep", ["line", "punctuation"])
+def test_no_text_no_sentence(sep):
+    assert len(Sentences.of([" ", "\n\n"], chars(), sep, 5)) == 0

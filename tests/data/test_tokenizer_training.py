@@ -1,0 +1,42 @@
+import pytest
+
+from fourfold.core.errors import InputError
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+
+TEXTS = ["low lower lowest", "new newer newest wide wider widest", "Größe Nähe nah näher"] * 2
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "char"])
+def test_training_twice_gives_the_same(kind):
+    # The library's hash maps are seeded anew each time, so this fails where order matters.
+    texts = [f"{a}{b}{c}" for a in "abcde" for b in "fghij" for c in "klmno"]
+    config = TokenizerConfig(kind, 400, min_frequency=1)
+    first, *others = (train_tokenizer(config, texts, mask=True).to_str() for _ in range(6))
+    assert others == [first] * 5
+
+
+def test_lowercase():
+    for kind in ("bpe", "byte_bpe", "wordpiece", "unigram", "char"):
+        config = TokenizerConfig(kind, 300, lowercase=True)
+        tokenizer = train_tokenizer(config, TEXTS, mask=False)
+        assert tokenizer.encode("NEWER") == tokenizer.encode("newer")
+        assert tokenizer.unk_id not in tokenizer.encode("NEWER")
+
+
+def test_vocabulary_is_no_larger_than_asked_and_min_frequency_counts():
+    small = train_tokenizer(TokenizerConfig("bpe", 40), TEXTS, mask=False)
+    assert small.vocab_size == 40
+    rare = train_tokenizer(TokenizerConfig("bpe", 300, min_frequency=99), TEXTS, mask=False)
+    assert rare.encode("low")[1:] == [rare.core.token_to_id(c) for c in "low"]  # no merge
+
+
+def test_characters_beyond_the_vocabulary_are_unknown():
+    tokenizer = train_tokenizer(TokenizerConfig("char", 5), ["aab"], mask=False)
+    assert tokenizer.encode("ab") == [4, tokenizer.unk_id]
+
+
+def test_bad_options():
+    with pytest.raises(InputError, match="'wrod' is not a kind of tokenizer: choose among bpe"):
+        train_tokenizer(TokenizerConfig("wrod"), TEXTS, mask=False)
+    with pytest.raises(InputError, match="vocab_size=5 leaves no room"):
+        train_tokenizer(TokenizerConfig("bpe", 5), TEXTS, mask=True)
