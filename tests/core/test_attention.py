@@ -1,0 +1,296 @@
+"""Every backend against attention written as loops, forward and backward."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.tiny import assert_same, backend
+from torch import Tensor
+
+from fourfold.core.attention import Attention, attend, attention_backend, attention_weights, lower
+from fourfold.core.config import TransformerConfig
+from fourfold.core.errors import InputError
+from fourfold.core.masks import Lowered, Mask
+
+examples = settings(max_examples=40, deadline=None)
+
+
+def loops(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, scale: float | None
+) -> Tensor:
+    """Attention by its definition: one query, one head, one row at a time."""
+    n_rows, n_heads, q_len, width = q.shape
+    out = q.new_zeros(n_rows, n_heads, q_len, v.shape[3])
+    for b in range(n_rows):
+        for h in range(n_heads):
+            for t in range(q_len):
+                seen = [j for j in range(k.shape[2]) if allowed[b, h, t, j]]
+                if not seen:
+                    continue
+                scores = (k[b, h, seen] @ q[b, h, t]) * (width**-0.5 if scale is None else scale)
+                if bias is not None:
+                    scores = scores + bias[b, h, t, seen]
+                weights = scores.exp() / scores.exp().sum()
+                out[b, h, t] = weights @ v[b, h, seen]
+    return out
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    n_rows, n_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    q_len, k_len = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    width, v_width = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    q, k, v = (
+        torch.randn(n_rows, n_heads, t, d, dtype=torch.float64, requires_grad=True)
+        for t, d in ((q_len, width), (k_len, width), (k_len, v_width))
+    )
+    shapes = [
+        (n_rows, n_heads, q_len, k_len),
+        (n_rows, 1, 1, k_len),
+        (1, n_heads, q_len, k_len),
+        (q_len, k_len),
+    ]
+    mask_shape = draw(st.sampled_from([None, *shapes]))
+    mask = None if mask_shape is None else torch.rand(mask_shape) < draw(st.floats(0, 1))
+    bias_shape = draw(st.sampled_from([None, *shapes]))
+    bias = None
+    if bias_shape is not None:
+        bias = torch.randn(bias_shape, dtype=torch.float64, requires_grad=True)
+    return {
+        "qkv": (q, k, v),
+        "mask": mask,
+        "bias": bias,
+        "causal": draw(st.booleans()),
+        "scale": draw(st.sampled_from([None, 0.3, 1.0])),
+    }
+
+
+@pytest.mark.parametrize("name", ["naive", "sdpa", "auto"])
+@examples
+@given(case=cases())
+def test_a_backend_is_the_definition(name: str, case: dict[str, Any]) -> None:
+    q, k, v = case.pop("qkv")
+    mask, bias, causal = case["mask"], case["bias"], case["causal"]
+    full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    allowed = torch.ones(full, dtype=torch.bool) if mask is None else mask.expand(full)
+    if causal:
+        offset = k.shape[2] - q.shape[2]
+        allowed = torch.tensor(
+            [[j <= t + offset for j in range(full[3])] for t in range(full[2])]
+        ).logical_and(allowed)
+    wide = None if bias is None else bias.expand(full)
+    leaves = [q, k, v] + ([] if bias is None else [bias])
+
+    def gradients(y: Tensor) -> list[Tensor | None]:
+        return list(torch.autograd.grad((y * (1 + y)).sum(), leaves, allow_unused=True))
+
+    expected = loops(q, k, v, allowed, wide, case["scale"])
+    with attention_backend(name):
+        actual = attend(q, k, v, **case)
+    assert_same(actual, expected)
+    assert (actual[~allowed.any(-1)] == 0).all()
+    if not expected.requires_grad:  # nobody sees anything
+        assert all((gradient == 0).all() for gradient in gradients(actual) if gradient is not None)
+        return
+    for mine, theirs in zip(gradients(actual), gradients(expected), strict=True):
+        assert mine is not None
+        assert_same(mine, torch.zeros_like(mine) if theirs is None else theirs)
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
+    """A description of who sees whom, with numbers of rows, queries and keys."""
+    n_rows, k_len = draw(st.integers(1, 3)), draw(st.integers(1, 7))
+    q_len = draw(st.integers(1, k_len))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    keys = torch.rand(n_rows, k_len) < 0.7 if draw(st.booleans()) else None
+    documents = torch.randint(3, (n_rows, k_len)) if draw(st.booleans()) else None
+    across = documents is not None and draw(st.booleans())
+    mask = Mask(
+        causal=draw(st.booleans()),
+        keys=keys,
+        documents=documents,
+        query_documents=torch.randint(3, (n_rows, q_len)) if across else None,
+        window=draw(st.sampled_from([None, 1, 2, 4])),
+    )
+    return mask, n_rows, q_len, k_len
+
+
+def may_see(mask: Mask, row: int, query: int, key: int, offset: int) -> bool:
+    """The description read out condition by condition."""
+    place = query + offset
+    if mask.causal and key > place:
+        return False
+    if mask.window is not None and abs(place - key) >= mask.window:
+        return False
+    if mask.keys is not None and not mask.keys[row, key]:
+        return False
+    if mask.documents is None:
+        return True
+    if mask.query_documents is not None:
+        return bool(mask.query_documents[row, query] == mask.documents[row, key])
+    return bool(mask.documents[row, place] == mask.documents[row, key])
+
+
+@pytest.mark.parametrize("name", ["naive", "sdpa", "flex"])
+@examples
+@given(pattern=patterns())
+def test_a_description_means_the_same_everywhere(
+    name: str, pattern: tuple[Mask, int, int, int]
+) -> None:
+    mask, n_rows, q_len, k_len = pattern
+    allowed = torch.tensor(
+        [
+            [[may_see(mask, b, t, j, k_len - q_len) for j in range(k_len)] for t in range(q_len)]
+            for b in range(n_rows)
+        ]
+    )[:, None].expand(-1, 2, -1, -1)
+    q, k, v = (torch.randn(n_rows, 2, t, 3, dtype=torch.float64) for t in (q_len, k_len, k_len))
+    with backend(name):
+        lowered = lower(mask, q_len, k_len, q)
+        actual = attend(q, k, v, mask=lowered.mask, causal=lowered.causal)
+    assert_same(actual, loops(q, k, v, allowed, None, None))
+
+
+def attention(**changes: Any) -> Attention:
+    config = TransformerConfig(d_model=12, n_heads=3, **changes)
+    return Attention(config).double().eval()
+
+
+@pytest.mark.parametrize("name", ["naive", "sdpa", "flex"])
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask(),
+        Mask(causal=True),
+        Mask(causal=True, keys=torch.tensor([[False, True, True, True]] * 2)),
+        Mask(documents=torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])),
+        Mask(window=2),
+    ],
+    ids=["all", "causal", "padded", "packed", "window"],
+)
+def test_the_weights_are_those_applied(name: str, scale: float | None, mask: Mask) -> None:
+    layer = attention(attn_scale=scale, d_value=2)
+    x = torch.randn(2, 4, 12, dtype=torch.float64)
+    with backend(name):
+        lowered = lower(mask, 4, 4, x)
+        weights, y = layer.weights(x, mask=lowered), layer(x, mask=lowered)
+    seen = weights.sum(-1)
+    assert_same(seen, (seen > 0.5).double())  # 1, or 0 where there is nothing to see
+    values = layer.v(x).view(2, 4, 3, 2).transpose(1, 2)
+    assert_same(layer.out((weights @ values).transpose(1, 2).reshape(2, 4, 6)), y)
+
+
+def test_the_weights_over_a_memory_and_with_a_bias() -> None:
+    layer, bias = attention(), torch.randn(3, 4, 5, dtype=torch.float64)
+    x, memory = (torch.randn(2, n, 12, dtype=torch.float64) for n in (4, 5))
+    mask = Lowered(torch.rand(2, 1, 1, 5) < 0.6)
+    weights = layer.weights(x, memory, mask=mask, bias=bias)
+    values = layer.v(memory).view(2, 5, 3, 4).transpose(1, 2)
+    y = layer.out((weights @ values).transpose(1, 2).flatten(2))
+    assert_same(layer(x, memory, mask=mask, bias=bias), y)
+
+
+def test_naive_attention_loses_no_precision() -> None:
+    q, k = (torch.randn(1, 1, 2, 4, dtype=torch.float64) for _ in range(2))
+    assert attention_weights(q, k, None, None, None).dtype == torch.float64
+    assert attention_weights(q.bfloat16(), k.bfloat16(), None, None, None).dtype == torch.float32
+
+
+@pytest.mark.parametrize("length", [5, 300])  # either side of where the CPU changes its way
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_bf16_training_on_a_cpu(length: int, causal: bool, masked: bool, biased: bool) -> None:
+    q, k, v = (torch.randn(2, 2, length, 8).bfloat16().requires_grad_() for _ in range(3))
+    mask = torch.rand(2, 1, length, length) < 0.5 if masked else None
+    if mask is not None:
+        mask[0, :, 3] = False
+    bias = torch.randn(2, length, length) if biased else None
+    y = attend(q, k, v, mask=mask, bias=bias, causal=causal)
+    grads = torch.autograd.grad(y.float().square().sum(), (q, k, v))
+    with attention_backend("naive"):
+        doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = attend(*doubles, mask=mask, bias=bias, causal=causal)
+        wanted = torch.autograd.grad(expected.square().sum(), doubles)
+    assert y.dtype == torch.bfloat16
+    for actual, want in zip((y, *grads), (expected, *wanted), strict=True):
+        assert (actual.double() - want).norm() < 0.02 * want.norm()
+    if mask is not None:
+        assert (y[0, :, 3] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["naive", "sdpa", "auto"])
+def test_dropout_keeps_the_mean(name: str) -> None:
+    q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
+    wide = [x.expand(4000, -1, -1, -1) for x in (q, k, v)]
+    with attention_backend(name):
+        dropped = attend(*wide, dropout_p=0.3)
+        kept = attend(q, k, v)
+    assert not torch.equal(dropped[0], dropped[1])
+    torch.testing.assert_close(dropped.mean(0), kept[0], rtol=0, atol=0.05)
+
+
+def test_dropout_rests_in_evaluation() -> None:
+    layer, x = attention(attn_dropout=0.5), torch.randn(1, 6, 12, dtype=torch.float64)
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    assert not torch.equal(layer(x), layer(x))
+
+
+def test_what_flex_cannot_do_is_lowered_densely() -> None:
+    mask = Mask(window=2)
+    with backend("flex"):
+        assert not isinstance(lower(mask, 4, 4, torch.ones(1)).mask, Tensor)
+        assert isinstance(lower(mask, 4, 4, torch.ones(1), dense=True).mask, Tensor)
+
+
+def test_a_causal_mask_stays_a_flag() -> None:
+    like = torch.ones(1)
+    assert lower(Mask(causal=True), 4, 4, like) == Lowered(None, True)
+    assert lower(Mask(causal=True), 1, 4, like) == Lowered(None, False)
+    assert lower(Mask(), 3, 4, like) == Lowered(None, False)
+    assert lower(Mask(causal=True), 3, 4, like).mask.tolist() == [
+        [[[True, True, False, False], [True, True, True, False], [True] * 4]]
+    ]
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with (
+        pytest.raises(InputError, match="'cudnn', but must be one of auto, naive, sdpa, flex"),
+        attention_backend("cudnn"),
+    ):
+        pass
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["naive", "sdpa", "flex", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("q_len", [37, 64])
+def test_cuda_kernels(name: str, dtype: torch.dtype, causal: bool, q_len: int) -> None:
+    shapes = ((q_len, 16), (64, 16), (64, 32))
+    q, k, v = (
+        torch.randn(2, 2, t, d, device="cuda", dtype=dtype, requires_grad=True) for t, d in shapes
+    )
+    keys = torch.rand(2, 64, device="cuda") < 0.7
+    keys[1] = False  # a row that sees nothing
+    documents = torch.arange(64, device="cuda").expand(2, -1) // 20
+    mask = Mask(causal=causal, keys=keys, documents=documents)
+    with attention_backend(name):
+        lowered = lower(mask, q_len, 64, q)
+        y = attend(q, k, v, mask=lowered.mask, causal=lowered.causal)
+    grads = torch.autograd.grad(y.float().square().sum(), (q, k, v))
+    dense = mask.lower(q_len, 64, q.device)
+    doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    with attention_backend("naive"):
+        expected = attend(*doubles, mask=dense.mask, causal=dense.causal)
+    wanted = torch.autograd.grad(expected.square().sum(), doubles)
+    for actual, want in zip((y, *grads), (expected, *wanted), strict=True):
+        assert actual.isfinite().all()
+        assert (actual.double() - want).norm() < 0.02 * want.norm()
+    assert (y[1] == 0).all()

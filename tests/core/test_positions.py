@@ -1,0 +1,78 @@
+"""Tables of waves against the formulas, number by number."""
+
+import math
+
+import pytest
+import torch
+
+from fourfold.core.embeddings import make_positions
+from fourfold.core.errors import InputError
+from fourfold.core.positions import learned, sincos2d, sinusoidal, sinusoidal_halves
+
+
+@pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (7, 10), (5000, 16)])
+def test_waves_follow_the_formula(n_rows: int, width: int) -> None:
+    pairs, halves = sinusoidal(n_rows, width).weight, sinusoidal_halves(n_rows, width).weight
+    assert pairs.shape == halves.shape == (n_rows, width)
+    for position in {0, 1, n_rows // 2, n_rows - 1} & set(range(n_rows)):
+        for i in range(width // 2):
+            angle = position / 10000 ** (2 * i / width)
+            expected = (math.sin(angle), math.cos(angle))
+            assert pairs[position, 2 * i].item() == pytest.approx(expected[0], abs=1e-7)
+            assert pairs[position, 2 * i + 1].item() == pytest.approx(expected[1], abs=1e-7)
+            assert halves[position, i].item() == pytest.approx(expected[0], abs=1e-7)
+            assert halves[position, width // 2 + i].item() == pytest.approx(expected[1], abs=1e-7)
+
+
+def test_a_shift_is_a_rotation() -> None:
+    """Vaswani 3.5: for a fixed offset, a linear function of the position."""
+    table = sinusoidal(50, 8).weight.double()
+    solution = torch.linalg.lstsq(table[:-3], table[3:]).solution
+    torch.testing.assert_close(table[:-3] @ solution, table[3:], rtol=0, atol=1e-5)
+
+
+def test_a_grid_of_waves() -> None:
+    side, width = 3, 12
+    table = sincos2d(side * side, width).weight
+    for y in range(side):
+        for x in range(side):
+            row = []
+            for place in (x, y):
+                rates = [10000 ** -(i / (width // 4 - 1)) for i in range(width // 4)]
+                row += [math.sin(place * rate) for rate in rates]
+                row += [math.cos(place * rate) for rate in rates]
+            assert table[y * side + x].tolist() == pytest.approx(row, abs=1e-7)
+
+
+def test_the_narrowest_grid_of_waves() -> None:
+    table = sincos2d(4, 4).weight
+    assert table.isfinite().all()
+    assert table[3].tolist() == pytest.approx(2 * [math.sin(1), math.cos(1)], abs=1e-7)
+
+
+def test_waves_are_made_not_stored() -> None:
+    assert not sinusoidal(4, 4).state_dict()
+    assert not list(sinusoidal(4, 4).parameters())
+    assert list(learned(4, 6).state_dict()) == ["weight"]
+    assert make_positions("none", 4, 6) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_rows", "width", "message"),
+    [
+        ("sinusoidal", 4, 5, "even d_model, not 5"),
+        ("sinusoidal_halves", 4, 7, "even d_model, not 7"),
+        ("sincos2d", 8, 8, "not 8 patches of width 8"),
+        ("sincos2d", 9, 6, "not 9 patches of width 6"),
+        ("rotary", 4, 4, "'rotary', but must be one of none, learned"),
+    ],
+)
+def test_impossible_tables(kind: str, n_rows: int, width: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_positions(kind, n_rows, width)
+
+
+@pytest.mark.parametrize("index", [slice(3, 5), torch.tensor([[0, 4]])])
+def test_a_row_that_is_not_there(index: slice | torch.Tensor) -> None:
+    with pytest.raises(InputError, match="5 tokens is longer than max_len 4"):
+        learned(4, 2)(index)
