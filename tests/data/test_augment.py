@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.data.augment import Augment, Mix, image_seeds, seeded, shifted
+from fourfold.data.augment import Augment, Mix, seeded, shifted
+from fourfold.data.noise import bits, unit
 from fourfold.data.transforms import TransformConfig
 
 EVERYTHING = {
@@ -25,13 +26,13 @@ def plain(**options: object) -> TransformConfig:
 
 def test_seeds_differ_between_images_epochs_seeds_and_streams() -> None:
     index = np.arange(2000)
-    blocks = [image_seeds(s, e, index) for s, e in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    blocks = [bits(s, e, index, 5) for s, e in ((0, 0), (0, 1), (1, 0), (1, 1))]
     assert len(np.unique(np.concatenate(blocks))) == 4 * blocks[0].size
-    assert np.array_equal(image_seeds(0, 0, index[[7, 3]]), blocks[0][[7, 3]])
+    assert np.array_equal(bits(0, 0, index[[7, 3]], 5), blocks[0][[7, 3]])
 
 
 def test_seeds_are_uniform_and_independent() -> None:
-    draws = (image_seeds(3, 5, np.arange(20000)) >> np.uint64(11)) * 2.0**-53
+    draws = unit(bits(3, 5, np.arange(20000), 5))
     assert abs(draws.mean(0) - 0.5).max() < 0.01
     assert abs(draws.var(0) - 1 / 12).max() < 0.002
     off_diagonal = np.corrcoef(draws.T) - np.eye(draws.shape[1])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from fourfold.core.errors import InputError
-from fourfold.data.batch import IGNORED
 from fourfold.data.masked_rows import RowDataset, SegmentPairDataset, packed
 from fourfold.data.masking import Masking, MaskingConfig
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import EpochSampler
 from fourfold.data.sentences import Sentences
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fourfold.losses import IGNORED
 
 BOS, EOS = 1, 2
 

@@ -2,8 +2,8 @@ import pytest
 
 from fourfold.core.errors import InputError
 from fourfold.data import MaskedTextData
-from fourfold.data.batch import IGNORED
 from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.losses import IGNORED
 
 LAYOUTS = ["full_sentences", "doc_sentences", "segment_pairs", "documents"]
 SMALL = TokenizerConfig("wordpiece", 200)

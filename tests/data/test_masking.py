@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.core.errors import InputError
-from fourfold.data.batch import IGNORED
 from fourfold.data.masking import Masking, MaskingConfig
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fourfold.losses import IGNORED
 
 
 @cache

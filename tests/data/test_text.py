@@ -3,8 +3,8 @@ import torch
 
 from fourfold.core.errors import InputError
 from fourfold.data import CausalTextData
-from fourfold.data.batch import IGNORED
 from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.losses import IGNORED
 
 TEXT = "".join(f"Satz Nummer {i}, größer als {i - 1}.\n" for i in range(120))
 CHARS = TokenizerConfig("char", 200)

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.data.batch import IGNORED
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import EpochSampler
 from fourfold.data.stream import Stream
 from fourfold.data.text_rows import BlockDataset, DocumentDataset
+from fourfold.losses import IGNORED
 
 EOS = 2
 documents_of = st.lists(st.integers(0, 12), min_size=1, max_size=6)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.tiny import Reader, assert_same, backend, backends, build, causal_readers, tokens
 from torch import Tensor
 
 from fourfold.core.cache import KVCache
 from fourfold.core.errors import InputError
+from tests.tiny import Reader, assert_same, backend, backends, build, causal_readers, tokens
 
 
 def in_pieces(sizes: list[int], *parts: Tensor) -> list[tuple[Tensor, ...]]:

@@ -4,8 +4,9 @@ from itertools import accumulate
 
 import pytest
 import torch
-from tests.tiny import Reader, assert_same, backend, backends, causal_readers, readers, tokens
 from torch import Tensor
+
+from tests.tiny import Reader, assert_same, backend, backends, causal_readers, readers, tokens
 
 
 @causal_readers

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from lightning import Trainer
-from tests.tasks.conftest import FAMILIES
 
 import fourfold
 from fourfold.core.errors import InputError
 from fourfold.tasks import load_task
+from tests.tasks.conftest import FAMILIES
 
 
 def quiet(folder: Path) -> Trainer:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lightning import Trainer
 from sacrebleu.metrics import BLEU
+
 from tests.tasks.conftest import FAMILIES
 
 

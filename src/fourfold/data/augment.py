@@ -19,27 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import InterpolationMode, v2
 
+from fourfold.data.noise import bits, unit
 from fourfold.data.transforms import Normalize, TransformConfig, fit
 
-_STREAMS = (
-    5  # independent numbers of one image: row and column of the crop, flip, torchvision's, erasing
-)
+# Independent numbers of one image: row and column of the crop, flip, torchvision's, erasing.
+_STREAMS = 5
 _ROW, _COLUMN, _FLIP, _IMAGE, _ERASE = range(_STREAMS)
-
-
-def image_seeds(seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
-    """Hashes (seed, epoch, index) of all images at once, after SplitMix64 (Steele et al. 2014).
-
-    Returns:
-        (B, streams) uint64.
-    """
-    start = np.random.SeedSequence([seed, epoch, 0, 1]).generate_state(1, np.uint64)
-    place = index.astype(np.uint64)[:, None] * np.uint64(_STREAMS)
-    place = place + np.arange(1, _STREAMS + 1, dtype=np.uint64)
-    z = start + place * np.uint64(0x9E3779B97F4A7C15)  # wraps, as it should
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 @contextmanager
@@ -122,20 +107,21 @@ class Augment:
         Returns:
             (B, C, size, size) float32.
         """
-        seeds = image_seeds(self.seed, epoch, index)
-        if self.config.crop != "resized":
+        seeds = bits(self.seed, epoch, index, _STREAMS)
+        if self.config.crop == "none":
             pixels = self._fitted(pixels)
-        if self.config.crop == "padded":
+        elif self.config.crop == "padded":
             pad = max(1, self.size // 8)
             rows, columns = (
-                torch.from_numpy((_uniform(seeds[:, k]) * (2 * pad + 1)).astype(np.int64))
+                torch.from_numpy((unit(seeds[:, k]) * (2 * pad + 1)).astype(np.int64))
                 for k in (_ROW, _COLUMN)
             )
-            pixels = shifted(pixels, pad, rows, columns)
+            pixels = shifted(self._fitted(pixels), pad, rows, columns)
         if self.one_by_one:
             pixels = _each(self.one_by_one, pixels, seeds[:, _IMAGE])
+        assert isinstance(pixels, Tensor)  # by now all are of one size
         if self.config.flip:
-            mirrored = torch.from_numpy(_uniform(seeds[:, _FLIP]) < 0.5)[:, None, None, None]
+            mirrored = torch.from_numpy(unit(seeds[:, _FLIP]) < 0.5)[:, None, None, None]
             pixels = torch.where(mirrored, pixels.flip(-1), pixels)
         images = self.normalize(pixels)
         return _each(self.erase, images, seeds[:, _ERASE]) if self.erase else images
@@ -144,11 +130,6 @@ class Augment:
         if isinstance(pixels, Tensor):
             return fit(pixels, self.size, 1.0, self.config.interpolation)
         return torch.cat([self._fitted(image[None]) for image in pixels])
-
-
-def _uniform(seeds: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) of 53 random bits."""
-    return (seeds >> np.uint64(11)) * 2.0**-53
 
 
 def _each(

@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-IGNORED = -100
-"""Target value that no loss counts."""
-
 
 class PairBatch(NamedTuple):
     """Sentence pairs. `src` ends with EOS; `tgt`, from BOS to EOS, is both input and target."""

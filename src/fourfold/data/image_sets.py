@@ -34,7 +34,11 @@ class Images(ABC):
     """
 
     def __init__(
-        self, labels: Sequence[int], class_names: list[str], origin: str, n_channels: int = 3
+        self,
+        labels: Sequence[int] | np.ndarray | Tensor,
+        class_names: list[str],
+        origin: str,
+        n_channels: int = 3,
     ) -> None:
         self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64))
         self.class_names, self.origin, self.n_channels = class_names, origin, n_channels
@@ -81,7 +85,11 @@ class ArrayImages(Images):
     """Images in an array (N, H, W) or (N, H, W, 3) of uint8."""
 
     def __init__(
-        self, array: np.ndarray, labels: Sequence[int], class_names: list[str], origin: str
+        self,
+        array: np.ndarray,
+        labels: Sequence[int] | np.ndarray,
+        class_names: list[str],
+        origin: str,
     ) -> None:
         self.array = array
         super().__init__(labels, class_names, origin, n_channels=1 if array.ndim == 3 else 3)
@@ -96,7 +104,7 @@ class ColumnImages(Images):
     """Encoded images in an Arrow column of {bytes, path}, as the `datasets` library writes them."""
 
     def __init__(
-        self, column: Any, labels: Sequence[int], class_names: list[str], origin: str
+        self, column: Any, labels: Sequence[int] | np.ndarray, class_names: list[str], origin: str
     ) -> None:
         self.column = column
         super().__init__(labels, class_names, origin)
@@ -114,7 +122,11 @@ class FileImages(Images):
     """One file an image."""
 
     def __init__(
-        self, files: list[Path], labels: Sequence[int], class_names: list[str], origin: str
+        self,
+        files: list[Path],
+        labels: Sequence[int] | np.ndarray,
+        class_names: list[str],
+        origin: str,
     ) -> None:
         self.files = files
         super().__init__(labels, class_names, origin)
@@ -130,7 +142,7 @@ class OpenedImages(Images):
     """A map-style data set whose items begin with an opened image, such as torchvision's."""
 
     def __init__(
-        self, items: Any, labels: Sequence[int], class_names: list[str], origin: str
+        self, items: Any, labels: Sequence[int] | np.ndarray, class_names: list[str], origin: str
     ) -> None:
         self.items = items
         super().__init__(labels, class_names, origin)

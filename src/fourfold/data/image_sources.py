@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def _from_folder(folder: Path, image: str, label: str) -> Splits:
         return _open_each(tables, lambda files, names: parquet(files, image, label, names))
     arrays = {split: _idx_files(folder, split) for split in IDX_NAMES}
     if any(arrays.values()):
-        return _open_each(arrays, lambda files, names: read_idx(*files, names))
+        return _open_each(arrays, lambda files, names: read_idx(files[0], files[1], names))
     parts = {split: _subfolder(folder, split) for split in SPLIT_NAMES}
     if any(parts.values()):
         return _open_each(parts, image_folder)
@@ -166,7 +167,7 @@ def _from_torchvision(name: str, root: str, download: bool) -> Splits:
     for split, choice in choices.items():
         try:
             places[split] = _loaded(
-                f"torchvision:{name} {split}", lambda c=choice: kind(root, **c, **options)
+                f"torchvision:{name} {split}", partial(kind, root, **choice, **options)
             )
         except InputError as error:
             # ValueError: the data set has no split of this name.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fourfold.core.errors import InputError
-from fourfold.data.batch import IGNORED
 from fourfold.data.noise import uniform
 from fourfold.data.tokenizer import Tokenizer
+from fourfold.losses import IGNORED
 
 _MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 

@@ -20,8 +20,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
-    """Numbers in [0, 1), `n` for each row.
+def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
+    """Random bits, `n` numbers for each row.
 
     Args:
         seed: the same seed gives the same numbers.
@@ -31,15 +31,24 @@ def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) ->
         stream: different streams are independent.
 
     Returns:
-        (B, n) float64.
+        (B, n) uint64.
     """
     state = np.zeros(1, np.uint64)
     for part in (seed, stream, epoch):
         state = _mix((state ^ np.uint64(part)) + _STEP)
     keys = _mix(state + (rows.astype(np.uint64) + np.uint64(1)) * _STEP)  # (B,)
     counters = np.arange(1, n + 1, dtype=np.uint64) * _STEP
-    bits = _mix(_mix(keys)[:, None] + counters)  # (B, n)
+    return _mix(_mix(keys)[:, None] + counters)  # (B, n)
+
+
+def unit(bits: np.ndarray) -> np.ndarray:
+    """Random bits as numbers in [0, 1), float64."""
     return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
+    """Numbers in [0, 1), (B, n) float64; arguments as `bits`."""
+    return unit(bits(seed, epoch, rows, n, stream))
 
 
 def integers(

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.data.batch import IGNORED, CausalBatch
+from fourfold.data.batch import CausalBatch
 from fourfold.data.datamodule import BatchDataset
 from fourfold.data.noise import integers
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
 from fourfold.data.stream import Stream
+from fourfold.losses import IGNORED
 
 
 class BlockDataset(BatchDataset):
