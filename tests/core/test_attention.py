@@ -6,13 +6,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.tiny import assert_same, backend
 from torch import Tensor
 
 from fourfold.core.attention import Attention, attend, attention_backend, attention_weights, lower
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.core.masks import Lowered, Mask
+from tests.tiny import assert_same, backend
 
 examples = settings(max_examples=40, deadline=None)
 

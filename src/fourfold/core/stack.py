@@ -107,7 +107,7 @@ class Block(nn.Module):
         y = self.dropout(y)
         if self.drop_path and self.training:
             kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
-            y = y * (kept / (1.0 - self.drop_path)).to(y.dtype)
+            y = y * kept / (1.0 - self.drop_path)
         return y
 
 

@@ -1,0 +1,340 @@
+"""The sliced loss against the plain formula, for everything it can be asked."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold import losses
+from fourfold.core.errors import InputError
+from fourfold.losses import IGNORED, classification_loss, linear_cross_entropy, token_scores
+
+N, D, V = 11, 5, 13
+
+
+def problem(
+    dtype: torch.dtype = torch.float64, bias: bool = True, ignored: tuple[int, ...] = (2, 7)
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    hidden, weight = torch.randn(N, D, dtype=dtype), torch.randn(V, D, dtype=dtype)
+    targets = torch.randint(1, V, (N,))
+    targets[list(ignored)] = IGNORED
+    own = torch.randn(V, dtype=dtype).requires_grad_() if bias else None
+    return hidden.requires_grad_(), weight.requires_grad_(), own, targets
+
+
+def plain(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    smoothing: str = "uniform",
+    normalizer: float | None = None,
+) -> Tensor:
+    """- sum of q log p, word by word, over the valid targets."""
+    log_p = F.linear(hidden, weight, bias).log_softmax(-1)
+    total, count = torch.zeros((), dtype=log_p.dtype), 0
+    for row, target in zip(log_p, targets.tolist(), strict=True):
+        if target == IGNORED:
+            continue
+        count += 1
+        for word in range(V):
+            if smoothing == "uniform":
+                q = label_smoothing / V + (1 - label_smoothing) * (word == target)
+            elif word == target:
+                q = 1 - label_smoothing
+            elif smoothing == "off_target":
+                q = label_smoothing / (V - 1)
+            else:
+                q = 0 if word == 0 else label_smoothing / (V - 2)
+            total = total - q * row[word]
+    return total / (max(count, 1) if normalizer is None else normalizer)
+
+
+def assert_equal(given: tuple[Any, ...], rtol: float = 1e-10, **options: Any) -> None:
+    """The same value and the same gradients as the plain formula."""
+    leaves = [t for t in given[:3] if t is not None]
+    for factor in (1.0, -2.5):  # what comes from above must be passed on
+        ours = linear_cross_entropy(*given, **options)
+        theirs = plain(*given, **options)
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol)
+        pairs = zip(
+            torch.autograd.grad(factor * ours, leaves),
+            torch.autograd.grad(factor * theirs, leaves),
+            strict=True,
+        )
+        for mine, wanted in pairs:
+            torch.testing.assert_close(mine, wanted, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("smoothing", losses.SMOOTHINGS)
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("normalizer", [None, 1.0, 37.0])
+def test_the_plain_formula(
+    smoothing: str, epsilon: float, bias: bool, normalizer: float | None
+) -> None:
+    options = {"label_smoothing": epsilon, "smoothing": smoothing, "normalizer": normalizer}
+    assert_equal(problem(bias=bias), **options)
+
+
+# In numbers: less than a row, one row, some that do not divide 11, all.
+@pytest.mark.parametrize("size", [1, V, 2 * V + 3, 4 * V, 10 * V, 11 * V, 1000 * V])
+def test_slices_of_any_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(losses, "SLICE", size)
+    given = problem()
+    assert_equal(given, label_smoothing=0.1, smoothing="off_target")
+    nll, prediction = token_scores(*given)
+    logits = F.linear(*given[:3])
+    expected = F.cross_entropy(logits, given[3], reduction="none", ignore_index=IGNORED)
+    torch.testing.assert_close(nll, expected.detach())
+    assert torch.equal(prediction, logits.argmax(-1))
+
+
+def test_slices_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "SLICE", 10 * V)
+    hidden, weight, bias, _ = problem()
+    with torch.no_grad():
+        slices = losses._logits_by_slice(hidden, weight, bias, torch.float64)
+        assert [len(logits) for _, logits, _ in slices] == [6, 5]
+
+
+def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor of the size of all logits is ever made."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                self.largest = max(self.largest, out.numel())
+            return out
+
+    monkeypatch.setattr(losses, "SLICE", 50 * 40)
+    hidden = torch.randn(400, 3, requires_grad=True)
+    weight, targets = torch.randn(50, 3, requires_grad=True), torch.randint(50, (400,))
+    with Sizes() as sizes:
+        linear_cross_entropy(hidden, weight, None, targets, label_smoothing=0.1).backward()
+        token_scores(hidden, weight, None, targets)
+    assert 50 * 30 < sizes.largest <= 50 * 40
+
+
+@pytest.mark.parametrize("smoothing", losses.SMOOTHINGS)
+def test_all_targets_ignored(smoothing: str) -> None:
+    given = problem(ignored=tuple(range(N)))
+    loss = linear_cross_entropy(*given, label_smoothing=0.1, smoothing=smoothing)
+    assert loss.item() == 0
+    assert all((grad == 0).all() for grad in torch.autograd.grad(loss, given[:3]))
+    assert (token_scores(*given)[0] == 0).all()
+
+
+def test_no_tokens_at_all() -> None:
+    weight = torch.randn(V, D, requires_grad=True)
+    hidden, targets = torch.empty(0, D, requires_grad=True), torch.empty(0, dtype=torch.long)
+    loss = linear_cross_entropy(hidden, weight, None, targets)
+    loss.backward()
+    assert loss.item() == 0
+    assert (weight.grad == 0).all()
+    nll, prediction = token_scores(hidden, weight, None, targets)
+    assert nll.shape == prediction.shape == (0,)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    hidden, weight, bias, targets = problem(torch.float32)
+    big = (100 * hidden).detach().requires_grad_()
+    loss = linear_cross_entropy(big, 10 * weight, bias, targets)
+    exact = plain(big.double(), 10 * weight.double(), bias.double(), targets)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0)
+    assert torch.autograd.grad(loss, big)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "epsilon"), [("uniform", 0.0), ("uniform", 0.1), ("off_target_pad", 0.2)]
+)
+def test_gradcheck(smoothing: str, epsilon: float) -> None:
+    hidden, weight, bias, targets = problem()
+    assert torch.autograd.gradcheck(
+        lambda *leaves: linear_cross_entropy(
+            *leaves, targets, label_smoothing=epsilon, smoothing=smoothing, normalizer=3.0
+        ),
+        (hidden, weight, bias),
+    )
+
+
+def test_a_normalizer_of_all_ranks_may_be_a_tensor() -> None:
+    given = problem()
+    total = linear_cross_entropy(*given, normalizer=1.0)
+    for count in (torch.tensor(6), torch.tensor(6.0, dtype=torch.float64), torch.tensor([6])[0]):
+        assert linear_cross_entropy(*given, normalizer=count).item() == pytest.approx(
+            total.item() / 6
+        )
+    hidden, weight, bias, targets = problem(torch.float32)
+    count = torch.tensor(6.0, dtype=torch.float64)
+    loss = linear_cross_entropy(hidden, weight, bias, targets, normalizer=count)
+    assert loss.dtype == torch.float32
+
+
+def test_a_shared_matrix_gets_both_gradients() -> None:
+    """The embedding at the bottom and the output at the top are one parameter."""
+    embedding, ids = nn.Embedding(V, D).double(), torch.randint(V, (N,))
+    targets = torch.randint(V, (N,))
+    grads = []
+    for loss in (linear_cross_entropy, plain):
+        embedding.zero_grad()
+        loss(embedding(ids).tanh(), embedding.weight, None, targets).backward()
+        grads.append(embedding.weight.grad.clone())
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
+
+
+def test_micro_batches_add_up() -> None:
+    hidden, weight, bias, targets = problem()
+    count = (targets != IGNORED).sum()
+    whole = torch.autograd.grad(linear_cross_entropy(hidden, weight, bias, targets), weight)[0]
+    for rows in (slice(0, 4), slice(4, N)):
+        part = linear_cross_entropy(hidden[rows], weight, bias, targets[rows], normalizer=count)
+        part.backward()
+    torch.testing.assert_close(weight.grad, whole, rtol=1e-10, atol=1e-12)
+
+
+def test_some_inputs_may_be_frozen() -> None:
+    hidden, weight, bias, targets = problem()
+    expected = torch.autograd.grad(plain(hidden, weight, bias, targets), (hidden, weight, bias))
+    leaves = (hidden, weight, bias)
+    for chosen in itertools.product([True, False], repeat=3):
+        if not any(chosen):
+            continue
+        given = [t.detach().requires_grad_(c) for t, c in zip(leaves, chosen, strict=True)]
+        linear_cross_entropy(*given, targets).backward()
+        for tensor, wanted, learns in zip(given, expected, chosen, strict=True):
+            if learns:
+                torch.testing.assert_close(tensor.grad, wanted)
+            else:
+                assert tensor.grad is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation_makes_no_gradients(
+    monkeypatch: pytest.MonkeyPatch, mode: type[torch.no_grad]
+) -> None:
+    given = problem()
+    expected = linear_cross_entropy(*given).item()
+    monkeypatch.setattr(losses, "_Gradients", None)  # to call it would be an error
+    with mode():
+        loss = linear_cross_entropy(*given)
+    assert loss.item() == expected
+    assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_autocast_on_fp32_weights(bias: bool) -> None:
+    hidden, weight, own, targets = problem(torch.float32, bias)
+    leaves = [t for t in (hidden, weight, own) if t is not None]
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = linear_cross_entropy(hidden, weight, own, targets, label_smoothing=0.1)
+        logits = F.linear(hidden, weight, own)
+        assert logits.dtype == torch.bfloat16
+        theirs = F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
+        nll, _ = token_scores(hidden, weight, own, targets)
+    assert ours.dtype == nll.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=0)
+    exact = plain(*(t.double() if t is not None else t for t in (hidden, weight, own)), targets,
+                  label_smoothing=0.1)  # fmt: skip
+    wanted = torch.autograd.grad(exact, leaves)
+    for mine, want in zip(torch.autograd.grad(ours, leaves), wanted, strict=True):
+        assert mine.dtype == torch.float32
+        assert (mine - want).norm() < 0.02 * want.norm()
+
+
+def test_bf16_weights_learn_from_sums_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """257 equal rows: a sum in bf16 would stop at 256."""
+    monkeypatch.setattr(losses, "SLICE", V)
+    hidden = torch.ones(257, D, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.zeros(V, D, dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.zeros(V, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(257, dtype=torch.long)
+    loss = linear_cross_entropy(hidden, weight, bias, targets, normalizer=1.0)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(257 * torch.tensor(V).log().item(), rel=1e-5)
+    assert hidden.grad.dtype == weight.grad.dtype == bias.grad.dtype == torch.bfloat16
+    expected = 257 * (1 / V - 1)
+    assert weight.grad[0, 0].item() == pytest.approx(expected, rel=2**-8)
+    assert bias.grad[0].item() == pytest.approx(expected, rel=2**-8)
+
+
+def test_the_scale_of_gradients_is_not_rounded() -> None:
+    """1/1021 in bf16 would be wrong by a quarter of a percent, in every gradient alike."""
+    hidden, weight, _, targets = problem(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        one = linear_cross_entropy(hidden, weight, None, targets, normalizer=1.0)
+        many = linear_cross_entropy(hidden, weight, None, targets, normalizer=1021.0)
+    for a, b in zip(
+        torch.autograd.grad(one, (hidden, weight)),
+        torch.autograd.grad(many, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, 1021 * b, rtol=1e-5, atol=1e-8)
+
+
+def test_backward_twice() -> None:
+    hidden, weight, bias, targets = problem()
+    loss = linear_cross_entropy(hidden, weight, bias, targets)
+    first = torch.autograd.grad(3 * loss, weight, retain_graph=True)[0]
+    second = torch.autograd.grad(loss, weight)[0]
+    torch.testing.assert_close(first, 3 * second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_token_scores(dtype: torch.dtype) -> None:
+    hidden, weight, bias, targets = problem(dtype)
+    nll, prediction = token_scores(hidden, weight, bias, targets)
+    logits = F.linear(hidden, weight, bias)
+    assert nll.dtype == dtype
+    assert not nll.requires_grad
+    assert torch.equal(prediction, logits.argmax(-1))
+    for i, target in enumerate(targets.tolist()):
+        expected = 0.0 if target == IGNORED else -logits[i].log_softmax(-1)[target].item()
+        assert nll[i].item() == pytest.approx(expected, rel=1e-5)
+    assert nll.sum().item() == pytest.approx(
+        linear_cross_entropy(hidden, weight, bias, targets, normalizer=1.0).item(), rel=1e-5
+    )
+
+
+def test_a_smoothed_distribution_sums_to_one() -> None:
+    for smoothing, others in (("uniform", V - 1), ("off_target", V - 1), ("off_target_pad", V - 2)):
+        target, other = losses.smoothing_weights(0.3, smoothing, V)
+        assert target + others * other == pytest.approx(1.0)
+    assert losses.smoothing_weights(0.1, "uniform", 10) == pytest.approx((0.91, 0.01))
+    with pytest.raises(InputError, match="smoothing is 'fairseq'"):
+        losses.smoothing_weights(0.1, "fairseq", V)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("normalizer", [None, 32.0])
+def test_classification(epsilon: float, soft: bool, normalizer: float | None) -> None:
+    logits = torch.randn(6, 4, dtype=torch.float64)
+    labels = torch.randint(4, (6,))
+    q = F.one_hot(labels, 4).double()
+    if soft:
+        q = 0.3 * q + 0.7 * q.roll(1, 0)
+    smoothed = (1 - epsilon) * q + epsilon / 4
+    expected = -(smoothed * logits.log_softmax(-1)).sum() / (normalizer or 6)
+    loss = classification_loss(
+        logits, q if soft else labels, label_smoothing=epsilon, normalizer=normalizer
+    )
+    torch.testing.assert_close(loss, expected)
+
+
+def test_classification_of_bf16_logits_is_in_fp32() -> None:
+    logits, labels = torch.randn(6, 4).bfloat16(), torch.randn(6, 4).softmax(-1)
+    loss = classification_loss(logits, labels.bfloat16())
+    assert loss.dtype == torch.float32
+    expected = F.cross_entropy(logits.float(), labels.bfloat16().float())
+    torch.testing.assert_close(loss, expected)
