@@ -1,6 +1,6 @@
 """Tiny recipes of the four families, and the command line as a function."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32}
-WORDS = "one two three four five six seven eight nine ten".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 class Result(NamedTuple):
@@ -109,8 +109,26 @@ def configs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, P
     return files
 
 
+@pytest.fixture(scope="session")
+def trained(
+    configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The run directory of a family, trained for a few steps when first asked for."""
+    from fourfold.cli import main
+
+    folder = tmp_path_factory.mktemp("trained")
+
+    def train(name: str) -> Path:
+        run = folder / name
+        if not run.exists():
+            assert main(["fit", "--config", str(configs[name]), "--run_dir", str(run)]) == 0
+        return run
+
+    return train
+
+
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory to run in."""
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path

@@ -46,7 +46,7 @@ def test_an_evaluation_takes_best_then_average_then_last(tmp_path: Path) -> None
     for skipped in range(3):
         run = run_with(tmp_path / str(skipped), *names[skipped:])
         assert run.find(None).stem == names[skipped]
-    with pytest.raises(InputError, match="best.ckpt: there is no such checkpoint, only last"):
+    with pytest.raises(InputError, match=r"best\.ckpt: there is no such checkpoint, only last"):
         run_with(tmp_path / "2", "last").find("best")
     with pytest.raises(InputError, match="there is no checkpoint"):
         run_with(tmp_path / "none").find(None)

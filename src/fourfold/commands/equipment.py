@@ -7,6 +7,7 @@ from lightning import Callback
 from fourfold.callbacks.averaging import AverageLast
 from fourfold.callbacks.checkpoints import Checkpoints
 from fourfold.callbacks.ema import ExponentialAverage
+from fourfold.callbacks.epoch_end import EpochEndResume
 from fourfold.callbacks.metrics_csv import RewindMetrics
 from fourfold.callbacks.predictions import Predictions
 from fourfold.callbacks.preemption import Preemption
@@ -35,7 +36,7 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
     if command != "fit":
         return shown
     # First of all the place in the data, which a checkpoint of the same batch must hold.
-    mine: list[Callback] = [ExactResume(), StepMetrics()]
+    mine: list[Callback] = [ExactResume(), EpochEndResume(), StepMetrics()]
     if config["ema_decay"] is not None:
         mine.append(ExponentialAverage(config["ema_decay"]))
     if not trainer["fast_dev_run"]:

@@ -1,0 +1,161 @@
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+Run = Callable[..., Any]
+Train = Callable[[str], Path]
+Ask = Callable[..., list[str]]
+
+
+@pytest.fixture
+def ask(run: Run, trained: Train, here: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """A verb on some text, from a checkpoint alone in an empty directory."""
+
+    def call(verb: str, family: str, text: str | bytes, *options: object) -> Any:
+        checkpoint = trained(family) / "checkpoints/last.ckpt"
+        content = text.encode() if isinstance(text, str) else text
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        return run(verb, "--checkpoint", checkpoint, *options)
+
+    return call
+
+
+def lines(result: Any) -> list[str]:
+    assert result.code == 0, result.err
+    assert result.out.endswith("\n")
+    found: list[str] = result.out.split("\n")[:-1]
+    return found
+
+
+TEXT = "one two three\n\nfour\n   \nfive six seven one two\nten\n"
+FILLED = [True, False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("verb", "family", "options"),
+    [
+        ("translate", "mt", ["--max-new", 8]),
+        ("translate", "mt", ["--beam", 1, "--max-new", 8]),
+        ("translate", "mt", ["--beam=3", "--length-penalty=1", "--penalty=power", "--n-best=2"]),
+        ("generate", "lm", ["--max-new", 5]),
+        ("generate", "lm", ["--temperature=1", "--top-k=9", "--top-p=.9", "--seed=1"]),
+        ("generate", "lm", ["--beam", 2, "--max-new", 4, "--n-best", 2, "--document-start"]),
+        ("fill", "mlm", []),
+    ],
+)
+def test_one_line_for_each_line(verb: str, family: str, options: list[object], ask: Ask) -> None:
+    whole = lines(ask(verb, family, TEXT, *options))
+    assert [bool(line.strip()) for line in whole] == FILLED
+    # Neither the batch nor the neighbours matter.
+    assert lines(ask(verb, family, TEXT, *options, "--batch-size", 1)) == whole
+    alone = [lines(ask(verb, family, line + "\n", *options))[0] for line in TEXT.split("\n")[4:6]]
+    assert alone == whole[4:6]
+    n_best = 2 if "--n-best" in options or "--n-best=2" in options else 1
+    assert all(line.count("\t") == n_best - 1 for line in whole if line)
+
+
+def test_translations_are_those_of_the_test(ask: Ask, run: Run, trained: Train, text: Path) -> None:
+    folder = trained("mt")
+    assert run("predict", "--config", folder / "config.yaml", "--ckpt_path=last").code == 0
+    expected = (folder / "predictions.txt").read_text()
+    assert ask("translate", "mt", (text / "test.a").read_text()).out == expected
+
+
+def test_a_continuation_follows_its_prompt(ask: Ask) -> None:
+    whole = lines(ask("generate", "lm", "one two\n", "--max-new", 6))[0]
+    assert whole.startswith("one two")
+    new = lines(ask("generate", "lm", "one two\n", "--max-new", 6, "--only-new"))[0]
+    assert "one two" + new == whole
+    drawn = ["--temperature", 2, "--seed", 1, "--n-best", 3]
+    three = lines(ask("generate", "lm", "one\n", *drawn))[0].split("\t")
+    assert len(set(three)) == 3
+    assert lines(ask("generate", "lm", "one\n", *drawn))[0].split("\t") == three
+    assert "needs a --beam" in ask("generate", "lm", "one\n", "--n-best", 2).err
+
+
+def test_long_lines(ask: Ask) -> None:
+    long = "one\n" + "seven " * 60 + "\n"
+    for verb, family in (("translate", "mt"), ("generate", "lm"), ("fill", "mlm")):
+        result = ask(verb, family, long, *(["--max-new", 4] if verb == "generate" else []))
+        assert result.code == 2
+        assert result.err.startswith("fourfold: error: line 2: ")
+        assert "--truncate" in result.err
+        assert len(lines(ask(verb, family, long, "--truncate"))) == 2
+
+
+def test_masks_are_filled(ask: Ask) -> None:
+    given = "one [MASK] three\n<mask> two\nno mask here\n[MASK] [MASK]\n"
+    filled = lines(ask("fill", "mlm", given))
+    assert filled[0].startswith("one")
+    assert filled[0].endswith(" three")
+    assert filled[1].endswith(" two")
+    assert filled[2] == "no mask here"
+    assert not any("mask" in line.lower() for line in (filled[0], filled[1], filled[3]))
+    several = lines(ask("fill", "mlm", given, "--top-k", 3))
+    assert [line.count("\t") for line in several] == [2, 2, 0, 2]
+    assert [line.split("\t")[0] for line in several] == filled
+    assert len(set(several[3].split("\t"))) == 3
+
+
+def test_images_are_classified(ask: Ask, here: Path) -> None:
+    for number in range(3):
+        Image.new("L", (8, 8), number * 100).save(here / f"{number}.png")
+    given = "0.png\n\n1.png\n2.png\n"
+    found = [line.split("\t") for line in lines(ask("classify", "vit", given))]
+    assert [row[0] for row in found] == ["0.png", "", "1.png", "2.png"]
+    assert all(row[1] in "0123456789" and 0.1 <= float(row[2]) <= 1 for row in found if row[0])
+    all_classes = lines(ask("classify", "vit", "0.png\n", "--top-k", 20))[0].split("\t")[1:]
+    assert sorted(all_classes[::2]) == list("0123456789")
+    assert sum(map(float, all_classes[1::2])) == pytest.approx(1, abs=1e-3)
+    (here / "3.png").write_bytes(b"no image")
+    for name in ("3.png", "4.png"):
+        result = ask("classify", "vit", f"0.png\n{name}\n")
+        assert result.code == 2
+        assert "line 2: " in result.err
+        assert name in result.err
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_precisions(precision: str, ask: Ask) -> None:
+    for verb, family in (("translate", "mt"), ("fill", "mlm")):
+        assert len(lines(ask(verb, family, "one [MASK]\n", "--precision", precision))) == 1
+    assert "needs a GPU" in ask("fill", "mlm", "one\n", "--precision", "16-mixed").err
+
+
+def test_a_run_directory_will_do(run: Run, trained: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+    assert len(lines(run("translate", "--checkpoint", trained("mt")))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device=tpu"], "--device is tpu, but must be auto, cpu, cuda or cuda:N"),
+        (["--device=cuda:99"], "--device is cuda:99, but there are"),
+        (["--penalty=gnm"], "penalty is 'gnm', but must be one of gnmt, power, none; did you mean"),
+    ],
+)
+def test_wrong_options(options: list[str], said: str, ask: Ask) -> None:
+    result = ask("translate", "mt", "one\n", *options)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_wrong_checkpoints(ask: Ask, run: Run, trained: Train, here: Path) -> None:
+    result = ask("fill", "mt", "one\n")
+    assert result.code == 2
+    assert "a checkpoint of Translation, but MaskedLanguageModeling is needed" in result.err
+    assert "there is no such" in run("fill", "--checkpoint", "nothing.ckpt").err
+    (here / "empty").mkdir()
+    assert "there is no checkpoint" in run("fill", "--checkpoint", "empty").err
+
+
+def test_broken_utf8_names_the_line(ask: Ask) -> None:
+    result = ask("translate", "mt", b"one\ntwo \xff\n")
+    assert result.code == 2
+    assert "line 2 is not UTF-8" in result.err

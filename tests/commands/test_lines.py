@@ -1,0 +1,56 @@
+import io
+
+import pytest
+
+from fourfold.commands.lines import Item, process, read_lines
+from fourfold.core.errors import InputError
+
+
+def through(text: str, batch_size: int = 2) -> tuple[list[str], list[list[str]]]:
+    """Lines in upper case, and the batches in which they were made."""
+    batches: list[list[str]] = []
+
+    def run(items: list[Item]) -> list[str]:
+        batches.append([item.content for item in items])
+        return [item.content.upper() for item in items]
+
+    def prepare(line: str) -> Item:
+        if "!" in line:
+            raise InputError("too loud")
+        return Item(line, len(line), group=int(line.startswith("g")))
+
+    out = io.StringIO()
+    process(read_lines(io.BytesIO(text.encode())), prepare, run, out, batch_size)
+    return out.getvalue().split("\n")[:-1], batches
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
+def test_order_count_and_empty_lines(batch_size: int) -> None:
+    text = "ccc\n\na\n  \nbb\r\n\u2028x\ng1\nlast"
+    lines, _ = through(text, batch_size)
+    assert lines == ["CCC", "", "A", "", "BB", "\u2028X", "G1", "LAST"]
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert through("") == ([], [])
+    assert through("\n\n") == (["", ""], [])
+
+
+def test_like_lengths_share_a_batch_and_groups_do_not() -> None:
+    _, batches = through("aaaa\ng\nb\naaa\nbb\nggg\n")
+    assert batches == [["b", "bb"], ["aaa", "aaaa"], ["g", "ggg"]]
+
+
+def test_more_lines_than_a_chunk() -> None:
+    text = [f"line {n}" for n in range(300)]
+    assert through("\n".join(text))[0] == [line.upper() for line in text]
+
+
+def test_a_line_that_cannot_be_prepared_is_named() -> None:
+    with pytest.raises(InputError, match="line 3: too loud"):
+        through("a\n\nb!\n")
+
+
+def test_broken_utf8_is_named() -> None:
+    with pytest.raises(InputError, match="line 2 is not UTF-8: byte 3 is 0xff"):
+        list(read_lines(io.BytesIO(b"fine\nab\xff\n")))

@@ -1,0 +1,159 @@
+"""Killed at any batch and started again, a run ends as one that was never interrupted."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Run = Callable[..., Any]
+
+VARIANTS = {
+    "average": ["--average_last=2", "--average_every_n_steps=2", "--checkpoint.every_n_steps=2"],
+    "ema": [
+        *("--ema_decay=0.9", "--trainer.accumulate_grad_batches=2", "--data.num_workers=0"),
+        *("--checkpoint.every_n_steps=1", "--checkpoint.keep_best=2"),
+    ],
+    # last.ckpt is written where an epoch ends, and nowhere else.
+    "epochs": ["--checkpoint.every_n_steps=null"],
+}
+KILLS = [("average", 3), ("average", 7), ("ema", 6), ("epochs", 8)]
+
+
+class Killed(BaseException):
+    """What no handler expects, as SIGKILL."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ends a training in the middle of a batch."""
+    from fourfold.tasks import Translation
+
+    step = Translation.training_step
+
+    def prepare(number: int) -> None:
+        def killed(self: Any, batch: Any, batch_idx: int) -> Any:
+            if self.trainer.fit_loop.total_batch_idx == number:
+                raise Killed
+            return step(self, batch, batch_idx)
+
+        monkeypatch.setattr(Translation, "training_step", killed)
+
+    return prepare
+
+
+@pytest.fixture
+def fit(run: Run, configs: dict[str, Path], here: Path) -> Run:
+    def call(name: str, *more: str) -> Any:
+        options = ["--model.val_beam=0", "--trainer.max_steps=10", "--run_dir", here / name, *more]
+        return run("fit", "--config", configs["mt"], *options)
+
+    return call
+
+
+def content(file: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    found = list(csv.DictReader((run / "metrics.csv").open()))
+    return [{k: v for k, v in row.items() if not k.endswith("per_second")} for row in found]
+
+
+@pytest.mark.parametrize(("variant", "batch"), KILLS)
+def test_a_killed_run_ends_the_same(
+    variant: str, batch: int, fit: Run, kill_at: Callable[[int], None], here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    assert fit("whole", *VARIANTS[variant]).code == 0
+    with monkeypatch.context():
+        kill_at(batch)
+        with pytest.raises(Killed):
+            fit("killed", *VARIANTS[variant])
+    kill_at(-1)
+    result = fit("killed", *VARIANTS[variant], "--resume=must")
+    assert result.code == 0, result.err
+    assert "resumed after step" in result.out
+
+    whole, killed = here / "whole", here / "killed"
+    names = sorted(file.name for file in (whole / "checkpoints").glob("*.ckpt"))
+    assert names == sorted(file.name for file in (killed / "checkpoints").glob("*.ckpt"))
+    for name in names:
+        a, b = content(whole / "checkpoints" / name), content(killed / "checkpoints" / name)
+        for key in ("state_dict", "optimizer_states", "current_model_state"):
+            torch.testing.assert_close(a.get(key), b.get(key), rtol=0, atol=0)
+        for key in ("lr_schedulers", "global_step", "epoch", "TranslationData"):
+            assert a.get(key) == b.get(key)
+    assert rows(whole) == rows(killed)
+    assert (killed / "config_resume_1.yaml").is_file()
+
+
+def test_auto_continues_and_a_complete_run_stays(fit: Run, here: Path) -> None:
+    assert fit("r", "--trainer.max_steps=4").code == 0
+    longer = fit("r")
+    assert "resumed after step 4" in longer.out
+    assert "trained to step 10" in longer.out
+    before = (here / "r/metrics.csv").read_text(), (here / "r/checkpoints/last.ckpt").read_bytes()
+    assert fit("r").code == 0  # nothing is left to do
+    after = (here / "r/metrics.csv").read_text(), (here / "r/checkpoints/last.ckpt").read_bytes()
+    assert before == after
+
+
+def test_must_and_never(fit: Run, here: Path) -> None:
+    result = fit("r", "--resume=must")
+    assert result.code == 2
+    assert "nothing to resume" in result.err
+    assert not (here / "r").exists()
+    assert fit("r", "--resume=never").code == 0
+    result = fit("r", "--resume=never")
+    assert result.code == 2
+    assert "already holds a training" in result.err
+
+
+def test_another_recipe_is_not_mixed_in(fit: Run, here: Path) -> None:
+    assert fit("r", "--trainer.max_steps=2").code == 0
+    for changed in ("--model.optimizer.lr=0.5", "--model.config.d_ff=48"):
+        result = fit("r", changed)
+        assert result.code == 2
+        assert "was trained with model.init_args" in result.err
+    result = fit("r", "--data.max_tokens=32")
+    assert result.code == 2
+    assert "data" in result.err
+    result = fit("r", "--seed_everything=1")
+    assert result.code == 2
+    assert "seed" in result.err
+
+
+def test_a_start_from_nothing_forgets_the_rows_of_before(
+    fit: Run, kill_at: Callable[[int], None], here: Path
+) -> None:
+    kill_at(4)
+    with pytest.raises(Killed):
+        fit("r", "--checkpoint.every_n_epochs=0", "--checkpoint.every_n_steps=null")
+    assert rows(here / "r")
+    kill_at(-1)
+    assert fit("r").code == 0
+    steps = [int(row["step"]) for row in rows(here / "r") if row["train/loss"]]
+    assert steps == [1, 3, 5, 7, 9]
+
+
+def test_a_checkpoint_can_begin_another_run(fit: Run, here: Path) -> None:
+    assert fit("a", "--trainer.max_steps=4").code == 0
+    start = here / "a/checkpoints/last.ckpt"
+    result = fit("b", f"--ckpt_path={start}")
+    assert "resumed after step 4" in result.out
+    assert content(here / "b/checkpoints/last.ckpt")["global_step"] == 10
+    assert "leave out --ckpt_path" in fit("b", f"--ckpt_path={start}").err
+
+
+def test_a_broken_checkpoint_is_said(fit: Run, here: Path) -> None:
+    assert fit("r", "--trainer.max_steps=2").code == 0
+    last = here / "r/checkpoints/last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    result = fit("r")
+    assert result.code == 2
+    assert "last.ckpt" in result.err
+    assert result.err.count("\n") == 1

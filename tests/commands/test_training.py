@@ -1,0 +1,233 @@
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+Run = Callable[..., Any]
+Train = Callable[[str], Path]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return state
+
+
+def test_a_run_directory_holds_what_one_needs(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("fit", "--config", configs["mt"], "--progress_seconds", 0)
+    assert result.code == 0, result.err
+    folder = here / "runs/small/mt"  # after the config's folder and name
+    names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert names == {
+        *("config.yaml", "metrics.csv", "tokenizer.json", "checkpoints/last.ckpt"),
+        *("checkpoints/best.ckpt", "checkpoints/step=00000006.ckpt"),
+    }
+    # Its config describes the run completely: the same again, elsewhere.
+    again = run("fit", "--config", folder / "config.yaml", "--run_dir", "again")
+    assert again.code == 0, again.err
+    first, second = weights(folder / "checkpoints/last.ckpt"), weights(
+        here / "again/checkpoints/last.ckpt"
+    )  # fmt: skip
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_lines_of_progress_without_a_terminal(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    out = run("fit", "--config", configs["vit"], "--progress_seconds", 0).out.splitlines()
+    assert out[0].startswith("ImageClassification: ")
+    assert "parameters on cpu, 32-true" in out[0]
+    steps = [line for line in out if line.startswith("step ") and "loss" in line and "left" in line]
+    assert [line.split()[1] for line in steps] == [f"{n}/6" for n in range(1, 7)]
+    for word in ("epoch 1", "loss ", "lr ", "images/s ", "left "):
+        assert all(word in line for line in steps)
+    assert any("val/top1" in line for line in out)
+    assert out[-1].startswith("trained to step 6 in ")
+    quiet = run("fit", "--config", configs["vit"], "--trainer.enable_progress_bar=false",
+                "--run_dir=quiet")  # fmt: skip
+    assert quiet.out == ""
+    assert quiet.err == ""
+
+
+def test_a_test_prints_a_table_and_writes_metrics(
+    run: Run, trained: Train, configs: dict[str, Path], here: Path
+) -> None:
+    folder = trained("mt")
+    result = run("test", "--config", configs["mt"], "--run_dir", folder)
+    assert result.code == 0, result.err
+    assert f"test of {folder}/checkpoints/best.ckpt" in result.out
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for name in ("test/loss", "test/bleu", "test/chrf", "test/exact_match"):
+        assert name in result.out
+        assert isinstance(metrics[name], float)
+    assert metrics["test/bleu_signature"].startswith("nrefs:1|")
+    assert metrics["test/bleu_signature"] in result.out
+    assert metrics["run"]["checkpoint"].endswith("best.ckpt")
+    assert metrics["run"]["command"].startswith("fourfold test --config ")
+    assert metrics["run"]["versions"]["torch"]
+
+
+def test_validate_takes_the_checkpoint_one_names(
+    run: Run, trained: Train, configs: dict[str, Path], here: Path
+) -> None:
+    folder = trained("lm")
+    # The config of the run directory knows the directory.
+    for which, name in (("last", "last.ckpt"), (folder / "checkpoints/best.ckpt", "best.ckpt")):
+        result = run("validate", "--config", folder / "config.yaml", "--ckpt_path", which)
+        assert result.code == 0, result.err
+        assert f"validation of {folder}/checkpoints/{name}" in result.out
+        assert "val/ppl_byte" in result.out
+    result = run("validate", "--config", folder / "config.yaml", "--ckpt_path", "average")
+    assert "average.ckpt: there is no such checkpoint, only best, last" in result.err
+    result = run("test", "--config", configs["lm"])
+    assert result.code == 2
+    assert "there is no checkpoint; train first" in result.err
+
+
+def test_a_named_checkpoint_does_not_overwrite_the_config(
+    run: Run, trained: Train, here: Path
+) -> None:
+    folder = trained("mt")
+    checkpoint = folder / "checkpoints/last.ckpt"
+    call = ["test", "--config", folder / "config.yaml", "--run_dir=new", "--ckpt_path", checkpoint]
+    result = run(*call, "--model.config.d_ff=48")
+    assert result.code == 2
+    assert "weights do not fit" in result.err
+
+
+def test_a_checkpoint_of_another_task(run: Run, trained: Train, here: Path) -> None:
+    checkpoint = trained("mt") / "checkpoints/last.ckpt"
+    result = run("test", "--config", trained("lm") / "config.yaml", "--ckpt_path", checkpoint)
+    assert result.code == 2
+    assert "the checkpoint is of Translation, not CausalLanguageModeling" in result.err
+
+
+@pytest.mark.parametrize(
+    ("family", "file"),
+    [("mt", "predictions.txt"), ("vit", "predictions.csv"), ("lm", "predictions.pt")],
+)
+def test_predictions(family: str, file: str, run: Run, trained: Train, text: Path) -> None:
+    folder = trained(family)
+    result = run("predict", "--config", folder / "config.yaml")
+    assert result.code == 0, result.err
+    assert f"wrote {folder / file}" in result.out
+    if family == "mt":
+        sources = (text / "test.a").read_text().splitlines()
+        assert len((folder / file).read_text().splitlines()) == len(sources)
+    elif family == "vit":
+        rows = list(csv.DictReader((folder / file).open()))
+        assert [int(row["row"]) for row in rows] == list(range(len(rows)))
+        assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
+    else:
+        assert all(part.ndim == 2 for part in torch.load(folder / file, weights_only=True))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_precisions(precision: str, run: Run, configs: dict[str, Path], here: Path) -> None:
+    run_dir = here / "r"
+    call = ["--config", configs["lm"], "--run_dir", run_dir, "--trainer.precision", precision]
+    result = run("fit", *call)
+    assert result.code == 0, result.err
+    assert f"on cpu, {precision}" in result.out
+    result = run("test", *call)
+    assert result.code == 0, result.err
+    assert json.loads((run_dir / "metrics.json").read_text())["test/ppl_token"] < 400
+
+
+def test_seed(run: Run, configs: dict[str, Path], here: Path) -> None:
+    call = ["fit", "--config", configs["lm"], "--trainer.max_steps=1"]
+    assert run(*call, "--run_dir=a", "--seed_everything=7").code == 0
+    config = yaml.safe_load((here / "a/config.yaml").read_text())
+    assert config["data"]["init_args"]["seed"] == config["seed_everything"] == 7
+    assert run(*call, "--run_dir=b", "--seed_everything=7", "--data.seed=0").code == 0
+    config = yaml.safe_load((here / "b/config.yaml").read_text())
+    assert config["data"]["init_args"]["seed"] == 0
+    assert run(*call, "--run_dir=c").code == 0
+    a, b, c = (weights(here / x / "checkpoints/last.ckpt") for x in "abc")
+    name = "model.embed.tokens.weight"
+    assert not torch.equal(a[name], b[name])  # other data
+    assert not torch.equal(b[name], c[name])  # other weights at the start
+
+
+def test_a_dry_run_writes_nothing(run: Run, configs: dict[str, Path], here: Path) -> None:
+    result = run("fit", "--config", configs["vit"], "--trainer.fast_dev_run=true")
+    assert result.code == 0, result.err
+    assert not list(here.iterdir())
+
+
+def test_bad_data_leave_nothing_behind(run: Run, configs: dict[str, Path], here: Path) -> None:
+    result = run("fit", "--config", configs["mt"], "--data.train=nofile.{lang}")
+    assert result.code == 2
+    assert "nofile.a" in result.err
+    assert not list(here.iterdir())
+
+
+def test_a_monitor_that_there_is_not(run: Run, configs: dict[str, Path], here: Path) -> None:
+    result = run("fit", "--config", configs["vit"], "--checkpoint.monitor=val/blue")
+    assert result.code == 2
+    assert "checkpoint.monitor is val/blue, but validation gives val/loss, val/top1" in result.err
+    assert not list(here.rglob("*.ckpt"))
+
+
+def test_early_stopping_on_what_is_not_measured(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    stop = "{class_path: EarlyStopping, init_args: {monitor: val_loss}}"
+    result = run("fit", "--config", configs["vit"], f"--trainer.callbacks+={stop}",
+                 "--trainer.max_steps=-1", "--trainer.max_epochs=1")  # fmt: skip
+    assert result.code == 2
+    assert "EarlyStopping cannot monitor val_loss" in result.err
+
+
+def test_averages_are_used_by_name(run: Run, configs: dict[str, Path], here: Path) -> None:
+    call = ["--config", configs["vit"], "--run_dir=r"]
+    result = run("fit", *call, "--average_last=2", "--average_every_n_steps=1",
+                 "--checkpoint.keep_best=0")  # fmt: skip
+    assert result.code == 0, result.err
+    folder = here / "r/checkpoints"
+    assert sorted(file.name for file in (folder / "snapshots").iterdir()) == [
+        "step=00000005.pt", "step=00000006.pt",
+    ]  # fmt: skip
+    parts = [torch.load(file, weights_only=True)["state_dict"]
+             for file in sorted((folder / "snapshots").iterdir())]  # fmt: skip
+    name = "model.head.weight" if "model.head.weight" in parts[0] else next(iter(parts[0]))
+    mean = (parts[0][name].double() + parts[1][name].double()) / 2
+    torch.testing.assert_close(weights(folder / "average.ckpt")[name], mean.float())
+    assert not torch.equal(parts[0][name], parts[1][name])
+    for which in ("average", None):  # without a best, the average is what an evaluation takes
+        result = run("validate", *call, *(["--ckpt_path", which] if which else []))
+        assert result.code == 0, result.err
+        assert "validation of r/checkpoints/average.ckpt" in result.out
+
+
+def test_the_moving_average_is_what_a_checkpoint_holds(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    from fourfold.tasks import load_task
+
+    result = run("fit", "--config", configs["vit"], "--run_dir=r", "--ema_decay=0.5")
+    assert result.code == 0, result.err
+    last = here / "r/checkpoints/last.ckpt"
+    content = torch.load(last, weights_only=True)
+    raw, average = content["current_model_state"], content["state_dict"]
+    changed = [name for name in average if name.startswith("model.") and
+               not torch.equal(raw[name], average[name])]  # fmt: skip
+    assert changed
+    loaded = load_task(last).state_dict()
+    assert all(torch.equal(loaded[name], average[name]) for name in changed)
+    both = run("fit", "--config", configs["vit"], "--ema_decay=0.5", "--average_last=2")
+    assert "give one" in both.err
+
+
+def test_the_full_list_of_options(run: Run, here: Path) -> None:
+    result = run("fit", "--help-all")
+    assert result.code == 0
+    assert "--trainer.max_epochs" in result.out
+    assert "--checkpoint.keep_best" in result.out
+    assert "--model.help" in result.out
