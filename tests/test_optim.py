@@ -1,0 +1,202 @@
+"""Learning rates against the formulas of the papers, and who decays."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fourfold.core.errors import InputError
+from fourfold.models import CausalLM, CausalLMConfig, ViT, ViTConfig
+from fourfold.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    decay_groups,
+    learning_rate_factor,
+    make_optimizer,
+    make_schedule,
+)
+
+D = 512
+
+
+def rates(config: ScheduleConfig, lr: float, total: int, d_model: int = D) -> list[float]:
+    """What the optimizer's learning rate is at each of its steps."""
+    optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=lr))
+    schedule = make_schedule(optimizer, config, lr, total, d_model)
+    found = []
+    for _ in range(total):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_noam_is_equation_3() -> None:
+    factor = learning_rate_factor(ScheduleConfig("noam", warmup_steps=4000), 1.0, 100000, D)
+    for step in (1, 10, 3999, 4000, 4001, 100000):
+        assert factor(step - 1) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))
+    peak = max(range(20000), key=factor)
+    assert peak + 1 == 4000
+    assert factor(peak) == pytest.approx(6.987712e-04, rel=1e-6)
+
+
+def test_noam_multiplies_its_rate() -> None:
+    found = rates(ScheduleConfig("noam", warmup_steps=3), 2.0, 5, d_model=16)
+    expected = [2 * 16**-0.5 * min(s**-0.5, s * 3**-1.5) for s in range(1, 6)]
+    assert found == pytest.approx(expected)
+
+
+def test_linear() -> None:
+    found = rates(ScheduleConfig("linear", warmup_steps=4), 8.0, 12)
+    assert found == pytest.approx([2, 4, 6, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+
+
+def test_linear_to_a_floor() -> None:
+    found = rates(ScheduleConfig("linear", warmup_steps=2, min_lr=2.0), 8.0, 8)
+    assert found == pytest.approx([4, 8, 7, 6, 5, 4, 3, 2])
+
+
+def test_cosine() -> None:
+    found = rates(ScheduleConfig("cosine", warmup_steps=2, min_lr=1.0), 5.0, 10)
+    decay = [1 + 4 * 0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(9)]
+    assert found == pytest.approx([2.5, *decay])
+    assert found[1] == pytest.approx(5)
+    assert found[5] == pytest.approx(3)  # half-way down
+    assert found[-1] == pytest.approx(1)
+
+
+def test_inverse_sqrt() -> None:
+    found = rates(ScheduleConfig("inverse_sqrt", warmup_steps=4), 6.0, 16)
+    assert found[:4] == pytest.approx([1.5, 3, 4.5, 6])
+    assert found[15] == pytest.approx(3)
+    assert found == pytest.approx([6 * min(s / 4, (4 / s) ** 0.5) for s in range(1, 17)])
+
+
+def test_constant() -> None:
+    assert rates(ScheduleConfig(), 3.0, 4) == [3.0] * 4
+    assert rates(ScheduleConfig(warmup_steps=2), 3.0, 4) == pytest.approx([1.5, 3, 3, 3])
+
+
+def test_the_end_may_be_given() -> None:
+    found = rates(ScheduleConfig("linear", total_steps=4), 4.0, 6)
+    assert found == pytest.approx([3, 2, 1, 0, 0, 0])
+    found = rates(ScheduleConfig("cosine", total_steps=2, min_lr=1.0), 4.0, 4)
+    assert found[1:] == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("name", ["noam", "inverse_sqrt", "linear", "cosine", "constant"])
+def test_without_warm_up_all_is_finite(name: str) -> None:
+    found = rates(ScheduleConfig(name), 1.0, 3)
+    assert all(math.isfinite(rate) and rate >= 0 for rate in found)
+    assert found == sorted(found, reverse=True)
+
+
+def test_resumed_in_the_middle_a_schedule_goes_on() -> None:
+    config, model = ScheduleConfig("cosine", warmup_steps=2), nn.Linear(2, 2)
+    whole = rates(config, 1.0, 8)
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0))
+    schedule = make_schedule(optimizer, config, 1.0, 8, D)
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    saved = optimizer.state_dict(), schedule.state_dict()
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0))
+    schedule = make_schedule(optimizer, config, 1.0, 8, D)
+    optimizer.load_state_dict(saved[0])
+    schedule.load_state_dict(saved[1])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(whole[3])
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(whole[4])
+
+
+TINY = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 12}
+
+
+def names(model: nn.Module, decay: str) -> tuple[set[str], set[str]]:
+    """Names of parameters that decay, and of those that do not."""
+    by_id = {id(p): key for key, p in model.named_parameters()}
+    groups = decay_groups(model, OptimizerConfig(weight_decay=0.1, decay=decay))
+    found: dict[float, set[str]] = {0.1: set(), 0.0: set()}
+    for group in groups:
+        found[group["weight_decay"]] = {by_id[id(p)] for p in group["params"]}
+    everything = [p for group in groups for p in group["params"]]
+    assert len(everything) == len(by_id)  # each once
+    return found[0.1], found[0.0]
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    model = CausalLM(CausalLMConfig(**TINY, vocab_size=20, max_len=6))
+    decaying, resting = names(model, "matrices")
+    assert {"embed.tokens.weight", "embed.positions.weight"} < decaying
+    assert len(decaying) == 2 + 6
+    assert all(key.endswith("bias") or "norm" in key for key in resting)
+
+
+def test_linear_layers_alone_decay() -> None:
+    model = ViT(ViTConfig(**TINY, image_size=8, patch_size=4, n_classes=3))
+    decaying, resting = names(model, "linear")
+    assert {"embed.patches.weight", "heads.0.weight"} < decaying
+    assert len(decaying) == 2 + 6
+    assert {"embed.prefix", "embed.positions.weight", "heads.0.bias"} < resting
+
+
+def test_everything_decays() -> None:
+    model = CausalLM(CausalLMConfig(**TINY, vocab_size=20, max_len=6))
+    assert names(model, "all")[1] == set()
+
+
+def test_a_frozen_parameter_is_left_alone() -> None:
+    model = nn.Linear(3, 3)
+    model.weight.requires_grad_(False)
+    (group,) = decay_groups(model, OptimizerConfig())
+    assert group["params"] == [model.bias]
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_decay_of_adamw_is_decoupled_and_of_adam_is_not(correct: bool) -> None:
+    """Loshchilov and Hutter 2017: without a gradient, AdamW shrinks a weight by lr times decay."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 2.0)
+    name = "adamw" if correct else "adam"
+    optimizer = make_optimizer(layer, OptimizerConfig(name, lr=0.1, weight_decay=0.5))
+    layer.weight.grad = torch.zeros(1, 1)
+    optimizer.step()
+    # Adam sees the decay as a gradient and makes a step of its usual size, lr.
+    assert layer.weight.item() == pytest.approx(2 * (1 - 0.1 * 0.5) if correct else 2 - 0.1)
+
+
+def test_adam_follows_its_paper() -> None:
+    """Kingma and Ba 2014, algorithm 1, with bias correction."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 1.0)
+    config = OptimizerConfig("adam", lr=0.01, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
+    optimizer = make_optimizer(layer, config)
+    theta, m, v = 1.0, 0.0, 0.0
+    for t, g in enumerate((0.5, -2.0, 0.1), 1):
+        layer.weight.grad = torch.full((1, 1), g)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
+        theta -= 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.98**t)) ** 0.5 + 1e-9)
+        assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
+
+
+def test_momentum() -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(layer.weight)
+    config = OptimizerConfig("sgd", lr=0.1, momentum=0.5, weight_decay=0.0)
+    optimizer = make_optimizer(layer, config)
+    for _ in range(2):
+        layer.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+    assert layer.weight.item() == pytest.approx(-0.1 - 0.15)
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(InputError, match="optimizer name is 'lion', but must be one of adam"):
+        OptimizerConfig(name="lion")
+    with pytest.raises(InputError, match="decay is 'none'"):
+        OptimizerConfig(decay="none")
+    with pytest.raises(InputError, match="schedule name is 'step'"):
+        ScheduleConfig(name="step")
