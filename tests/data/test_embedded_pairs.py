@@ -1,5 +1,6 @@
 import pytest
 
+import fourfold.data.embedded_pairs as module
 from fourfold.core.errors import InputError
 from fourfold.data.embedded_pairs import embedded_pairs
 
@@ -21,6 +22,17 @@ def test_no_sentence_occurs_twice_in_or_across_splits(english_german):
     for side in range(2):
         texts = [text for rows in english_german.values() for text in rows.columns[side]]
         assert len(set(texts)) == len(texts) == 2500
+
+
+def test_a_sentence_seen_on_one_side_only_is_still_seen(monkeypatch):
+    def few(_makers, _voices, rng):
+        return [f"{rng.randrange(6000)}", f"{rng.randrange(6000)}"]
+
+    monkeypatch.setattr(module, "_sentence", few)
+    splits = module.embedded_pairs.__wrapped__("en", "de", 1000)
+    for side in range(2):
+        texts = [text for rows in splits.values() for text in rows.columns[side]]
+        assert len(set(texts)) == len(texts) == 2000
 
 
 def test_more_training_only_adds_rows(english_german):
