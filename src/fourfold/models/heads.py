@@ -52,7 +52,8 @@ class VocabularyHead(nn.Module):
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """h (..., D) to h', weight (V, D), bias (V,) or None; logits are h' weight^T + bias."""
         if self.transform is not None and self.norm is not None:
-            h = self.norm(self.activation(self.transform(h)))
+            y = self.activation(self.transform(h))
+            h = self.norm(y.to(h.dtype))  # in fp32 under autocast, on every device
         return h, self.weight, self.bias
 
     def forward(self, h: Tensor) -> Tensor:
