@@ -3,6 +3,7 @@ import logging
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 
 from fourfold.core.errors import InputError
 from fourfold.data import TranslationData
@@ -193,3 +194,18 @@ def test_news_held_out_by_sentence(data_dir, monkeypatch):
     )
     total = len(data.sources("train")) + len(data.sources("val"))
     assert 2500 < total <= 2525
+
+
+def test_options_as_a_command_line_gives_them(files):
+    parser = ArgumentParser()
+    parser.add_class_arguments(TranslationData, "data")
+
+    def data(*arguments):
+        return parser.instantiate(parser.parse_args([f"--data.{a}" for a in arguments])).data
+
+    table = data("source=files", "train=a.tsv", "columns=[0,1]", "val=0.1", "test=b.tsv")
+    assert table.columns == ["0", "1"]
+    assert table.parts == {"train": "a.tsv", "val": 0.1, "test": "b.tsv"}
+    pair = data("source=files", 'train=["a","b"]', "tokenizer.kind=char", "tokenizer.vocab_size=9")
+    assert pair.parts["train"] == ["a", "b"]
+    assert pair._config == TokenizerConfig("char", 9)

@@ -31,7 +31,7 @@ class TextSource:
     """
 
     kind: str
-    parts: dict[str, str | list[str] | float | None]
+    parts: dict[str, float | str | list[str] | None]
     column: str = "text"
     documents: Unit = "file"
     hub: HubConfig | None = None

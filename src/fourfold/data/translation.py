@@ -28,7 +28,8 @@ from fourfold.data.tokenizer_training import TokenizerConfig
 
 log = logging.getLogger(__name__)
 
-Part = str | list[str] | float | None
+# A number first, so that `--data.val 0.1` is one.
+Part = float | str | list[str] | None
 
 
 class PairDataset(BatchDataset):
@@ -95,7 +96,7 @@ class TranslationData(TokenizedData):
         train: str | list[str] | None = None,
         val: Part = None,
         test: Part = None,
-        columns: list[str] | None = None,
+        columns: list[int | str] | None = None,
         hub: HubConfig | None = None,
         rows: int = 20_000,
         tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (frozen)
@@ -109,7 +110,8 @@ class TranslationData(TokenizedData):
         super().__init__(tokenizer, seed, num_workers)
         self.source, self.langs = source, (src_lang, tgt_lang)
         self.parts: dict[str, Part] = {"train": train, "val": val, "test": test}
-        self.columns, self.hub, self.rows = columns, hub, rows
+        self.columns = None if columns is None else [str(column) for column in columns]
+        self.hub, self.rows = hub, rows
         self.max_tokens, self.max_rows = max_tokens, max_rows
         self.max_len, self.too_long = max_len, too_long
 
