@@ -338,3 +338,20 @@ def test_classification_of_bf16_logits_is_in_fp32() -> None:
     assert loss.dtype == torch.float32
     expected = F.cross_entropy(logits.float(), labels.bfloat16().float())
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("low", [False, True])
+def test_on_cuda(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
+    monkeypatch.setattr(losses, "SLICE", 4 * V)
+    hidden, weight, bias, targets = problem(torch.float32)
+    leaves = [t.detach().cuda().requires_grad_() for t in (hidden, weight, bias)]
+    with torch.autocast("cuda", torch.bfloat16, enabled=low):
+        loss = linear_cross_entropy(*leaves, targets.cuda(), label_smoothing=0.1)
+    assert loss.dtype == torch.float32
+    exact = plain(*(t.double() for t in (hidden, weight, bias)), targets, label_smoothing=0.1)
+    wanted = torch.autograd.grad(exact, (hidden, weight, bias))
+    tolerance = 0.02 if low else 1e-5
+    torch.testing.assert_close(loss.cpu().double(), exact, rtol=tolerance, atol=0)
+    for mine, want in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+        assert (mine.cpu() - want).norm() < tolerance * want.norm()
