@@ -44,13 +44,15 @@ def test_without_the_package(no_account: None, monkeypatch: pytest.MonkeyPatch) 
 def test_an_offline_run_keeps_its_identity(
     no_account: None, run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     call = ["fit", "--config", configs["vit"], "--run_dir=mine", "--wandb=offline"]
     result = run(*call, "--wandb_project=papers", "--trainer.max_steps=2")
     assert result.code == 0, result.err
     identity = json.loads((here / "mine/wandb.json").read_text())
     assert (identity["project"], identity["name"]) == ("papers", "mine")
+    wandb.finish()  # as the end of the process does
     assert run(*call, "--trainer.max_steps=4").code == 0
+    wandb.finish()
     assert json.loads((here / "mine/wandb.json").read_text()) == identity
     files = list((here / "mine/wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) >= 1

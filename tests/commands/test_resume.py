@@ -1,6 +1,8 @@
 """Killed at any batch and started again, a run ends as one that was never interrupted."""
 
 import csv
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,57 @@ def test_a_killed_run_ends_the_same(
             assert a.get(key) == b.get(key)
     assert rows(whole) == rows(killed)
     assert (killed / "config_resume_1.yaml").is_file()
+
+
+def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
+    fit: Run, kill_at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when Lightning no longer skips an epoch: then callbacks/epoch_end.py can go."""
+    from fourfold.callbacks.epoch_end import EpochEndResume
+    from fourfold.callbacks.resume import ExactResume
+
+    epochs: list[int] = []
+    monkeypatch.setattr(
+        ExactResume, "on_train_batch_start", lambda self, t, m, batch, i: epochs.append(batch.epoch)
+    )
+
+    def epochs_after_a_resume(name: str) -> list[int]:
+        kill_at(8)
+        with pytest.raises(Killed):
+            fit(name, "--checkpoint.every_n_steps=null")
+        kill_at(-1)
+        epochs.clear()
+        assert fit(name, "--checkpoint.every_n_steps=null").code == 0
+        return epochs[:1]
+
+    assert epochs_after_a_resume("mended") == [2]
+    monkeypatch.setattr(EpochEndResume, "on_train_start", lambda *arguments: None)
+    assert epochs_after_a_resume("not mended") == [3]
+
+
+def test_a_signal_saves_and_says_so(fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fourfold.tasks import Translation
+
+    options = ("--trainer.accumulate_grad_batches=2", "--checkpoint.every_n_steps=null")
+    assert fit("whole", *options).code == 0
+    step = Translation.training_step
+
+    def signalled(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.fit_loop.total_batch_idx == 7:  # the first half of a window
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(Translation, "training_step", signalled)
+        result = fit("stopped", *options)
+    assert result.code == 75
+    assert "run it again to go on" in result.out
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert fit("stopped", *options, "--resume=must").code == 0
+    a, b = (content(here / name / "checkpoints/last.ckpt") for name in ("whole", "stopped"))
+    torch.testing.assert_close(a["state_dict"], b["state_dict"], rtol=0, atol=0)
+    assert rows(here / "whole") == rows(here / "stopped")
 
 
 def test_auto_continues_and_a_complete_run_stays(fit: Run, here: Path) -> None:

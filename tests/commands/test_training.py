@@ -45,8 +45,8 @@ def test_lines_of_progress_without_a_terminal(
     assert "parameters on cpu, 32-true" in out[0]
     steps = [line for line in out if line.startswith("step ") and "loss" in line and "left" in line]
     assert [line.split()[1] for line in steps] == [f"{n}/6" for n in range(1, 7)]
-    for word in ("epoch 1", "loss ", "lr ", "images/s ", "left "):
-        assert all(word in line for line in steps)
+    for word in ("epoch ", "loss ", "lr ", "images/s ", "left "):
+        assert not [line for line in steps if word not in line]
     assert any("val/top1" in line for line in out)
     assert out[-1].startswith("trained to step 6 in ")
     quiet = run("fit", "--config", configs["vit"], "--trainer.enable_progress_bar=false",

@@ -125,9 +125,9 @@ class Checkpoints(Checkpoint):
     def _ranking(self, name: str) -> list[str]:
         leaf = name.rsplit("/", 1)[-1]
         mode = self.mode or ("min" if leaf.startswith(LESS_IS_BETTER) else "max")
-        # Of equal scores the earlier step ranks first.
-        sign = 1 if mode == "min" else -1
-        return sorted(self.scores, key=lambda file: (sign * self.scores[file], file))
+        sign = -1 if mode == "min" else 1
+        # Of equal scores the later step ranks first: BLEU stays at 0 for a while.
+        return sorted(self.scores, key=lambda f: (sign * self.scores[f], f), reverse=True)
 
     def _is_among_best(self, name: str, file: str, score: float) -> bool:
         before = dict(self.scores)

@@ -14,4 +14,5 @@ class ExponentialAverage(EMAWeightAveraging):
     """
 
     def __init__(self, decay: float) -> None:
-        super().__init__(decay=decay)
+        # Buffers here are constants, which an average would wear down by rounding.
+        super().__init__(decay=decay, use_buffers=False)

@@ -63,8 +63,8 @@ class MetricsCSV(Logger):
     def rewind(self, step: int) -> None:
         """Forget what was logged from `step` on: the resumed run logs it again."""
         columns, rows = self._read()
-        kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
-        if len(kept) < len(rows):
+        if columns:
+            kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
             self._write(columns, kept)
 
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:

@@ -37,8 +37,9 @@ class Predictions(Callback):
     ) -> None:  # fmt: skip
         """Keep a batch's output."""
         self.outputs.append(outputs.cpu() if isinstance(outputs, Tensor) else outputs)
-        if isinstance(outputs, Tensor) and hasattr(batch, "index"):
-            self.rows += batch.index.tolist()
+        rows = getattr(batch, "index", None)  # every tuple has a method of that name
+        if isinstance(outputs, Tensor) and isinstance(rows, Tensor):
+            self.rows += rows.tolist()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file, on the first rank."""
