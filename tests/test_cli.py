@@ -10,7 +10,7 @@ from fourfold.cli import COMMANDS, main, plain_sentence
 from fourfold.core.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
-CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict")]
+CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict", "plan")]
 
 
 def test_help_version_and_misspelt_commands_wait_for_nothing(root: Path) -> None:

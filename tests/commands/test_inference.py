@@ -43,7 +43,7 @@ FILLED = [True, False, True, False, True, True]
         ("translate", "mt", ["--beam", 1, "--max-new", 8]),
         ("translate", "mt", ["--beam=3", "--length-penalty=1", "--penalty=power", "--n-best=2"]),
         ("generate", "lm", ["--max-new", 5]),
-        ("generate", "lm", ["--temperature=1", "--top-k=9", "--top-p=.9", "--seed=1"]),
+        ("generate", "lm", ["--temperature=1", "--top_k=9", "--top-p=.9", "--seed=1"]),
         ("generate", "lm", ["--beam", 2, "--max-new", 4, "--n-best", 2, "--document-start"]),
         ("fill", "mlm", []),
     ],

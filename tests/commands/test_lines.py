@@ -20,7 +20,7 @@ def through(text: str, batch_size: int = 2) -> tuple[list[str], list[list[str]]]
         return Item(line, len(line), group=int(line.startswith("g")))
 
     out = io.StringIO()
-    process(read_lines(io.BytesIO(text.encode())), prepare, run, out, batch_size)
+    process(read_lines(io.BytesIO(text.encode())), prepare, run, out, batch_size, 50)
     return out.getvalue().split("\n")[:-1], batches
 
 

@@ -119,7 +119,10 @@ def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
     assert epochs_after_a_resume("not mended") == [3]
 
 
-def test_a_signal_saves_and_says_so(fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_so(
+    number: int, code: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fourfold.tasks import Translation
 
     options = ("--trainer.accumulate_grad_batches=2", "--checkpoint.every_n_steps=null")
@@ -128,16 +131,16 @@ def test_a_signal_saves_and_says_so(fit: Run, here: Path, monkeypatch: pytest.Mo
 
     def signalled(self: Any, batch: Any, batch_idx: int) -> Any:
         if self.trainer.fit_loop.total_batch_idx == 7:  # the first half of a window
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return step(self, batch, batch_idx)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(Translation, "training_step", signalled)
         result = fit("stopped", *options)
-    assert result.code == 75
+    assert result.code == code
     assert "run it again to go on" in result.out
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
     assert fit("stopped", *options, "--resume=must").code == 0
     a, b = (content(here / name / "checkpoints/last.ckpt") for name in ("whole", "stopped"))
     torch.testing.assert_close(a["state_dict"], b["state_dict"], rtol=0, atol=0)

@@ -5,6 +5,7 @@ its SLURM handler saves in the middle of a batch.
 """
 
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,34 +14,38 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 ASK_EVERY = 20  # batches between two questions to the other ranks, each of which is a wait
 
 
 class Preemption(Checkpoint):
-    """On SIGTERM or SIGUSR1, writes last.ckpt after the optimizer step at hand and stops.
+    """On SIGTERM, SIGUSR1 or Ctrl-C, writes last.ckpt after the optimizer step at hand and stops.
 
-    It is a `Checkpoint` only so that Lightning calls it after all other callbacks.
+    A second Ctrl-C stops at once. It is a `Checkpoint` only so that Lightning calls it after all
+    other callbacks.
 
     Args:
         last: Where training goes on from.
 
     Raises:
-        SystemExit: With code 75, once all is saved.
+        SystemExit: Once all is saved, with code 75, or 130 after Ctrl-C.
     """
 
     def __init__(self, last: Path) -> None:
         self.last = last
-        self.asked = False
+        self.asked = 0  # the signal
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen, instead of Lightning, which puts the former handlers back in the end."""
-        self.asked = False
-        for number in SIGNALS:
-            signal.signal(number, self._note)
+        self.asked = 0
+        if threading.current_thread() is threading.main_thread():  # others cannot hear
+            for number in SIGNALS:
+                signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -48,7 +53,7 @@ class Preemption(Checkpoint):
         """Save and stop, if asked and if no gradient is being accumulated."""
         if trainer.fit_loop.epoch_loop._should_accumulate():
             return
-        asked = self.asked
+        asked = bool(self.asked)
         if trainer.world_size > 1:
             if batch_idx % ASK_EVERY:
                 return
@@ -58,4 +63,4 @@ class Preemption(Checkpoint):
             if trainer.is_global_zero:
                 print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
                       f" on from {self.last}", flush=True)  # fmt: skip
-            raise SystemExit(EXIT_CODE)
+            raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)

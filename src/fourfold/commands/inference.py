@@ -3,6 +3,7 @@
 The options are parsed before torch is imported, so that `--help` and mistakes answer at once.
 """
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -79,7 +80,9 @@ def parse(verb: str, arguments: Sequence[str]) -> Namespace:
     Raises:
         InputError: An option is not known, or has a value that cannot be.
     """
-    options = make_parser(verb).parse_args(arguments)
+    # --max_new is --max-new, since the options of fit have underscores.
+    spelt = [re.sub(r"^--[\w-]+", lambda name: name[0].replace("_", "-"), a) for a in arguments]
+    options = make_parser(verb).parse_args(spelt)
     for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
         value = getattr(options, name, None)
         if value is not None and value < 1:
@@ -115,11 +118,11 @@ def run(verb: str, options: Namespace) -> None:
     worker = make_verb(verb, task, options)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
+    # Somebody who types wants each answer at once.
+    ahead = 1 if sys.stdin.isatty() else options.batch_size * worker.batches_ahead
     with autocast(device, options.precision):
-        process(
-            read_lines(sys.stdin.buffer), worker.prepare, worker.run, sys.stdout,
-            options.batch_size, eager=sys.stdin.isatty(),
-        )  # fmt: skip
+        lines = read_lines(sys.stdin.buffer)
+        process(lines, worker.prepare, worker.run, sys.stdout, options.batch_size, ahead)
 
 
 def make_verb(verb: str, task: Any, options: Namespace) -> Any:

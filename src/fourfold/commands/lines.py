@@ -6,8 +6,6 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from fourfold.core.errors import InputError
 
-CHUNK = 64  # batches that are read, and sorted by length, at a time
-
 
 class Item(NamedTuple):
     """A line made ready for the model.
@@ -44,7 +42,7 @@ def process(
     run: Callable[[list[Item]], list[str]],
     out: TextIO,
     batch_size: int,
-    eager: bool = False,
+    chunk_size: int,
 ) -> None:
     """Write one line to `out` for each of `lines`; an empty line stays empty.
 
@@ -54,13 +52,13 @@ def process(
         run: From a batch of items to their lines.
         out: The output.
         batch_size: Most items of a batch.
-        eager: Answer each line at once, for somebody who types.
+        chunk_size: Lines that are read, and sorted by length, at a time.
 
     Raises:
         InputError: A line cannot be prepared; says which.
     """
     numbered = enumerate(lines, 1)
-    while chunk := list(islice(numbered, 1 if eager else batch_size * CHUNK)):
+    while chunk := list(islice(numbered, chunk_size)):
         answers = [""] * len(chunk)
         items = {place: _prepare(prepare, number, line)
                  for place, (number, line) in enumerate(chunk) if line.strip()}  # fmt: skip

@@ -58,6 +58,20 @@ what one sees
 `--print_config` shows the merged config and stops."""
 
 
+PLAN = """usage: fourfold plan --config FILE [--config FILE ...] [--KEY VALUE ...] [options]
+
+Says what a recipe costs before it is run: exact parameters, FLOPs, memory on one device, and the
+micro-batch and accumulation that keep its global batch.
+
+  --config FILE   as for fit; --KEY VALUE too, such as --trainer.precision bf16-mixed
+  --devices N     how many devices share the batch; default: what trainer.devices says
+  --memory GIB    memory of one device; default: as much as it takes
+  --length T      tokens of a sequence; default: what the data say, 25 for sentence pairs
+
+One multiply-add is two FLOPs; attention is counted in full, also where it is causal. Memory is an
+estimate for a fused attention kernel: what autograd keeps, not the allocator's fragments."""
+
+
 def _evaluation(command: str, does: str, more: str = "") -> str:
     return f"""usage: fourfold {command} --config FILE [--ckpt_path WHICH] [--KEY VALUE ...]
 
@@ -72,9 +86,10 @@ def _evaluation(command: str, does: str, more: str = "") -> str:
 `fourfold {command} --help-all` lists all options."""
 
 
-# The inference commands and plan answer for themselves: their parsers are light.
+# The inference commands answer for themselves: their parsers are light.
 OVERVIEWS = {
     "fit": FIT,
+    "plan": PLAN,
     "validate": _evaluation(
         "validate", "Measures a checkpoint on the validation split and prints a table."
     ),

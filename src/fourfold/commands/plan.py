@@ -3,25 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
+from fourfold.commands.overview import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.core.errors import InputError
 from fourfold.models.cost import Parts, forward_flops, image_tokens, parameters
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.memory import Memory, split_batch, training_memory
 from fourfold.models.vit import ViTConfig
-
-USAGE = """usage: fourfold plan --config FILE [--config FILE ...] [--KEY VALUE ...] [options]
-
-Says what a recipe costs before it is run: exact parameters, FLOPs, memory on one device, and the
-micro-batch and accumulation that keep its global batch.
-
-  --config FILE   as for fit; --KEY VALUE too, such as --trainer.precision bf16-mixed
-  --devices N     how many devices share the batch; default: what trainer.devices says
-  --memory GIB    memory of one device; default: as much as it takes
-  --length T      tokens of a sequence; default: what the data say, 25 for sentence pairs
-
-One multiply-add is two FLOPs; attention is counted in full, also where it is causal. Memory is an
-estimate for a fused attention kernel: what autograd keeps, not the allocator's fragments."""
 
 GIB = 2**30
 FREE = 0.9  # the share of a device that tensors may take; the rest goes to driver and fragments
@@ -36,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         InputError: Whatever is wrong with the config; or nothing fits into the memory given.
     """
     if not argv or list(argv) in (["-h"], ["--help"]):
-        print(USAGE)
+        print(PLAN)
         return 0 if argv else 2
     parser = make_parser("fourfold plan")
     parser.add_argument("--devices", type=int | None, default=None)

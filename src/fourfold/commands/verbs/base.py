@@ -25,6 +25,8 @@ class Verb:
         options: Of the command line.
     """
 
+    batches_ahead = 64  # how many are read at a time, so that lines of like length can meet
+
     def __init__(self, task: Task, options: Namespace) -> None:
         self.task, self.model, self.options = task, task.model, options
         self.device = next(task.model.parameters()).device

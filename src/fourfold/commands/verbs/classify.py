@@ -16,6 +16,8 @@ from fourfold.tasks import Task
 class Classify(Verb):
     """Images prepared as in the test that the checkpoint was measured with."""
 
+    batches_ahead = 1  # all images have one size, and take memory
+
     def __init__(self, task: Task, options: Namespace) -> None:
         super().__init__(task, options)
         self.load = eval_transform(task.artifacts)

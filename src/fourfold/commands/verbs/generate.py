@@ -19,7 +19,7 @@ class Generate(TextVerb):
     def prepare(self, line: str) -> Item:
         """Prompt ids, grouped by how many tokens may follow."""
         ids, wanted, limit = self.tokenizer.encode(line), self.options.max_new, self.longest
-        if self.options.document_start:
+        if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # what every document follows in training
         if limit is None:
             return Item(ids, len(ids), given(wanted, DEFAULT_NEW))
