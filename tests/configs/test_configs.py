@@ -116,7 +116,7 @@ def test_an_overlay_goes_with_every_family(overlay: str, name: str, parser: Pars
 
 
 def test_every_family_has_a_tiny() -> None:
-    families = {name.split("/")[0] for name in RECIPES}
+    families = {name.split("/")[0] for name in RECIPES} - {"quickstart"}  # small as they are
     assert {f"{family}/tiny" for family in families} == set(TINY)
 
 
