@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from curves import read_curve
 from demo_baselines import data_of
-from demo_runs import TASKS, clock, read_curve
+from demo_runs import TASKS, clock
 from fourfold.core.attention import Attention
 from fourfold.tasks import load_task
 

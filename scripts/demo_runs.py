@@ -1,13 +1,14 @@
 """The four runs of the demo: what each is given, who runs them, and how far they are."""
 
 import contextlib
-import csv
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+
+from curves import read_curve
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "quickstart"
 # Each task with its share of the work, the largest first.
@@ -88,15 +89,6 @@ def state(task: str, folder: Path) -> str:
 def states(folder: Path) -> Iterator[str]:
     """`state` of all four."""
     return (state(task, folder) for task in TASKS)
-
-
-def read_curve(file: Path, column: str) -> list[tuple[int, float]]:
-    """(step, value) of the rows of a metrics.csv that have a value in `column`."""
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as opened:
-        rows = [(row.get("step"), row.get(column)) for row in csv.DictReader(opened)]
-    return [(int(step), float(value)) for step, value in rows if step and value]
 
 
 def clock(seconds: float) -> str:

@@ -1,12 +1,9 @@
 """Copy what a run found into results/: metrics.json unedited, the curve as CSV and as a picture.
 
-    python scripts/record.py runs/vaswani2017/laptop_multi30k_en_de results/multi30k/en_de
-
-Also `read_curve` and `draw`, for other scripts that show curves.
+python scripts/record.py runs/vaswani2017/laptop_multi30k_en_de results/multi30k/en_de
 """
 
 import argparse
-import csv
 import json
 import shutil
 import sys
@@ -14,61 +11,49 @@ from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")  # no display, whatever the environment says
+
 import matplotlib.pyplot as plt
 
-Curve = dict[str, list[tuple[int, float]]]
+from curves import read_curve
+
+DRAWN = ("train/loss", "val/loss", "val/top1")
+MEASURED = ("val/loss", "val/accuracy", "val/ppl_token", "val/ppl_byte", "val/top1", "val/top5")
 
 
-def read_curve(metrics: Path) -> Curve:
-    """Each column of a run's metrics.csv as (step, value), without its empty places."""
-    curve: Curve = {}
-    with metrics.open(newline="") as file:
-        for row in csv.DictReader(file):
-            for name, value in row.items():
-                if name != "step" and value:
-                    curve.setdefault(name, []).append((int(row["step"]), float(value)))
-    return curve
-
-
-def draw(curves: dict[str, Curve], names: list[str], picture: Path, title: str = "") -> None:
-    """One picture with a panel for each run: the named columns over the steps."""
-    figure, axes = plt.subplots(1, len(curves), figsize=(5 * len(curves), 3.5), squeeze=False)
-    for axis, (label, curve) in zip(axes[0], curves.items(), strict=True):
-        for name in names:
-            if points := curve.get(name):
-                axis.plot(
-                    *zip(*points, strict=True), label=name, marker="." if len(points) < 40 else ""
-                )
-        axis.set(title=label, xlabel="optimizer step")
-        axis.grid(alpha=0.3)
-        axis.legend()
-    figure.suptitle(title)
+def draw(metrics: Path, picture: Path, title: str) -> None:
+    """What was drawn of a run's metrics.csv, over the steps."""
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for column in DRAWN:
+        if curve := read_curve(metrics, column):
+            marker = "." if len(curve) < 40 else ""
+            axis.plot(*zip(*curve, strict=True), label=column, marker=marker)
+    axis.set(title=title, xlabel="optimizer step")
+    axis.grid(alpha=0.3)
+    axis.legend()
     figure.tight_layout()
-    picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)
     plt.close(figure)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="run directory, tested")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("run", type=Path, help="run directory, trained and tested")
     parser.add_argument("destination", type=Path, help="folder under results/")
     arguments = parser.parse_args()
-    run, destination = arguments.run, arguments.destination
-    if not (run / "metrics.csv").is_file():
-        print(f"record: {run / 'metrics.csv'} is not there: fit the run first", file=sys.stderr)
+    metrics, found = arguments.run / "metrics.csv", arguments.run / "metrics.json"
+    destination: Path = arguments.destination
+    if not metrics.is_file():
+        print(f"record: there is no {metrics}: train the run first", file=sys.stderr)
         return 2
-    curve = read_curve(run / "metrics.csv")
     destination.mkdir(parents=True, exist_ok=True)
-    shutil.copy(run / "metrics.csv", destination / "curve.csv")
-    if (run / "metrics.json").is_file():
-        shutil.copy(run / "metrics.json", destination / "metrics.json")
+    shutil.copy(metrics, destination / "curve.csv")
+    if found.is_file():
+        shutil.copy(found, destination / "metrics.json")
     else:  # a recipe without a test split is measured by its last validation
-        last = {name: points[-1][1] for name, points in curve.items() if name.startswith("val/")}
+        last = {c: curve[-1][1] for c in MEASURED if (curve := read_curve(metrics, c))}
         (destination / "metrics.json").write_text(json.dumps(last, indent=1) + "\n")
-    names = ["train/loss", "val/loss", "val/top1"]
-    draw({destination.name: curve}, names, destination / "curve.png")
+    draw(metrics, destination / "curve.png", destination.name)
     return 0
 
 
