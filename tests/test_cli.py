@@ -11,6 +11,7 @@ from fourfold.core.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
 CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict", "plan")]
+CALLS += [["completion", "bash"]]
 
 
 def test_help_version_and_misspelt_commands_wait_for_nothing(root: Path) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "fill": "fourfold.commands.inference",
     "classify": "fourfold.commands.inference",
     "plan": "fourfold.commands.plan",
+    "completion": "fourfold.commands.completion",
 }
 
 

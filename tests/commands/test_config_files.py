@@ -24,14 +24,17 @@ def test_what_is_given(tmp_path: Path) -> None:
 
 def test_later_files_and_options_win(run: Run, configs: dict[str, Path], here: Path) -> None:
     (here / "more.yaml").write_text(
-        "trainer: {max_steps: 7, precision: bf16-mixed}\nmodel: {init_args: {config: {d_ff: 99}}}"
+        "trainer: {max_steps: 7, precision: bf16-mixed}\n"
+        "model: {init_args: {config: {d_ff: 99, n_classes: 12}}}"
     )
     call = ["fit", "--config", configs["vit"], "--config", "more.yaml", "--trainer.max_steps", 8]
-    result = run(*call, "--model.config.n_layers=3", "--print_config")
+    result = run(*call, "--model.config.n_layers=3", "--model.config.n_classes=null",
+                 "--print_config")  # fmt: skip
     assert result.code == 0, result.err
     config = yaml.safe_load(result.out)
     assert config["trainer"]["max_steps"] == 8  # the option, over both files
     assert config["trainer"]["precision"] == "bf16-mixed"  # the second file
     assert config["trainer"]["log_every_n_steps"] == 2  # the first
     shape = config["model"]["init_args"]["config"]
+    assert shape["n_classes"] is None
     assert (shape["d_model"], shape["d_ff"], shape["n_layers"]) == (16, 99, 3)

@@ -30,7 +30,7 @@ def input_error(error: BaseException) -> InputError | None:
     if isinstance(error, torch.OutOfMemoryError):
         return InputError("the device has too little memory: make batches smaller and raise"
                           " --trainer.accumulate_grad_batches instead")  # fmt: skip
-    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+    if isinstance(error, OSError) and error.filename:
         return InputError(f"{error.filename}: {error.strerror}")
     if isinstance(error, MisconfigurationException):
         return InputError(text[:300])

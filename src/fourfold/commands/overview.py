@@ -19,6 +19,9 @@ use a checkpoint: lines in, lines out
   fill       one line with [MASK] or <mask> to the line filled in
   classify   one image file a line to its class and probability
 
+for the shell
+  completion  eval "$(fourfold completion bash)" in ~/.bashrc, or zsh in ~/.zshrc
+
 Exit codes: 0 done, 2 the input was wrong (one sentence on stderr says how), 75 stopped by
 SIGTERM with everything saved: run the same command again to go on."""
 

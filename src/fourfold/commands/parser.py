@@ -36,6 +36,12 @@ class OptionError(InputError):
 class Parser(LightningArgumentParser):
     """LightningCLI's parser, which says what is wrong in place of printing and exiting."""
 
+    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
+        """Parse; a null that jsonargparse hands to a nested parser as `None` is one again."""
+        if args is not None:
+            args = [re.sub("=None$", "=null", argument) for argument in args]
+        return super().parse_args(args, *more, **options)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise InputError, with a key where one is at fault."""
         raise explain(message, ex, self) from ex

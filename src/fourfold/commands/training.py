@@ -161,6 +161,8 @@ class FourfoldCLI(LightningCLI):
     def after_validate(self) -> None:
         """Print the metrics."""
         metrics = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        if not metrics:
+            raise InputError("the data have no validation split: give `val` in the data section")
         show_table(metrics, f"validation of {self.start}")
 
     def after_test(self) -> None:
