@@ -232,7 +232,10 @@ def test_evaluation_makes_no_gradients(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_autocast_on_fp32_weights(bias: bool) -> None:
+@pytest.mark.parametrize("words", [4, 100])
+def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, words: int) -> None:
+    monkeypatch.setattr(losses, "SLICE", 4 * V)
+    monkeypatch.setattr(losses, "WORDS", words)
     hidden, weight, own, targets = problem(torch.float32, bias)
     leaves = [t for t in (hidden, weight, own) if t is not None]
     with torch.autocast("cpu", torch.bfloat16):

@@ -21,6 +21,7 @@ SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
 # Logits held at once, in numbers (128 MiB in fp32): few enough to fit, and enough rows that adding
 # a slice's share to the (V, D) gradient is little against its matrix products.
 SLICE = 2**25
+WORDS = 2**13  # see `_Gradients.add`
 
 
 def smoothing_weights(epsilon: float, convention: str, n_words: int) -> tuple[float, float]:
@@ -120,8 +121,6 @@ class _Gradients:
         self.hidden = torch.empty_like(x)
         self.weight = torch.zeros_like(w, dtype=exact)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
-        # Low precision rounds each slice's share once; their sum is kept in fp32.
-        self.share = None if x.dtype == exact else torch.empty_like(w)
 
     def add(self, rows: slice, slope: Tensor, spare: Tensor | None) -> None:
         """Add those of `rows`, whose logits have the gradient `slope` (n, V)."""
@@ -130,10 +129,13 @@ class _Gradients:
         if spare is not None:
             slope = spare.copy_(slope)
         torch.mm(slope, self.w, out=self.hidden[rows])
-        if self.share is None:
+        if spare is None:
             self.weight.addmm_(slope.T, self.x[rows])
-        else:
-            self.weight += torch.mm(slope.T, self.x[rows], out=self.share)
+            return
+        # Low precision rounds each slice's share once and keeps the sum in fp32; some words at a
+        # time, so that a share is still in the processor's cache when it is added.
+        for gradient, part in zip(self.weight.split(WORDS), slope.split(WORDS, 1), strict=True):
+            gradient += part.T @ self.x[rows]
 
 
 def _loss_and_slope(

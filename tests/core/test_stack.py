@@ -45,6 +45,7 @@ def test_placement_of_norms(placement: str, cross: bool, norm: str) -> None:
     for block in stack.blocks:
         expected = by_hand(block, expected, memory, placement == "pre")
     if placement == "pre":
+        assert not isinstance(stack.norm, nn.Identity)
         expected = stack.norm(expected)
     assert_same(stack(x, memory=memory), expected)
 

@@ -74,6 +74,32 @@ def test_padding_changes_nothing(kind: str, name: str, side: str) -> None:
             assert_same(padded[i][mask[i]], alone[0], f"row {i}")
 
 
+@backends
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_a_source_changes_nothing(name: str, side: str) -> None:
+    read, ids = Reader("decoder"), tokens(3, 6)
+    rows = [tokens(n) for n in (7, 1, 4)]
+    src, mask = pad(rows, side, 9)
+    other = torch.where(mask, src, (src + 1) % 29)
+    with backend(name):
+        padded = read(ids, src=src, src_mask=mask)
+        assert torch.equal(padded, read(ids, src=other, src_mask=mask))
+        for i, row in enumerate(rows):
+            assert_same(padded[i : i + 1], read(ids[i : i + 1], src=row[None]), f"row {i}")
+
+
+@backends
+def test_padding_of_packed_sources_changes_nothing(name: str) -> None:
+    """Padding with the number of the last document: the mask alone must hide it."""
+    read, ids, documents = Reader("decoder"), tokens(1, 5), number([2, 3])
+    src, numbers = tokens(1, 7), number([3, 4])
+    mask = torch.tensor([[True] * 5 + [False] * 2])
+    with backend(name):
+        padded = read(ids, None, documents, src=src, src_mask=mask, src_documents=numbers)
+        short = read(ids, None, documents, src=src[:, :5], src_documents=numbers[:, :5])
+        assert_same(padded, short)
+
+
 @readers
 @pytest.mark.parametrize("name", ["naive", "sdpa"])
 def test_no_gradient_flows_to_padding(kind: str, name: str) -> None:
