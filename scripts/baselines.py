@@ -92,26 +92,51 @@ def _followers(counts: Counter[Gram]) -> dict[Gram, dict[int, int]]:
 
 
 class BothSides:
-    """Fills a hidden place from the two tokens to its left and the two to its right.
+    """Fills a hidden place by what makes the sentence most likely: a trigram model read both ways.
 
-    P(x) is proportional to P(x | left) P(x | right) / P(x): the sides as if independent given x,
-    each a trigram model, one of which reads backwards.
+    P(x | left, right) is proportional to P(x | left) P(right | left, x), where of the right side
+    two tokens matter; so this is exact for a trigram model that sees the neighbours. A neighbour
+    that is hidden itself says nothing.
 
     Args:
         streams: Token ids of the training text.
         vocab_size: V.
+        mask_id: The token that hides.
     """
 
-    def __init__(self, streams: Sequence[Sequence[int]], vocab_size: int) -> None:
-        self.forward = KneserNey(streams, vocab_size)
-        self.backward = KneserNey([stream[::-1] for stream in streams], vocab_size)
-        self.alone = KneserNey(streams, vocab_size, order=1).unigram
+    def __init__(self, streams: Iterable[Sequence[int]], vocab_size: int, mask_id: int) -> None:
+        self.model, self.mask_id = KneserNey(streams, vocab_size), mask_id
+        self._columns: dict[int, np.ndarray] = {}
+        self._before: dict[int, list[int]] = defaultdict(list)
+        for first, second in self.model.totals[2]:
+            self._before[second].append(first)
 
     def distribution(self, left: Sequence[int], right: Sequence[int]) -> np.ndarray:
         """P(. | left, right) as (V,); both sides in reading order."""
-        p = self.forward.distribution(left) * self.backward.distribution(right[::-1])
-        p = p / self.alone
+        p = self.model.distribution(left)
+        if right and right[0] != self.mask_id:
+            p = p * self._next(left[-1:], right[0])
+            if len(right) > 1 and right[1] != self.mask_id:
+                p = p * self._next_but_one(right[0], right[1])
         return p / p.sum()
+
+    def _next(self, left: Sequence[int], token: int) -> np.ndarray:
+        """P(token | left, x) for each x, (V,)."""
+        known = self.model.probability
+        if token not in self._columns:
+            ids = range(self.model.vocab_size)
+            self._columns[token] = np.array([known([x], token) for x in ids])
+        column = self._columns[token].copy()
+        for x in self.model.followers[1].get(tuple(left), ()) if left else ():
+            column[x] = known([*left, x], token)
+        return column
+
+    def _next_but_one(self, middle: int, token: int) -> np.ndarray:
+        """P(token | x, middle) for each x, (V,)."""
+        column = np.full(self.model.vocab_size, self.model.probability([middle], token))
+        for x in self._before[middle]:
+            column[x] = self.model.probability([x, middle], token)
+        return column
 
 
 def next_token_nll(model: KneserNey, ids: np.ndarray, targets: np.ndarray) -> float:

@@ -71,7 +71,7 @@ def hidden_tokens(quick: bool) -> dict[str, float]:
     batches = list(test_batches(data, quick))
     n = sum(int((batch.targets != baselines.IGNORED).sum()) for batch in batches)
     models = {
-        "trigrams of both sides": baselines.BothSides(text, data.vocab_size),
+        "trigrams": baselines.BothSides(text, data.vocab_size, data.tokenizer.mask_id),
         "unigrams": baselines.KneserNey(text, data.vocab_size, order=1),
     }
     found = {}

@@ -73,15 +73,27 @@ def test_only_given_targets_count(baselines: ModuleType) -> None:
     assert nll == pytest.approx(-math.log(model.probability([1, 2], 3)))
 
 
+def test_both_sides_are_exact_for_a_trigram_model(baselines: ModuleType) -> None:
+    both = baselines.BothSides([text(400)], 13, mask_id=12)
+    known = both.model.probability
+    left, right = [3, 4], [11, 6]
+    by_hand = np.array(
+        [
+            known(left, x) * known([4, x], right[0]) * known([x, right[0]], right[1])
+            for x in range(13)
+        ]
+    )
+    np.testing.assert_allclose(both.distribution(left, right), by_hand / by_hand.sum())
+
+
 def test_both_sides_beat_one(baselines: ModuleType) -> None:
-    stream = text(4000)
-    model = baselines.BothSides([stream], 12)
+    both = baselines.BothSides([text(4000)], 13, mask_id=12)
     # In "a b x c d" of this text, x is a + b, and also d - c.
-    both = model.distribution([3, 4], [11, 6])
-    assert both.argmax() == 7
-    assert both.sum() == pytest.approx(1)
-    assert both[7] > model.forward.distribution([3, 4])[7]
-    assert model.distribution([99, 4], [11, 6]).argmax() == 7, "a hidden neighbour is only unknown"
+    p = both.distribution([3, 4], [11, 6])
+    assert p.argmax() == 7
+    assert p[7] > both.model.distribution([3, 4])[7]
+    assert both.distribution([12, 4], [11, 6]).argmax() == 7, "a hidden neighbour is only unknown"
+    np.testing.assert_allclose(both.distribution([3, 4], [12, 6]), both.model.distribution([3, 4]))
 
 
 def test_hidden_places_with_mask_random_and_true_token(baselines: ModuleType) -> None:
