@@ -1,5 +1,6 @@
 """Metrics: what they say is what a plain computation says, however the data were cut."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning import Trainer
+from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
 
 from tests.tasks.conftest import FAMILIES
@@ -35,6 +36,30 @@ def test_metrics_do_not_depend_on_the_batches(family: str, texts: Path, tmp_path
             assert math.isclose(cut.summary[name], value, rel_tol=1e-6), name
         else:
             assert cut.summary[name] == value, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_did_not_learn_is_validated_alike_in_every_epoch(
+    family: str, texts: Path, tmp_path: Path
+) -> None:
+    class Losses(Callback):
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.seen.append(float(trainer.callback_metrics["val/loss"]))
+
+    task, data = FAMILIES[family](texts)
+    task.optimizer_config = dataclasses.replace(task.optimizer_config, lr=1e-300)
+    trainer = Trainer(
+        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
+        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, max_epochs=3, num_sanity_val_steps=0,
+        callbacks=[losses := Losses()],
+    )  # fmt: skip
+    trainer.fit(task, data)
+    assert len(losses.seen) == 3
+    assert len(set(losses.seen)) == 1
 
 
 def test_perplexity_a_byte_is_that_of_the_raw_text(texts: Path, tmp_path: Path) -> None:

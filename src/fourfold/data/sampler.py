@@ -143,8 +143,13 @@ class EpochSampler(Sampler[list[Key]]):
         self.sampler = self  # where Lightning looks for set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before every epoch; after `__iter__` in a resumed run's first one."""
-        self.epoch = epoch
+        """Called by Lightning before every epoch; after `__iter__` in a resumed run's first one.
+
+        Lightning calls it on evaluation's samplers too, with the epoch of training; evaluation
+        reads epoch 0 each time, or its masks would change from one validation to the next.
+        """
+        if self.plan.shuffle:
+            self.epoch = epoch
 
     def __len__(self) -> int:
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
