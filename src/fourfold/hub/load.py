@@ -1,26 +1,46 @@
-"""`fourfold.load`: from a path to a model that works."""
+"""`fourfold.load` and `fourfold.save`: from a path to a model that works, and back."""
 
 from pathlib import Path
 
 from torch import nn
 
 from fourfold.core.errors import InputError
+from fourfold.hub import directory, foreign
 from fourfold.tasks.checkpoint import load_task
 
 
 def load(path: str | Path) -> nn.Module:
-    """The model of a fourfold checkpoint or run directory, in eval mode, with its `.config`.
+    """A model in eval mode, with its `.config`.
 
     Args:
-        path: A `.ckpt` file, or the directory of a run, whose last checkpoint is taken.
+        path: A `.ckpt` file; the directory of a run, whose last checkpoint is taken; or a directory
+            of transformers, `config.json` beside `model.safetensors`.
 
     Raises:
-        InputError: There is no such checkpoint, or it is broken.
+        InputError: There is no such checkpoint, it is broken, or it is of an unknown architecture.
     """
     path = Path(path)
+    if directory.is_directory(path):
+        return foreign.read(path)
     if path.is_dir():
         path = path / "checkpoints" / "last.ckpt"
     model = load_task(path).model
     if not isinstance(model, nn.Module):
         raise InputError(f"{path}: the checkpoint holds no model")
     return model
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write `model` as a directory that transformers' `AutoModel*.from_pretrained` reads.
+
+    A model that was loaded from such a directory goes back to the same architecture and data type,
+    with everything that fourfold had no place for.
+
+    Args:
+        model: A model of one of the four families.
+        path: The directory, made if it does not exist.
+
+    Raises:
+        InputError: No architecture of transformers is this model; the sentence says why.
+    """
+    foreign.write(model, Path(path))

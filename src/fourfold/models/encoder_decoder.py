@@ -27,6 +27,9 @@ class EncoderDecoderConfig(TransformerConfig):
         n_decoder_layers: Depth of the decoder; None means n_layers.
         tie: Which of the three matrices are one: all (the paper), decoder (target embedding
             and output) or none.
+        embed_scale: Whether token vectors are multiplied by sqrt(d_model) (the paper, 3.4).
+        embed_norm: Whether the sum of token and position is normalised (BART).
+        output_bias: Whether each word has a free number of its own (Marian, BART).
         init: A row of INITS.
     """
 
@@ -35,6 +38,9 @@ class EncoderDecoderConfig(TransformerConfig):
     positions: str = "sinusoidal"
     n_decoder_layers: int | None = None
     tie: str = "all"
+    embed_scale: bool = True
+    embed_norm: bool = False
+    output_bias: bool = False
     init: str = "vaswani"
 
     def __post_init__(self) -> None:
@@ -58,12 +64,19 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config)
         self.decoder = Stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
         shared = None if config.tie == "none" else self.tgt_embed.tokens
-        self.head = VocabularyHead(config, config.vocab_size, shared)
+        self.head = VocabularyHead(config, config.vocab_size, shared, bias=config.output_bias)
         initialise(self, config.init)
 
     @staticmethod
     def _embedding(config: EncoderDecoderConfig, vocab_size: int) -> TokenEmbedding:
-        return TokenEmbedding(config, vocab_size, config.max_len, config.positions, scale=True)
+        return TokenEmbedding(
+            config,
+            vocab_size,
+            config.max_len,
+            config.positions,
+            scale=config.embed_scale,
+            norm=config.embed_norm,
+        )
 
     def forward(
         self,

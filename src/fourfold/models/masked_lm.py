@@ -25,6 +25,7 @@ class MaskedLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
         n_segments: Number of segment vectors: 2 in BERT, 1 in RoBERTa, 0 for none.
+        head: Whether to build the head that predicts words; without it, an encoder alone.
         next_sentence: Whether to build BERT's next-sentence head.
         init: A row of INITS.
     """
@@ -40,6 +41,7 @@ class MaskedLMConfig(TransformerConfig):
     max_len: int = 512
     positions: str = "learned"
     n_segments: int = 2
+    head: bool = True
     next_sentence: bool = False
     init: str = "bert"
 
@@ -66,9 +68,10 @@ class MaskedLM(nn.Module):
             norm=config.norm_placement == "post",
         )
         self.stack = Stack(config)
-        self.head = VocabularyHead(
-            config, config.vocab_size, self.embed.tokens, bias=True, transform=True
-        )
+        if config.head:
+            self.head = VocabularyHead(
+                config, config.vocab_size, self.embed.tokens, bias=True, transform=True
+            )
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
         initialise(self, config.init)
 
@@ -104,7 +107,13 @@ class MaskedLM(nn.Module):
         return self.stack(self.embed(ids, positions, segments), seen)
 
     def logits(self, h: Tensor) -> Tensor:
-        """(..., D) to (..., V)."""
+        """(..., D) to (..., V).
+
+        Raises:
+            InputError: The model was built without that head.
+        """
+        if not self.config.head:
+            raise InputError("this model is an encoder alone; set head to true")
         return self.head(h)
 
     def next_sentence_logits(self, h: Tensor) -> Tensor:

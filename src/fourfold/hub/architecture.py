@@ -1,0 +1,176 @@
+"""What is known of a foreign architecture: its config.json and its names, both as tables."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from fourfold.core.config import TransformerConfig
+from fourfold.core.errors import InputError
+from fourfold.hub.keymap import KeyMap
+
+Json = Mapping[str, Any]
+
+# Their words for our activations; the first of each is the one we write.
+ACTIVATION_WORDS = {
+    "relu": ("relu",),
+    "gelu": ("gelu", "gelu_python"),
+    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "silu": ("silu", "swish"),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of our config, and where config.json says it.
+
+    Args:
+        ours: Our field.
+        theirs: Their keys, which must agree with each other.
+        default: What an absent key means.
+        read: Their value to ours.
+        write: Our value to theirs.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    default: Any
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
+
+    def value(self, config: Json, where: str) -> Any:
+        """Our value of what `config` says.
+
+        Raises:
+            InputError: Keys that we have one field for disagree.
+        """
+        said = {key: config[key] for key in self.theirs if key in config}
+        values = list(said.values()) or [self.default]
+        if any(value != values[0] for value in values):
+            both = " and ".join(f"{key} {value}" for key, value in said.items())
+            raise InputError(f"{where}: {both} differ, but fourfold has one {self.ours}")
+        return self.read(values[0])
+
+
+def field(ours: str, *theirs: str, default: Any = None) -> Field:
+    """A field that says the same on both sides."""
+    return Field(ours, theirs, default)
+
+
+def activation(theirs: str, default: str, words: Mapping[str, str] | None = None) -> Field:
+    """The activation by their word for it; `words` are an architecture's own."""
+    own = words or {}
+    ours = {word: name for name, several in ACTIVATION_WORDS.items() for word in several}
+    ours.update(own)
+    writes = {name: several[0] for name, several in ACTIVATION_WORDS.items()}
+    writes.update({name: word for word, name in own.items()})
+    return Field(
+        "activation", (theirs,), default,
+        lambda word: ours.get(word, word), lambda name: writes[name],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family of ours under a foreign name.
+
+    Args:
+        model_type: What config.json calls it.
+        family: Our model class.
+        config: Its config class.
+        fields: What config.json says.
+        fixed: What the architecture settles for our config without saying it.
+        must: What config.json must say, if it says it, for a model of ours to be the same.
+        told: Fields of our config that the names of tensors and config.json together tell.
+        class_of: Our config to the name of their class that has the same parts.
+        prefix: What a model with a head puts in front of the names of the model without one.
+        keys: Names and layouts.
+        written: What else a config.json of our own making says of a config.
+        suits: Whether a config without a history is best written so.
+    """
+
+    model_type: str
+    family: type[nn.Module]
+    config: type[TransformerConfig]
+    fields: tuple[Field, ...]
+    fixed: Mapping[str, Any]
+    must: Mapping[str, Any]
+    told: Callable[[Collection[str], Json], dict[str, Any]]
+    class_of: Callable[[Any], str]
+    prefix: str
+    keys: KeyMap
+    written: Callable[[Any], dict[str, Any]] = lambda config: {}
+    suits: Callable[[Any], bool] = lambda config: True
+
+    def read_config(self, config: Json, names: Collection[str], where: str) -> TransformerConfig:
+        """Our config for their config.json and the names of their tensors.
+
+        Raises:
+            InputError: It says something that no model of ours can be.
+        """
+        for key, value in self.must.items():
+            if key in config and config[key] != value:
+                raise InputError(f"{where}: {key} is {config[key]}, but must be {value}")
+        values = {field.ours: field.value(config, where) for field in self.fields}
+        try:
+            return self.config(**{**values, **self.fixed, **self.told(names, config)})
+        except (InputError, TypeError) as error:
+            raise InputError(f"{where}: {error}") from error
+
+    def write_config(self, config: Any) -> dict[str, Any]:
+        """config.json for a config of ours."""
+        said = {"architectures": [self.class_of(config)], "model_type": self.model_type}
+        said.update(self.written(config))
+        said.update(self.must)
+        for entry in self.fields:
+            value = entry.write(getattr(config, entry.ours))
+            said.update(dict.fromkeys(entry.theirs, value))
+        return said
+
+    def cannot_say(self, config: Any, names: Collection[str]) -> list[str]:
+        """Fields of a config that would not come back from what is written under these names."""
+        try:
+            back = self.read_config(self.write_config(config), names, self.model_type)
+        except (InputError, KeyError) as error:
+            return [str(error)]
+        mine, theirs = asdict(resolved(config)), asdict(resolved(back))
+        return [f"{key}={value}" for key, value in mine.items() if value != theirs[key]]
+
+
+def resolved(config: Any) -> Any:
+    """A config in which what may be said in two ways is said in one."""
+    depth = getattr(config, "n_decoder_layers", config.n_layers) or config.n_layers
+    more = {"n_decoder_layers": depth} if hasattr(config, "n_decoder_layers") else {}
+    width = config.head_width
+    scale = None if config.attn_scale == width**-0.5 else config.attn_scale
+    same = {"d_head": width, "d_value": config.value_width, "attn_scale": scale}
+    # How weights begin, and what is dropped where in training, is no part of a trained model.
+    free = {
+        "ff_dropout": 0.0,
+        "drop_path": 0.0,
+        **({"init": ""} if hasattr(config, "init") else {}),
+    }
+    return replace(config, **{**same, **more, **free})
+
+
+def choose(architectures: Iterable[Architecture], model: nn.Module) -> Architecture:
+    """The first architecture that can say all of a model's config.
+
+    Raises:
+        InputError: None can.
+    """
+    config: Any = model.config
+    reasons = []
+    for architecture in architectures:
+        if not isinstance(model, architecture.family) or not architecture.suits(config):
+            continue
+        names = architecture.keys.write(model.state_dict(), {})[0].keys()
+        wrong = architecture.cannot_say(config, names)
+        if not wrong:
+            return architecture
+        reasons.append(f"{architecture.model_type} cannot have {', '.join(wrong)}")
+    raise InputError(
+        f"no architecture of transformers that fourfold knows is this {type(model).__name__}: "
+        + ("; ".join(reasons) or "it is none of the four families")
+    )

@@ -1,0 +1,134 @@
+"""Models of ours from directories of transformers, and directories from models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.errors import InputError
+from fourfold.hub import directory
+from fourfold.hub.architecture import Architecture, choose
+from fourfold.hub.bert import BERT, DISTILBERT, ROBERTA
+from fourfold.hub.gpt import GPT1, GPT2
+from fourfold.hub.marian import BART, MARIAN, PEGASUS
+from fourfold.hub.vit import DEIT, VIT
+
+# In the order in which a model without a history is offered to them.
+ARCHITECTURES: tuple[Architecture, ...] = (
+    DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from, so that it can go back there unchanged.
+
+    Args:
+        config: The config.json it was read with.
+        rest: Tensors of theirs that the model has no place for, by their names.
+        bare: Whether it was stored without its head, under names without a prefix.
+    """
+
+    config: Mapping[str, Any]
+    rest: Mapping[str, Tensor]
+    bare: bool
+
+
+def read(path: Path) -> nn.Module:
+    """The model of a transformers directory, in fp32 and eval mode, with its `Origin` as `origin`.
+
+    Raises:
+        InputError: The directory is broken, or holds something that no model of ours is.
+    """
+    said = directory.read_config(path)
+    architecture = _known(said, path)
+    theirs = {_modern(name): x for name, x in directory.read_tensors(path).items()}
+    bare = not any(name.startswith(architecture.prefix) for name in theirs)
+    if bare:
+        theirs = {architecture.prefix + name: x for name, x in theirs.items()}
+    where = str(path / directory.CONFIG)
+    config: Any = architecture.read_config(said, theirs.keys(), where)
+    with torch.device("meta"):
+        model = architecture.family(config)
+    ours, rest = architecture.keys.read(theirs, model.state_dict(), str(path))
+    model = model.to_empty(device="cpu")
+    _fill_constants(model, architecture.family, config)
+    model.load_state_dict({name: x.float() for name, x in ours.items()})
+    model.origin = Origin(said, rest, bare)  # type: ignore[assignment]
+    return model.eval()
+
+
+def write(model: nn.Module, path: Path) -> None:
+    """Write a model as a directory that transformers' `from_pretrained` reads.
+
+    Raises:
+        InputError: No architecture of transformers is this model.
+    """
+    origin = getattr(model, "origin", None)
+    if isinstance(origin, Origin):
+        architecture, rest = _known(origin.config, path), origin.rest
+    else:
+        architecture, rest = choose(ARCHITECTURES, model), {}
+    theirs, left = architecture.keys.write(model.state_dict(), rest)
+    if left:
+        raise InputError(f"{architecture.model_type} has no place for {', '.join(left)}")
+    said = architecture.write_config(model.config)
+    if isinstance(origin, Origin):
+        said = _kept(architecture, origin.config, said, theirs)
+        theirs = {name: x.to(_dtype(origin.config)) for name, x in theirs.items()}
+        if origin.bare:
+            theirs = {name.removeprefix(architecture.prefix): x for name, x in theirs.items()}
+    directory.write(path, said, theirs)
+
+
+def _kept(
+    architecture: Architecture,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    names: Mapping[str, Tensor],
+) -> dict[str, Any]:
+    """An old config.json with those of its keys renewed that no longer say the same."""
+    before = architecture.read_config(old, names, architecture.model_type)
+    after = architecture.read_config(new, names, architecture.model_type)
+    changed = [f for f in architecture.fields if getattr(before, f.ours) != getattr(after, f.ours)]
+    renewed = {key: new[key] for field in changed for key in field.theirs}
+    if renewed:
+        renewed.update(architecture.written(after))
+    return {**old, **renewed}
+
+
+def _known(config: Mapping[str, Any], path: Path) -> Architecture:
+    named = config.get("model_type")
+    for architecture in ARCHITECTURES:
+        if architecture.model_type == named:
+            return architecture
+    names = ", ".join(a.model_type for a in ARCHITECTURES)
+    raise InputError(
+        f"{path / directory.CONFIG}: model_type is {named!r}, but fourfold knows {names}"
+    )
+
+
+def _modern(name: str) -> str:
+    """Checkpoints converted from TensorFlow call a norm's weight and bias gamma and beta."""
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _fill_constants(model: nn.Module, family: type[nn.Module], config: Any) -> None:
+    """What is computed rather than stored (waves) was lost on the meta device."""
+    computed = [name for name, _ in model.named_buffers()]
+    if computed:
+        fresh = dict(family(config).named_buffers())
+        for name, buffer in model.named_buffers():
+            buffer.copy_(fresh[name])
+
+
+def _dtype(config: Mapping[str, Any]) -> torch.dtype:
+    named = config.get("dtype") or config.get("torch_dtype") or "float32"
+    found = getattr(torch, str(named).removeprefix("torch."), None)
+    return found if isinstance(found, torch.dtype) else torch.float32

@@ -1,0 +1,95 @@
+"""ViT and DeiT as transformers writes them."""
+
+from collections.abc import Collection
+from typing import Any
+
+from fourfold.hub.architecture import Architecture, Field, activation, field
+from fourfold.hub.keymap import TOKENS, WITH_ONE, KeyMap, Rule
+from fourfold.models import ViT, ViTConfig
+
+
+def _labels(n_classes: int) -> dict[str, str]:
+    return {str(i): f"LABEL_{i}" for i in range(n_classes)}
+
+
+def _named_back(config: ViTConfig) -> dict[str, Any]:
+    assert config.n_classes is not None
+    return {"label2id": {name: int(i) for i, name in _labels(config.n_classes).items()}}
+
+
+def _classes(names: Collection[str], config: Any) -> dict[str, Any]:
+    if "id2label" not in config and "num_labels" in config:
+        return {"n_classes": config["num_labels"]}
+    return {}
+
+
+_FIELDS = (
+    field("d_model", "hidden_size", default=768),
+    field("n_layers", "num_hidden_layers", default=12),
+    field("n_heads", "num_attention_heads", default=12),
+    field("d_ff", "intermediate_size", default=3072),
+    activation("hidden_act", "gelu"),
+    field("dropout", "hidden_dropout_prob", default=0.0),
+    field("attn_dropout", "attention_probs_dropout_prob", default=0.0),
+    field("norm_eps", "layer_norm_eps", default=1e-12),
+    field("image_size", "image_size", default=224),
+    field("patch_size", "patch_size", default=16),
+    field("n_channels", "num_channels", default=3),
+    Field("n_classes", ("id2label",), (None, None), len, _labels),
+)
+_FIXED = {"norm_placement": "pre", "positions": "learned", "pool": "cls"}
+
+
+def _keys(root: str, tokens: tuple[str, ...], heads: tuple[str, ...]) -> KeyMap:
+    layer = root + "encoder.layer.{i}."
+    return KeyMap(
+        (
+            Rule("embed.prefix", tuple(root + "embeddings." + t for t in tokens), TOKENS),
+            Rule("embed.positions.weight", root + "embeddings.position_embeddings", WITH_ONE),
+            Rule("embed.patches.{p}", root + "embeddings.patch_embeddings.projection.{p}"),
+            Rule("stack.blocks.{i}.attn.q.{p}", layer + "attention.attention.query.{p}"),
+            Rule("stack.blocks.{i}.attn.k.{p}", layer + "attention.attention.key.{p}"),
+            Rule("stack.blocks.{i}.attn.v.{p}", layer + "attention.attention.value.{p}"),
+            Rule("stack.blocks.{i}.attn.out.{p}", layer + "attention.output.dense.{p}"),
+            Rule("stack.blocks.{i}.attn_norm.{p}", layer + "layernorm_before.{p}"),
+            Rule("stack.blocks.{i}.ff.up.{p}", layer + "intermediate.dense.{p}"),
+            Rule("stack.blocks.{i}.ff.down.{p}", layer + "output.dense.{p}"),
+            Rule("stack.blocks.{i}.ff_norm.{p}", layer + "layernorm_after.{p}"),
+            Rule("stack.norm.{p}", root + "layernorm.{p}"),
+            *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(heads)),
+            Rule((), root + "pooler.dense.{p}"),
+        )
+    )
+
+
+VIT = Architecture(
+    model_type="vit",
+    family=ViT,
+    config=ViTConfig,
+    fields=_FIELDS,
+    fixed={**_FIXED, "distillation": False},
+    must={"qkv_bias": True},
+    told=_classes,
+    class_of=lambda config: "ViTForImageClassification",
+    prefix="vit.",
+    keys=_keys("vit.", ("cls_token",), ("classifier",)),
+    written=_named_back,
+)
+
+DEIT = Architecture(
+    model_type="deit",
+    family=ViT,
+    config=ViTConfig,
+    fields=_FIELDS,
+    fixed={**_FIXED, "distillation": True},
+    must={"qkv_bias": True},
+    told=_classes,
+    class_of=lambda config: "DeiTForImageClassificationWithTeacher",
+    prefix="deit.",
+    keys=_keys(
+        "deit.",
+        ("cls_token", "distillation_token"),
+        ("cls_classifier", "distillation_classifier"),
+    ),
+    written=_named_back,
+)

@@ -1,0 +1,97 @@
+"""Small random models of transformers with odd shapes, and what they are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+BERT = {"hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 50, "vocab_size": 61}
+GPT = {"n_embd": 36, "n_head": 3, "vocab_size": 61, "n_positions": 23}
+SEQ2SEQ = {
+    "d_model": 36, "encoder_attention_heads": 3, "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 50, "decoder_ffn_dim": 50, "encoder_layers": 1, "decoder_layers": 2,
+    "vocab_size": 61, "max_position_embeddings": 23, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 50, "num_hidden_layers": 2,
+    "image_size": 12, "patch_size": 4, "num_labels": 5,
+}  # fmt: skip
+
+
+def bert(**more: Any) -> Any:
+    return hf.BertConfig(**{**BERT, "num_hidden_layers": 2, "max_position_embeddings": 23, **more})
+
+
+def roberta(**more: Any) -> Any:
+    return hf.RobertaConfig(
+        **{**BERT, "num_hidden_layers": 1, "max_position_embeddings": 25, **more}
+    )
+
+
+def distilbert() -> Any:
+    return hf.DistilBertConfig(
+        dim=36, n_heads=3, hidden_dim=50, n_layers=1, vocab_size=61, max_position_embeddings=23
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bert": lambda: hf.BertForMaskedLM(bert()),
+    "bert-one-segment-relu": lambda: hf.BertForMaskedLM(
+        bert(type_vocab_size=1, hidden_act="relu", num_hidden_layers=1)
+    ),
+    "bert-pretraining": lambda: hf.BertForPreTraining(bert(hidden_act="gelu_new")),
+    "bert-encoder": lambda: hf.BertModel(bert()),
+    "roberta": lambda: hf.RobertaForMaskedLM(roberta(type_vocab_size=1)),
+    "roberta-encoder": lambda: hf.RobertaModel(roberta(type_vocab_size=2)),
+    "distilbert": lambda: hf.DistilBertForMaskedLM(distilbert()),
+    "distilbert-encoder": lambda: hf.DistilBertModel(distilbert()),
+    "gpt1": lambda: hf.OpenAIGPTLMHeadModel(hf.OpenAIGPTConfig(**GPT, n_layer=1)),
+    "gpt1-silu": lambda: hf.OpenAIGPTLMHeadModel(hf.OpenAIGPTConfig(**GPT, n_layer=2, afn="silu")),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT, n_layer=2)),
+    "gpt2-odd-ff": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT, n_layer=1, n_inner=50)),
+    "gpt2-untied": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(**GPT, n_layer=1, tie_word_embeddings=False)
+    ),
+    "gpt2-encoder": lambda: hf.GPT2Model(hf.GPT2Config(**GPT, n_layer=1)),
+    "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**IMAGE)),
+    "deit": lambda: hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**IMAGE)),
+    "marian": lambda: hf.MarianMTModel(hf.MarianConfig(**SEQ2SEQ, scale_embedding=True)),
+    "marian-silu": lambda: hf.MarianMTModel(
+        hf.MarianConfig(**SEQ2SEQ, activation_function="swish")
+    ),
+    "pegasus": lambda: hf.PegasusForConditionalGeneration(
+        hf.PegasusConfig(**SEQ2SEQ, scale_embedding=True)
+    ),
+    "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**SEQ2SEQ)),
+    "bart-scaled": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(**SEQ2SEQ, scale_embedding=True, activation_function="relu")
+    ),
+}  # fmt: skip
+
+
+def make(name: str) -> Any:
+    """The model, every weight random: biases and norms, too, which begin as 0 and 1."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_()
+    return model.eval()
+
+
+def ids(rows: int, length: int, seed: int = 1) -> Tensor:
+    """Random tokens, none of them padding."""
+    return torch.randint(3, 61, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padding(lengths: list[int], left: bool = False) -> Tensor:
+    """(B, T) bool, True = real token."""
+    places = torch.arange(max(lengths))
+    mask = places < torch.tensor(lengths)[:, None]
+    return mask.flip(1) if left else mask

@@ -1,0 +1,173 @@
+"""Models of transformers read back as ours: the same logits, losses and gradients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fourfold
+from fourfold.hub import directory, foreign
+from fourfold.losses import IGNORED
+from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, ViT
+from tests.hub.foreign_models import MODELS, ids, make, padding
+
+LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
+# fp32 relative to the largest value; fp64.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    assert ours.shape == theirs.shape
+    return bool((ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp_min(1e-3))
+
+
+def both(name: str, tmp_path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    theirs = make(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = fourfold.load(tmp_path / "theirs")
+    return ours.to(dtype), theirs.to(dtype)
+
+
+def run(ours: nn.Module, theirs: Any, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Our output, theirs, our loss, theirs; outputs where there is something to compare."""
+    mask = padding(lengths)
+    x = ids(*mask.shape)
+    if isinstance(ours, MaskedLM):
+        return run_masked(ours, theirs, x, mask)
+    if isinstance(ours, CausalLM):
+        return run_causal(ours, theirs, x, padding(lengths, left=True))
+    if isinstance(ours, EncoderDecoder):
+        return run_pairs(ours, theirs, x, mask)
+    assert isinstance(ours, ViT)
+    side, dtype = ours.config.image_size, next(ours.parameters()).dtype
+    images = torch.randn(len(lengths), 3, side, side, dtype=dtype)
+    labels = torch.arange(len(lengths))
+    mine, their = ours(images), theirs(pixel_values=images).logits
+    return mine, their, F.cross_entropy(mine, labels), F.cross_entropy(their, labels)
+
+
+def run_masked(ours: MaskedLM, theirs: Any, x: Tensor, mask: Tensor) -> Any:
+    more, segments = {}, None
+    if ours.config.n_segments > 1:
+        more["token_type_ids"] = segments = (torch.arange(x.shape[1]) > 3).long().expand_as(x)
+    x = x.masked_fill(~mask, theirs.config.pad_token_id)  # RoBERTa counts positions by it
+    if not ours.config.head:
+        out = theirs(input_ids=x, attention_mask=mask.long(), **more).last_hidden_state
+        h = ours.encode(x, segments, mask)
+        weights = torch.randn(h.shape, generator=torch.Generator().manual_seed(2)).to(h.dtype)
+        return h[mask], out[mask], (h * weights)[mask].sum(), (out * weights)[mask].sum()
+    labels = x.masked_fill(~mask, IGNORED)
+    labels[:, ::2] = IGNORED if x.shape[1] > 1 else labels[:, ::2]
+    if ours.config.next_sentence:
+        follows = torch.arange(len(x)) % 2  # transformers counts: 0 = it follows
+        out = theirs(
+            input_ids=x, attention_mask=mask.long(), labels=labels,
+            next_sentence_label=follows, **more,
+        )  # fmt: skip
+        h = ours.encode(x, segments, mask)
+        pairs = ours.next_sentence_logits(h)
+        loss = F.cross_entropy(ours.logits(h).flatten(0, 1), labels.flatten())
+        loss = loss + F.cross_entropy(pairs, 1 - follows)
+        mine = torch.cat([ours.logits(h)[mask].flatten(), pairs.flip(1).flatten()])
+        their = torch.cat([out.prediction_logits[mask].flatten(),
+                           out.seq_relationship_logits.flatten()])  # fmt: skip
+        return mine, their, loss, out.loss
+    out = theirs(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
+    logits = ours(x, segments, mask)
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return logits[mask], out.logits[mask], loss, out.loss
+
+
+def run_causal(ours: CausalLM, theirs: Any, x: Tensor, mask: Tensor) -> Any:
+    places = (mask.long().cumsum(1) - 1).clamp_min(0)
+    out = theirs(input_ids=x, attention_mask=mask.long(), position_ids=places)
+    if hasattr(out, "logits"):
+        mine, their = ours(x, mask), out.logits
+    else:
+        mine, their = ours.hidden(x, mask), out.last_hidden_state
+    # What a padded place would say is nobody's business.
+    weights = torch.randn(mine.shape, generator=torch.Generator().manual_seed(2)).to(mine.dtype)
+    if mine.shape[-1] != 61 or x.shape[1] == 1:
+        return mine[mask], their[mask], (mine * weights)[mask].sum(), (their * weights)[mask].sum()
+    labels = x[:, 1:].masked_fill(~mask[:, :-1], IGNORED).flatten()
+    losses = [F.cross_entropy(y[:, :-1].flatten(0, 1), labels) for y in (mine, their)]
+    return mine[mask], their[mask], *losses
+
+
+def run_pairs(ours: EncoderDecoder, theirs: Any, x: Tensor, mask: Tensor) -> Any:
+    tgt = ids(len(x), max(1, x.shape[1] - 2), seed=3)
+    labels = ids(*tgt.shape, seed=4)
+    out = theirs(
+        input_ids=x, attention_mask=mask.long(), decoder_input_ids=tgt, labels=labels
+    )  # fmt: skip
+    logits = ours(x, tgt, mask)
+    return logits, out.logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), out.loss
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_loss_and_every_gradient(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    ours, theirs = both(name, tmp_path, dtype)
+    tolerance = TOLERANCE[dtype]
+    for lengths in LENGTHS.values():
+        ours.zero_grad()
+        theirs.zero_grad()
+        mine, their, loss, expected = run(ours, theirs, lengths)
+        assert close(mine, their, tolerance)
+        assert close(loss, expected, tolerance)
+        loss.backward()
+        expected.backward()
+        found, wanted = gradients(ours), mapped_gradients(theirs, ours, tmp_path / "gradients")
+        assert found.keys() == wanted.keys()
+        largest = max(float(g.abs().max()) for g in wanted.values())
+        for key, gradient in found.items():
+            gap = float((gradient - wanted[key]).abs().max())
+            assert gap <= 2 * tolerance * largest, (key, gap, largest)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    fixed = {"head.bias"} if isinstance(model, EncoderDecoder) else set()  # a buffer of theirs
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters()
+        if name not in fixed
+    }
+
+
+def mapped_gradients(theirs: Any, ours: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """Their gradients under our names: written in the place of their weights, and read back."""
+    values = [p.detach().clone() for p in theirs.parameters()]
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+    theirs.save_pretrained(folder)
+    read = directory.read_tensors(folder)
+    architecture = foreign._known(directory.read_config(folder), folder)
+    if ours.origin.bare:
+        read = {architecture.prefix + key: value for key, value in read.items()}
+    mapped, _ = architecture.keys.read(read, ours.state_dict(), "")
+    with torch.no_grad():
+        for p, value in zip(theirs.parameters(), values, strict=True):
+            p.copy_(value)
+    return {key: mapped[key] for key in gradients(ours)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip_gives_the_same_bytes_and_the_same_logits(name: str, tmp_path: Path) -> None:
+    ours, theirs = both(name, tmp_path, torch.float32)
+    fourfold.save(ours, tmp_path / "again")
+    before, after = (directory.read_tensors(tmp_path / d) for d in ("theirs", "again"))
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        assert tensor.dtype == after[key].dtype
+        assert torch.equal(tensor, after[key]), key
+    assert directory.read_config(tmp_path / "theirs") == directory.read_config(tmp_path / "again")
+    again = type(theirs).from_pretrained(tmp_path / "again").eval()
+    for lengths in LENGTHS.values():
+        torch.manual_seed(0)
+        first = run(ours, theirs, lengths)[1]
+        torch.manual_seed(0)
+        assert torch.equal(first, run(ours, again, lengths)[1])
