@@ -27,6 +27,8 @@ COMMANDS = {
     "generate": "fourfold.commands.inference",
     "fill": "fourfold.commands.inference",
     "classify": "fourfold.commands.inference",
+    "import": "fourfold.commands.convert",
+    "export": "fourfold.commands.convert",
     "plan": "fourfold.commands.plan",
     "completion": "fourfold.commands.completion",
 }

@@ -19,6 +19,10 @@ use a checkpoint: lines in, lines out
   fill       one line with [MASK] or <mask> to the line filled in
   classify   one image file a line to its class and probability
 
+exchange weights with transformers
+  import     a directory of transformers to a checkpoint
+  export     a checkpoint to a directory of transformers
+
 for the shell
   completion  eval "$(fourfold completion bash)" in ~/.bashrc, or zsh in ~/.zshrc
 
@@ -75,6 +79,21 @@ One multiply-add is two FLOPs; attention is counted in full, also where it is ca
 estimate for a fused attention kernel: what autograd keeps, not the allocator's fragments."""
 
 
+IMPORT = """usage: fourfold import DIRECTORY CHECKPOINT
+
+Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
+pytorch_model.bin, with its tokenizer or preprocessor_config.json): BERT, RoBERTa, DistilBERT, GPT,
+GPT-2, ViT, DeiT, Marian, Pegasus, BART. The checkpoint works with translate, generate, fill,
+classify, export and fourfold.load. It is a new file, such as bert.ckpt."""
+
+EXPORT = """usage: fourfold export CHECKPOINT DIRECTORY
+
+Makes a new directory that transformers' AutoModel*.from_pretrained reads, of a checkpoint file or a
+run directory's last.ckpt, with the tokenizer or the preprocessing of images. What was imported goes
+back to where it came from, byte for byte; another model to the architecture that can say all of its
+config, and if there is none a sentence says why."""
+
+
 def _evaluation(command: str, does: str, more: str = "") -> str:
     return f"""usage: fourfold {command} --config FILE [--ckpt_path WHICH] [--KEY VALUE ...]
 
@@ -93,6 +112,8 @@ def _evaluation(command: str, does: str, more: str = "") -> str:
 OVERVIEWS = {
     "fit": FIT,
     "plan": PLAN,
+    "import": IMPORT,
+    "export": EXPORT,
     "validate": _evaluation(
         "validate", "Measures a checkpoint on the validation split and prints a table."
     ),

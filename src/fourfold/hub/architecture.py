@@ -123,8 +123,9 @@ class Architecture:
         said = {"architectures": [self.class_of(config)], "model_type": self.model_type}
         said.update(self.written(config))
         said.update(self.must)
+        whole = spelled_out(config)
         for entry in self.fields:
-            value = entry.write(getattr(config, entry.ours))
+            value = entry.write(getattr(whole, entry.ours))
             said.update(dict.fromkeys(entry.theirs, value))
         return said
 
@@ -134,24 +135,23 @@ class Architecture:
             back = self.read_config(self.write_config(config), names, self.model_type)
         except (InputError, KeyError) as error:
             return [str(error)]
-        mine, theirs = asdict(resolved(config)), asdict(resolved(back))
+        mine, theirs = comparable(config), comparable(back)
         return [f"{key}={value}" for key, value in mine.items() if value != theirs[key]]
 
 
-def resolved(config: Any) -> Any:
-    """A config in which what may be said in two ways is said in one."""
-    depth = getattr(config, "n_decoder_layers", config.n_layers) or config.n_layers
-    more = {"n_decoder_layers": depth} if hasattr(config, "n_decoder_layers") else {}
-    width = config.head_width
-    scale = None if config.attn_scale == width**-0.5 else config.attn_scale
-    same = {"d_head": width, "d_value": config.value_width, "attn_scale": scale}
-    # How weights begin, and what is dropped where in training, is no part of a trained model.
-    free = {
-        "ff_dropout": 0.0,
-        "drop_path": 0.0,
-        **({"init": ""} if hasattr(config, "init") else {}),
-    }
-    return replace(config, **{**same, **more, **free})
+def spelled_out(config: Any) -> Any:
+    """A config in which what may be left to a default is said."""
+    scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
+    said = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
+    if hasattr(config, "n_decoder_layers"):
+        said["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
+    return replace(config, **said)
+
+
+def comparable(config: Any) -> dict[str, Any]:
+    """The fields that make the model: not how its weights began, nor what training drops where."""
+    fields = asdict(spelled_out(config))
+    return {k: v for k, v in fields.items() if k not in ("init", "ff_dropout", "drop_path")}
 
 
 def choose(architectures: Iterable[Architecture], model: nn.Module) -> Architecture:

@@ -74,6 +74,7 @@ BERT = Architecture(
     must=_MUST,
     told=_bert_told,
     class_of=_bert_class,
+    suits=lambda config: config.n_segments > 0,
     prefix="bert.",
     keys=KeyMap(
         (
@@ -90,7 +91,6 @@ BERT = Architecture(
             Copy("cls.predictions.decoder.bias", "cls.predictions.bias"),
         )
     ),
-    suits=lambda config: config.n_segments > 1,
 )
 
 
@@ -123,7 +123,7 @@ ROBERTA = Architecture(
             Copy("lm_head.decoder.bias", "lm_head.bias"),
         )
     ),
-    suits=lambda config: config.n_segments == 1,
+    suits=lambda config: False,  # it takes token 1 for padding; a model of ours goes out as BERT
 )
 
 

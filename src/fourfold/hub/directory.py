@@ -29,7 +29,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         InputError: It is missing or no JSON object.
     """
-    return _read_json(path / CONFIG)
+    return read_json(path / CONFIG)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if (path / WEIGHTS).is_file():
         return _read_safetensors(path / WEIGHTS)
     if (path / INDEX).is_file():
-        places = _read_json(path / INDEX).get("weight_map")
+        places = read_json(path / INDEX).get("weight_map")
         if not isinstance(places, dict):
             raise InputError(f"{path / INDEX}: no weight_map")
         tensors: dict[str, Tensor] = {}
@@ -65,7 +65,12 @@ def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     (path / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        InputError: There is no such file, or something else in it.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -15,6 +15,7 @@ from fourfold.hub.bert import BERT, DISTILBERT, ROBERTA
 from fourfold.hub.gpt import GPT1, GPT2
 from fourfold.hub.marian import BART, MARIAN, PEGASUS
 from fourfold.hub.vit import DEIT, VIT
+from fourfold.hub.waves import in_halves
 
 # In the order in which a model without a history is offered to them.
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -61,8 +62,16 @@ def read(path: Path) -> nn.Module:
     return model.eval()
 
 
-def write(model: nn.Module, path: Path) -> None:
+def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -> str:
     """Write a model as a directory that transformers' `from_pretrained` reads.
+
+    Args:
+        model: A model of one of the four families.
+        path: The directory, made if it does not exist.
+        more: What config.json says besides, unless the model came with a config.json.
+
+    Returns:
+        The class of transformers that it is.
 
     Raises:
         InputError: No architecture of transformers is this model.
@@ -71,17 +80,19 @@ def write(model: nn.Module, path: Path) -> None:
     if isinstance(origin, Origin):
         architecture, rest = _known(origin.config, path), origin.rest
     else:
+        model = in_halves(model)
         architecture, rest = choose(ARCHITECTURES, model), {}
     theirs, left = architecture.keys.write(model.state_dict(), rest)
     if left:
         raise InputError(f"{architecture.model_type} has no place for {', '.join(left)}")
-    said = architecture.write_config(model.config)
+    said = {**architecture.write_config(model.config), **(more or {})}
     if isinstance(origin, Origin):
         said = _kept(architecture, origin.config, said, theirs)
         theirs = {name: x.to(_dtype(origin.config)) for name, x in theirs.items()}
         if origin.bare:
             theirs = {name.removeprefix(architecture.prefix): x for name, x in theirs.items()}
     directory.write(path, said, theirs)
+    return str(said["architectures"][0])
 
 
 def _kept(
@@ -97,7 +108,7 @@ def _kept(
     renewed = {key: new[key] for field in changed for key in field.theirs}
     if renewed:
         renewed.update(architecture.written(after))
-    return {**old, **renewed}
+    return {"architectures": new["architectures"], **old, **renewed}
 
 
 def _known(config: Mapping[str, Any], path: Path) -> Architecture:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fourfold.core.errors import InputError
 from fourfold.hub import directory, foreign
-from fourfold.tasks.checkpoint import load_task
+from fourfold.hub.convert import load_with_origin
 
 
 def load(path: str | Path) -> nn.Module:
@@ -22,12 +21,7 @@ def load(path: str | Path) -> nn.Module:
     path = Path(path)
     if directory.is_directory(path):
         return foreign.read(path)
-    if path.is_dir():
-        path = path / "checkpoints" / "last.ckpt"
-    model = load_task(path).model
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{path}: the checkpoint holds no model")
-    return model
+    return load_with_origin(path)[1]
 
 
 def save(model: nn.Module, path: str | Path) -> None:

@@ -61,6 +61,11 @@ def _told(names: Collection[str], config: Any) -> dict[str, Any]:
     return {"output_bias": "final_logits_bias" in names}
 
 
+def _tokens(config: EncoderDecoderConfig) -> dict[str, Any]:
+    """The numbers that our own tokenizers give; theirs by default lie beyond most vocabularies."""
+    return {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+
+
 _FIXED = {"tie": "all", "norm_eps": 1e-5}
 _MUST = {"tie_word_embeddings": True}
 
@@ -79,6 +84,7 @@ MARIAN = Architecture(
     told=_told,
     class_of=lambda config: "MarianMTModel",
     prefix="model.",
+    written=_tokens,
     keys=KeyMap((*_COMMON, *_WAVES)),
 )
 
@@ -97,6 +103,7 @@ PEGASUS = Architecture(
     told=_told,
     class_of=lambda config: "PegasusForConditionalGeneration",
     prefix="model.",
+    written=_tokens,
     keys=KeyMap(
         (
             *_COMMON,
@@ -117,6 +124,7 @@ BART = Architecture(
     told=_told,
     class_of=lambda config: "BartForConditionalGeneration",
     prefix="model.",
+    written=_tokens,
     keys=KeyMap(
         (
             *_COMMON,

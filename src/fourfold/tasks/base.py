@@ -86,8 +86,14 @@ class Task(LightningModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the data or the checkpoint brought (text tasks)."""
+        """The tokenizer that the data or the checkpoint brought (text tasks).
+
+        Raises:
+            InputError: The checkpoint was imported without one.
+        """
         if self._tokenizer is None:
+            if "tokenizer" not in self.artifacts:
+                raise InputError("the checkpoint has no tokenizer: it was imported without one")
             self._tokenizer = Tokenizer.from_str(self.artifacts["tokenizer"])
         return self._tokenizer
 

@@ -41,7 +41,11 @@ def load_task(path: str | Path, expect: str | None = None) -> Task:
     Raises:
         InputError: As `read_checkpoint`; or another task than expected; or weights that do not fit.
     """
-    content = read_checkpoint(path)
+    return rebuild(read_checkpoint(path), path, expect)
+
+
+def rebuild(content: dict[str, Any], path: str | Path, expect: str | None = None) -> Task:
+    """`load_task` of what `read_checkpoint` gave."""
     saved = content["fourfold"]
     if expect is not None and saved["task"] != expect:
         raise InputError(f"{path}: a checkpoint of {saved['task']}, but {expect} is needed")

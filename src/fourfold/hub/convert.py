@@ -1,0 +1,123 @@
+"""Whole checkpoints in and out: a model with its tokenizer or preprocessing, as a task."""
+
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
+from fourfold.core.errors import InputError
+from fourfold.hub import directory, foreign, processing
+from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, ViT
+from fourfold.tasks import (
+    CausalLanguageModeling,
+    ImageClassification,
+    MaskedLanguageModeling,
+    Task,
+    Translation,
+)
+from fourfold.tasks.checkpoint import read_checkpoint, rebuild
+
+TASKS: dict[type[nn.Module], type[Task]] = {
+    EncoderDecoder: Translation,
+    MaskedLM: MaskedLanguageModeling,
+    CausalLM: CausalLanguageModeling,
+    ViT: ImageClassification,
+}
+
+
+def import_directory(source: Path, target: Path) -> list[str]:
+    """Make a fourfold checkpoint of a transformers directory.
+
+    Args:
+        source: The directory.
+        target: The checkpoint file, which must not exist.
+
+    Returns:
+        What was done, in lines for the user.
+
+    Raises:
+        InputError: `target` exists, or the directory cannot be read.
+    """
+    if target.exists():
+        raise InputError(f"{target} exists already; name another file")
+    if not directory.is_directory(source):
+        raise InputError(f"{source}: no directory with a {directory.CONFIG}")
+    model = foreign.read(source)
+    config, origin = model.config, model.origin
+    assert isinstance(origin, foreign.Origin)
+    task = TASKS[type(model)](config)  # type: ignore[arg-type, call-arg]
+    task.model = model
+    if isinstance(model, ViT):
+        size, channels = model.config.image_size, model.config.n_channels
+        task.artifacts = processing.read_images(source, origin.config, size, channels)
+    elif tokenizer := processing.read_tokenizer(source):
+        task.artifacts = {"tokenizer": tokenizer}
+    checkpoint: dict[str, Any] = {"state_dict": task.state_dict(), "origin": asdict(origin)}
+    task.on_save_checkpoint(checkpoint)
+    AtomicCheckpointIO(read_checkpoint).save_checkpoint(checkpoint, target)
+    n = sum(p.numel() for p in model.parameters())
+    beside = ", ".join(task.artifacts) or "no tokenizer was there"
+    return [
+        f"{source}: {origin.config['model_type']}, {n:,} parameters, as {type(task).__name__}",
+        f"wrote {target} ({beside})",
+    ]
+
+
+def export_checkpoint(source: Path, target: Path) -> list[str]:
+    """Make a transformers directory of a fourfold checkpoint.
+
+    Args:
+        source: The checkpoint file or run directory.
+        target: The directory, which must not exist or be empty.
+
+    Returns:
+        What was done, in lines for the user.
+
+    Raises:
+        InputError: `target` is not empty, the checkpoint cannot be read, or no architecture of
+            transformers is its model.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target} exists already and is not empty; name another directory")
+    task, model = load_with_origin(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target and renamed, so that nothing half-written is ever there.
+    part = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
+    try:
+        more: dict[str, Any] = {}
+        if isinstance(model, ViT):
+            kind = "DeiTImageProcessor" if task.artifacts["eval_crop"] < 1 else "ViTImageProcessor"
+            more = processing.write_images(part, task.artifacts, kind)
+        elif "tokenizer" in task.artifacts:
+            length: int = model.config.max_len  # type: ignore[assignment, union-attr]
+            family = type(model).__name__
+            more = processing.write_tokenizer(part, task.artifacts["tokenizer"], family, length)
+        named = foreign.write(model, part, more)
+        part.chmod(0o755)  # mkdtemp lets nobody else in
+        if target.exists():
+            target.rmdir()
+        os.replace(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return [f"{source}: {type(task).__name__} as {named}", f"wrote {target}"]
+
+
+def load_with_origin(path: Path) -> tuple[Task, nn.Module]:
+    """A checkpoint's task and model; the model knows where it was imported from, if it was.
+
+    Raises:
+        InputError: There is no such checkpoint, or it is broken.
+    """
+    if path.is_dir():
+        path = path / "checkpoints" / "last.ckpt"
+    content = read_checkpoint(path)
+    task = rebuild(content, path)
+    model: nn.Module = task.model
+    if "origin" in content:
+        model.origin = foreign.Origin(**content["origin"])  # type: ignore[assignment]
+    return task, model

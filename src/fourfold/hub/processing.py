@@ -1,0 +1,125 @@
+"""What stands beside the weights: the tokenizer of a text model, the preprocessing of images."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers.processors import TemplateProcessing
+
+from fourfold.core.errors import InputError
+from fourfold.data.tokenizer import Tokenizer
+from fourfold.data.tokenizer_files import make_tokenizer
+from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.hub.directory import read_json
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+IMAGES = "preprocessor_config.json"
+# Pillow's numbers for ways to resize, which config files use.
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}
+# What a sentence gets around it, by the family of the model.
+_AROUND = {
+    "MaskedLM": "{bos} $A {eos}",
+    "EncoderDecoder": "$A {eos}",
+    "CausalLM": "$A",
+}
+
+# Where config.json says which token a decoder begins with.
+_BEGINS = {"EncoderDecoder": ("decoder_start_token_id",)}
+
+
+def read_tokenizer(path: Path) -> str | None:
+    """The tokenizer of a directory as JSON, None if there is none.
+
+    Raises:
+        InputError: Its files are broken, or no role of its special tokens can be told.
+    """
+    if (path / TOKENIZER).is_file():
+        text = (path / TOKENIZER).read_text(encoding="utf-8")
+        return Tokenizer.from_str(text, str(path / TOKENIZER)).to_str()
+    lower = True
+    if (path / TOKENIZER_CONFIG).is_file():
+        lower = bool(read_json(path / TOKENIZER_CONFIG).get("do_lower_case", True))
+    if (path / "vocab.txt").is_file():
+        config = TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lower)
+        return make_tokenizer(config, [], mask=False).to_str()
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        config = TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
+        return make_tokenizer(config, [], mask=False).to_str()
+    return None
+
+
+def write_tokenizer(path: Path, text: str, family: str, max_len: int) -> dict[str, int]:
+    """Write the files that `AutoTokenizer` reads; returns what config.json says of the tokens."""
+    tokenizer = Tokenizer.from_str(text)
+    core, ids = tokenizer.core, {}
+    names = {}
+    for role in ("pad", "bos", "eos", "unk", "mask"):
+        number = getattr(tokenizer, f"{role}_id")
+        if number is not None:
+            ids[role], names[f"{role}_token"] = number, core.id_to_token(number)
+    if core.post_processor is None:
+        template = _AROUND[family].format(bos=names["bos_token"], eos=names["eos_token"])
+        around = [(names[f"{role}_token"], ids[role]) for role in ("bos", "eos")]
+        core.post_processor = TemplateProcessing(template, special_tokens=around)
+    said = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_len,
+        "clean_up_tokenization_spaces": False,
+        **names,
+    }
+    (path / TOKENIZER).write_text(core.to_str(), encoding="utf-8")
+    (path / TOKENIZER_CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    begins = dict.fromkeys(_BEGINS.get(family, ()), ids["bos"])
+    return begins | {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
+
+
+def read_images(path: Path, config: Mapping[str, Any], side: int, channels: int) -> dict[str, Any]:
+    """What `eval_transform` and a classifier's output need, from what the directory says.
+
+    Raises:
+        InputError: The images are resized in a way that we do not have.
+    """
+    said = read_json(path / IMAGES) if (path / IMAGES).is_file() else {}
+    resample = said.get("resample", 2)
+    if resample not in _RESAMPLE:
+        raise InputError(f"{path / IMAGES}: resample is {resample}, but must be 2 or 3")
+    size, crop = said.get("size", side), said.get("crop_size", side)
+    scaled = size if isinstance(size, int) else size.get("shortest_edge", size.get("height", side))
+    cut = crop if isinstance(crop, int) else crop.get("height", side)
+    names = config.get("id2label") or {}
+    return {
+        "class_names": [names[key] for key in sorted(names, key=int)],
+        "image_size": side,
+        "n_channels": channels,
+        "mean": list(said.get("image_mean", [0.5] * channels)),
+        "std": list(said.get("image_std", [0.5] * channels)),
+        "eval_crop": cut / scaled if said.get("do_center_crop") else 1.0,
+        "interpolation": _RESAMPLE[resample],
+    }
+
+
+def write_images(path: Path, artifacts: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Write preprocessor_config.json; returns what config.json says of the classes."""
+    side, share = artifacts["image_size"], artifacts["eval_crop"]
+    scaled = round(side / share)
+    said = {
+        "image_processor_type": kind,
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": artifacts["mean"],
+        "image_std": artifacts["std"],
+        "resample": next(n for n, w in _RESAMPLE.items() if w == artifacts["interpolation"]),
+        "size": {"height": scaled, "width": scaled},
+    }
+    if share < 1:
+        said |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
+    (path / IMAGES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    names = artifacts["class_names"]
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }

@@ -1,0 +1,274 @@
+"""`fourfold import` and `fourfold export` from the shell, and what is wrong with their input."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import fourfold
+from fourfold.cli import main
+from fourfold.core.errors import InputError
+from fourfold.hub import directory
+from fourfold.models import EncoderDecoder, EncoderDecoderConfig
+from tests.hub.foreign_models import MODELS, ids, make
+from tests.tiny import CONFIGS, build
+
+AUTO: dict[str, Any] = {
+    "encoder": hf.AutoModel,
+    "bert": hf.AutoModelForMaskedLM,
+    "bert-pretraining": hf.AutoModelForPreTraining,
+    "roberta": hf.AutoModelForMaskedLM,
+    "distilbert": hf.AutoModelForMaskedLM,
+    "gpt1": hf.AutoModelForCausalLM,
+    "gpt2": hf.AutoModelForCausalLM,
+    "vit": hf.AutoModelForImageClassification,
+    "deit": hf.DeiTForImageClassificationWithTeacher,  # Auto takes the one without a second head
+    "marian": hf.AutoModelForSeq2SeqLM,
+    "pegasus": hf.AutoModelForSeq2SeqLM,
+    "bart": hf.AutoModelForSeq2SeqLM,
+}
+
+
+def auto(name: str) -> Any:
+    if name.endswith("-encoder"):
+        return AUTO["encoder"]
+    return AUTO.get(name) or AUTO[name.split("-")[0]]
+
+
+@torch.no_grad()
+def output(theirs: Any) -> Tensor:
+    """The first output of a model of transformers for fixed input."""
+    if theirs.config.model_type in ("vit", "deit"):
+        images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+        return theirs.eval()(pixel_values=images)[0]
+    more = {"decoder_input_ids": ids(2, 7, 5)} if theirs.config.is_encoder_decoder else {}
+    return theirs.eval()(input_ids=ids(2, 9), **more)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back_from_the_shell(name: str, tmp_path: Path, capsys: Any) -> None:
+    theirs = make(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "x.ckpt")]) == 0
+    assert main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "back")]) == 0
+    assert theirs.config.model_type in capsys.readouterr().out
+    back = auto(name).from_pretrained(tmp_path / "back")
+    assert torch.equal(output(back), output(theirs))
+    before, after = (directory.read_tensors(tmp_path / d) for d in ("theirs", "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["back", "theirs", "x.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "kind"),
+    [
+        ("causal", {}, "GPT2LMHeadModel"),
+        ("causal", {"norm_placement": "post", "d_ff": 48}, "OpenAIGPTLMHeadModel"),
+        ("masked", {"next_sentence": False}, "BertForMaskedLM"),
+        ("masked", {}, "BertForPreTraining"),
+        ("masked", {"next_sentence": False, "n_segments": 1}, "BertForMaskedLM"),
+        ("masked", {"next_sentence": False, "n_segments": 0}, "DistilBertForMaskedLM"),
+        ("vit", {}, "ViTForImageClassification"),
+        ("vit", {"distillation": True}, "DeiTForImageClassificationWithTeacher"),
+        ("encoder_decoder", {"norm_eps": 1e-5}, "MarianMTModel"),
+        ("encoder_decoder", {"norm_eps": 1e-5, "n_decoder_layers": 1}, "MarianMTModel"),
+        (
+            "encoder_decoder",
+            {"norm_eps": 1e-5, "norm_placement": "pre"},
+            "PegasusForConditionalGeneration",
+        ),
+        (
+            "encoder_decoder",
+            {"norm_eps": 1e-5, "positions": "learned", "embed_norm": True, "output_bias": True},
+            "BartForConditionalGeneration",
+        ),
+    ],
+)
+def test_a_model_of_ours_says_the_same_there(
+    family: str, changes: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    ours = build(family, **changes)
+    fourfold.save(ours, tmp_path / "there")
+    assert directory.read_config(tmp_path / "there")["architectures"] == [kind]
+    theirs = getattr(hf, kind).from_pretrained(tmp_path / "there", dtype=torch.float64).eval()
+    x, tgt = torch.randint(4, 29, (2, 9)), torch.randint(4, 29, (2, 6))
+    with torch.no_grad():
+        if family == "vit":
+            images = torch.randn(3, 2, 8, 8, dtype=torch.float64)
+            mine, their = ours(images), theirs(pixel_values=images).logits
+        elif family == "encoder_decoder":
+            mine, their = ours(x, tgt), theirs(input_ids=x, decoder_input_ids=tgt).logits
+        else:
+            mine, their = ours(x), theirs(input_ids=x)[0]
+    # Their waves are made in fp64 here; ours, as theirs in practice, in fp32.
+    tolerance = 1e-6 if "sinusoidal" in getattr(ours.config, "positions", "") else 1e-9
+    torch.testing.assert_close(mine, their, rtol=10 * tolerance, atol=tolerance)
+    again = fourfold.load(tmp_path / "there")
+    assert sum(p.numel() for p in again.parameters()) >= sum(p.numel() for p in ours.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "why"),
+    [
+        ("masked", {"norm_placement": "pre"}, "norm_placement=pre"),
+        ("causal", {"positions": "sinusoidal"}, "positions=sinusoidal"),
+        ("vit", {"pool": "mean"}, "pool=mean"),
+        ("encoder_decoder", {"tie": "none"}, "tie=none"),
+        ("encoder_decoder", {}, "norm_eps=1e-06"),
+    ],
+)
+def test_what_transformers_does_not_have_is_said(
+    family: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=why):
+        fourfold.save(build(family, **changes), tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_bf16_goes_back_as_bf16(tmp_path: Path) -> None:
+    make("gpt2").to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    model = fourfold.load(tmp_path / "theirs")
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    fourfold.save(model, tmp_path / "again")
+    before, after = (load_file(tmp_path / d / "model.safetensors") for d in ("theirs", "again"))
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert all(x.dtype == torch.bfloat16 for x in after.values())
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    model = make("bert")
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    whole, parts = (fourfold.load(tmp_path / d).state_dict() for d in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    next((tmp_path / "parts").glob("*2-of*.safetensors")).unlink()
+    with pytest.raises(InputError, match=r"2-of.*missing"):
+        fourfold.load(tmp_path / "parts")
+
+
+def test_old_names_and_old_pickles(tmp_path: Path) -> None:
+    make("bert").save_pretrained(tmp_path / "new")
+    tensors = load_file(tmp_path / "new" / "model.safetensors")
+    old = {
+        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("Norm.bias", "Norm.beta"): x
+        for key, x in tensors.items()
+    }
+    old["bert.embeddings.position_ids"] = torch.arange(23)[None]
+    old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"]
+    (tmp_path / "old").mkdir()
+    shutil.copy(tmp_path / "new" / "config.json", tmp_path / "old")
+    torch.save(old, tmp_path / "old" / "pytorch_model.bin")
+    new, read = (fourfold.load(tmp_path / d).state_dict() for d in ("new", "old"))
+    assert all(torch.equal(new[key], read[key]) for key in new)
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("touched"),))
+
+
+CONFIGS_GONE_WRONG: dict[str, dict[str, Any]] = {
+    "unknown": {"model_type": "mamba"},
+    "shape": {"vocab_size": 60},
+    "heads": {"num_attention_heads": 5},
+    "activation": {"hidden_act": "mish"},
+    "decoder": {"is_decoder": True},
+}
+TENSORS_GONE_WRONG: dict[str, dict[str, Tensor]] = {
+    "surplus": {"classifier.weight": torch.zeros(2, 36)},
+    "untied": {"cls.predictions.decoder.weight": torch.zeros(61, 36)},
+}
+
+
+def spoil(folder: Path, how: str) -> None:
+    """Break a good directory of BERT in one way."""
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    if how in CONFIGS_GONE_WRONG:
+        config.write_text(json.dumps(json.loads(config.read_text()) | CONFIGS_GONE_WRONG[how]))
+    elif how in TENSORS_GONE_WRONG:
+        save_file(load_file(weights) | TENSORS_GONE_WRONG[how], weights)
+    elif how == "missing":
+        tensors = load_file(weights)
+        del tensors["bert.encoder.layer.1.output.dense.bias"]
+        save_file(tensors, weights)
+    elif how == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif how == "no config":
+        config.unlink()
+    elif how == "not JSON":
+        config.write_text("{")
+    else:
+        weights.unlink()
+        if how == "pickle":
+            (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Hostile()}))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("no weights", "no weights there"),
+        ("cut off", "model.safetensors: broken or cut off"),
+        ("unknown", "model_type is 'mamba', but fourfold knows"),
+        ("no config", "no directory with a config.json"),
+        ("not JSON", "config.json: not JSON"),
+        ("shape", "embed.tokens.weight would be (61, 36)"),
+        ("heads", "d_model 36 is not divisible by n_heads 5"),
+        ("activation", "activation is 'mish'"),
+        ("decoder", "is_decoder is True"),
+        ("pickle", "wants to run code; refused"),
+        ("missing", "no tensor for stack.blocks.1.ff.down.bias"),
+        ("surplus", "have no place in this model, such as classifier.weight"),
+        ("untied", "is not bert.embeddings.word_embeddings.weight, to which"),
+    ],
+)
+def test_bad_directories_get_one_sentence(
+    how: str, said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("bert").save_pretrained("theirs")
+    spoil(tmp_path / "theirs", how)
+    capsys.readouterr()
+    assert main(["import", "theirs", "x.ckpt"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: Any) -> None:
+    make("vit").save_pretrained(tmp_path / "theirs")
+    target = tmp_path / "x.ckpt"
+    assert main(["import", str(tmp_path / "theirs"), str(target)]) == 0
+    before = target.read_bytes()
+    assert main(["import", str(tmp_path / "theirs"), str(target)]) == 2
+    assert target.read_bytes() == before
+    assert main(["export", str(target), str(tmp_path / "theirs")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["one"], ["a", "b", "c"], ["a", "--force"]])
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_wrong_arguments(command: str, arguments: list[str], capsys: Any) -> None:
+    assert main([command, *arguments]) == 2
+    assert "takes two paths" in capsys.readouterr().err
+
+
+def test_waves_in_another_order_are_the_same_function() -> None:
+    from fourfold.hub.waves import in_halves
+
+    config = EncoderDecoderConfig(**{**vars(CONFIGS["encoder_decoder"]), "tie": "none"})
+    model = EncoderDecoder(config).double().eval()
+    other: nn.Module = in_halves(model).double().eval()
+    x, tgt = torch.randint(29, (3, 8)), torch.randint(29, (3, 5))
+    torch.testing.assert_close(other(x, tgt), model(x, tgt), rtol=1e-9, atol=1e-9)
+    assert not torch.equal(other.src_embed.tokens.weight, model.src_embed.tokens.weight)
