@@ -1,12 +1,18 @@
 """Learning rates against the formulas of the papers, and who decays."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from fourfold.core.errors import InputError
+from fourfold.data import CausalTextData
+from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.models import CausalLM, CausalLMConfig, ViT, ViTConfig
 from fourfold.optim import (
     OptimizerConfig,
@@ -16,6 +22,7 @@ from fourfold.optim import (
     make_optimizer,
     make_schedule,
 )
+from fourfold.tasks import CausalLanguageModeling
 
 D = 512
 
@@ -200,3 +207,27 @@ def test_unknown_words_are_refused() -> None:
         OptimizerConfig(decay="none")
     with pytest.raises(InputError, match="schedule name is 'step'"):
         ScheduleConfig(name="step")
+
+
+def test_clipping_under_a_gradient_scaler(tmp_path: Path) -> None:
+    class Half(MixedPrecision):
+        """fp16 training as on CUDA, with the CPU's scaler, which works alike."""
+
+        def __init__(self) -> None:
+            super().__init__("16-mixed", "cuda", torch.amp.GradScaler("cpu"))
+
+        def forward_context(self) -> Any:
+            return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    task = CausalLanguageModeling(
+        CausalLMConfig(d_model=16, n_layers=1, n_heads=2, d_ff=24, vocab_size=None, max_len=16)
+    )
+    data = CausalTextData("embedded", block_size=16, batch_size=4,
+                          tokenizer=TokenizerConfig("byte_bpe", 300))  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu", plugins=[Half()], max_steps=2, gradient_clip_val=1.0, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        limit_val_batches=0, use_distributed_sampler=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(task, data)
+    assert trainer.global_step == 2

@@ -159,3 +159,44 @@ def test_broken_utf8_names_the_line(ask: Ask) -> None:
     result = ask("translate", "mt", b"one\ntwo \xff\n")
     assert result.code == 2
     assert "line 2 is not UTF-8" in result.err
+
+
+def test_copies_of_a_prompt_differ_over_all_batches(ask: Ask) -> None:
+    prompts = "one two\n" * 9
+    drawn = ["--temperature=2", "--seed=3", "--max-new=8"]
+    small = lines(ask("generate", "lm", prompts, *drawn, "--batch-size=2"))
+    assert small == lines(ask("generate", "lm", prompts, *drawn, "--batch-size=64"))
+    assert len(set(small)) > 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--top-k=5"], ["--top-p=0.9"], ["--seed=1"], ["--length-penalty=1"], ["--penalty=gnmt"],
+     ["--beam=3", "--temperature=0.5"]],
+)  # fmt: skip
+def test_no_option_is_idle(options: list[str], ask: Ask) -> None:
+    result = ask("generate", "lm", "one\n", *options)
+    assert result.code == 2
+    assert options[0].partition("=")[0] in result.err
+
+
+def test_many_fillings_of_several_masks(ask: Ask) -> None:
+    few = lines(ask("fill", "mlm", "[MASK] two [MASK] [MASK]\n", "--top-k=3"))[0].split("\t")
+    many = lines(ask("fill", "mlm", "[MASK] two [MASK] [MASK]\n", "--top-k=100000"))[0].split("\t")
+    assert few == many[:3]
+    assert len(many) > 1000
+
+
+def test_a_damaged_checkpoint_is_found_out(run: Run, trained: Train, here: Path) -> None:
+    content = bytearray((trained("lm") / "checkpoints/last.ckpt").read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 40] = bytes(255 - byte for byte in content[middle : middle + 40])
+    (here / "x.ckpt").write_bytes(content)
+    result = run("generate", "--checkpoint", "x.ckpt")
+    assert result.code == 2
+    assert "damaged" in result.err or "broken" in result.err
+
+
+def test_a_byte_order_mark_is_no_text(ask: Ask) -> None:
+    marked = ask("generate", "lm", b"\xef\xbb\xbfone two\n", "--max-new=4")
+    assert lines(marked) == lines(ask("generate", "lm", "one two\n", "--max-new=4"))

@@ -98,7 +98,7 @@ def test_a_named_checkpoint_does_not_overwrite_the_config(
     call = ["test", "--config", folder / "config.yaml", "--run_dir=new", "--ckpt_path", checkpoint]
     result = run(*call, "--model.config.d_ff=48")
     assert result.code == 2
-    assert "weights do not fit" in result.err
+    assert "trained with config.d_ff 32, not 48" in result.err
 
 
 def test_a_checkpoint_of_another_task(run: Run, trained: Train, here: Path) -> None:
@@ -231,3 +231,109 @@ def test_the_full_list_of_options(run: Run, here: Path) -> None:
     assert "--trainer.max_epochs" in result.out
     assert "--checkpoint.keep_best" in result.out
     assert "--model.help" in result.out
+
+
+def test_settings_without_weights_are_compared_too(run: Run, trained: Train, here: Path) -> None:
+    folder = trained("mt")
+    call = ["--config", folder / "config.yaml", "--ckpt_path", folder / "checkpoints/last.ckpt"]
+    for option in ("n_heads=4", "activation=gelu", "norm_placement=pre"):
+        result = run("test", *call, "--run_dir=new", f"--model.config.{option}")
+        assert result.code == 2
+        assert f"config.{option.partition('=')[0]}" in result.err
+    assert run("test", *call, "--run_dir=new", "--model.config.dropout=0.3").code == 0
+    # A restored optimizer would go on as it began, whatever is written down.
+    result = run("fit", *call, "--run_dir=other", "--model.optimizer.lr=0.5")
+    assert result.code == 2
+    assert "optimizer.lr" in result.err
+    assert not (here / "other").exists()
+
+
+def test_a_validation_says_its_signature(run: Run, trained: Train) -> None:
+    folder = trained("mt")
+    result = run("validate", "--config", folder / "config.yaml", "--run_dir", folder)
+    assert "nrefs:1" in result.out
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        ("mlm", ["--model.config.max_len=4"], "but the model's max_len is 4"),
+        ("lm", ["--model.config.max_len=8"], "has 16 tokens, but the model's max_len is 8"),
+        ("mt", ["--data.max_len=1"], "max_len is 1"),
+        ("mt", ["--model.optimizer.lr=-1"], "lr is -1.0, but must be above 0"),
+        ("mt", ["--model.optimizer.betas=[0.9,1.5]"], "beta 2 is 1.5"),
+        ("mt", ["--model.schedule.warmup_steps=-1"], "warmup_steps is -1"),
+        ("mt", ["--checkpoint.monitor=val/blue"], "val/blue"),
+        ("mt", ["--model.config.vocab_size=9"], "vocab_size is 9, but the data need"),
+        (
+            "lm",
+            ["--trainer.max_steps=-1", "--trainer.max_epochs=-1", "--trainer.max_time=00:00:01:00",
+             "--model.schedule.name=linear"],
+            "a linear schedule must know where it ends",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_leaves_nothing_behind(
+    family: str, options: list[str], said: str,
+    run: Run, configs: dict[str, Path], here: Path,
+) -> None:  # fmt: skip
+    result = run("fit", "--config", configs[family], "--run_dir=r", "--tensorboard=true", *options)
+    assert result.code == 2, result.out
+    assert said in result.err
+    assert result.err.count("\n") == 1
+    assert not list(here.iterdir())
+
+
+def test_data_of_another_family(run: Run, configs: dict[str, Path], here: Path) -> None:
+    result = run(
+        "fit", "--config", configs["mt"], "--data=CausalTextData", "--data.source=embedded"
+    )
+    assert result.code == 2
+    assert (
+        "Translation learns from a PairBatch, but CausalTextData makes a CausalBatch" in result.err
+    )
+    assert not list(here.iterdir())
+
+
+def test_a_key_that_stands_twice(run: Run, here: Path) -> None:
+    (here / "c.yaml").write_text("model: Translation\ndata:\n  seed: 1\n  seed: 2\n")
+    result = run("fit", "--config", "c.yaml")
+    assert result.code == 2
+    assert "c.yaml, line 4: seed stands already in line 3" in result.err
+
+
+@pytest.mark.parametrize(("steps", "epochs", "ends"), [(100, 2, 6), (4, 2, 4), (5, -1, 5)])
+def test_a_schedule_ends_with_the_run(
+    steps: int, epochs: int, ends: int, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    # Three steps an epoch; the last of a linear schedule is done at a learning rate of 0.
+    result = run(
+        "fit", "--config", configs["lm"], "--run_dir=r", "--model.schedule.name=linear",
+        "--model.schedule.warmup_steps=0", "--model.schedule.min_lr=0",
+        f"--trainer.max_steps={steps}", f"--trainer.max_epochs={epochs}",
+        "--trainer.log_every_n_steps=1",
+        "--trainer.limit_train_batches=3",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    rows = list(csv.DictReader((here / "r/metrics.csv").open()))
+    rates = [float(row["lr"]) for row in rows if row["lr"]]
+    assert len(rates) == ends
+    assert rates[-1] == 0.0
+    assert rates[-2] > 0.0
+
+
+def test_overfitting_some_batches_takes_the_same_ones(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.tasks import Translation
+
+    seen, step = [], Translation.step
+    monkeypatch.setattr(
+        Translation,
+        "step",
+        lambda self, batch: (seen.append(batch.index.tolist()), step(self, batch))[1],
+    )
+    result = run("fit", "--config", configs["mt"], "--run_dir=r", "--trainer.overfit_batches=1")
+    assert result.code == 0, result.err
+    assert len(seen) == 6
+    assert len({tuple(rows) for rows in seen}) == 1

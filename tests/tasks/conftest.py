@@ -1,6 +1,7 @@
 """Tiny data for each family, and one training run in fp64 that ends after one optimizer step."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def masked(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
         batch_size=kwargs.pop("max_rows", 32),
         **kwargs,
     )
+    return MaskedLanguageModeling(config, SGD, FLAT), data
+
+
+def sentence_pairs(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    """BERT's two tasks; rows have different numbers of hidden tokens."""
+    task, data = masked(
+        texts, layout="segment_pairs", documents="line", sentences="punctuation", **kwargs
+    )
+    config = replace(task.config, n_segments=2, next_sentence=True)
     return MaskedLanguageModeling(config, SGD, FLAT), data
 
 

@@ -5,27 +5,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tasks.conftest import FAMILIES, train
+from tests.tasks.conftest import FAMILIES, sentence_pairs, train
+
+LOSSES = {**FAMILIES, "sentence_pairs": sentence_pairs}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LOSSES)
 def test_accumulation_leaves_the_gradient_alone(family: str, texts: Path, tmp_path: Path) -> None:
     # All rows make one optimizer step, whatever the micro-batches are.
-    whole = train(*FAMILIES[family](texts, max_rows=2000), tmp_path)
+    whole = train(*LOSSES[family](texts, max_rows=2000), tmp_path)
     for rows in (7, 3) if family != "images" else (500,):
-        cut = train(
-            *FAMILIES[family](texts, max_rows=rows), tmp_path, accumulate_grad_batches=10_000
-        )
+        cut = train(*LOSSES[family](texts, max_rows=rows), tmp_path, accumulate_grad_batches=10_000)
         for name, weight in whole.items():
             torch.testing.assert_close(cut[name], weight, rtol=1e-12, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LOSSES)
 def test_two_processes_make_the_same_step(family: str, texts: Path, tmp_path: Path) -> None:
-    whole = train(*FAMILIES[family](texts, max_rows=2000), tmp_path)
-    _, data = FAMILIES[family](texts)
+    whole = train(*LOSSES[family](texts, max_rows=2000), tmp_path)
+    _, data = LOSSES[family](texts)
     rows = -(-len(data.split("train")) // 2)  # two batches, one for each process
-    pair = FAMILIES[family](texts, max_rows=rows)
+    pair = LOSSES[family](texts, max_rows=rows)
     halves = train(*pair, tmp_path, devices=2, strategy="ddp_fork")
     for name, weight in whole.items():
         torch.testing.assert_close(halves[name], weight, rtol=1e-12, atol=1e-12, msg=name)

@@ -37,6 +37,17 @@ def check_files(files: Iterable[Path], keys: Iterable[str]) -> None:
             # jsonargparse passes over an unknown key with nothing below it.
             if name not in keys:
                 raise InputError(f"{file}, line {line}: {unknown(name, keys)}")
+        _refuse_repeated(file, root)
+
+
+def _refuse_repeated(file: Path, node: yaml.Node) -> None:
+    """YAML forbids a key that stands twice, and PyYAML takes the last."""
+    first: dict[str, int] = {}
+    for name, line, below in _children(node):
+        if name in first:
+            raise InputError(f"{file}, line {line}: {name} stands already in line {first[name]}")
+        first[name] = line
+        _refuse_repeated(file, below)
 
 
 def read_tree(file: Path) -> yaml.Node | None:

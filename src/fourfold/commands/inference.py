@@ -89,7 +89,23 @@ def parse(verb: str, arguments: Sequence[str]) -> Namespace:
             raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
     if verb == "generate" and options.n_best > (options.beam or 1) and not options.temperature:
         raise InputError("--n-best needs a --beam as wide, or a --temperature to draw with")
+    if verb == "generate":
+        _refuse_unheard(options)
     return options
+
+
+def _refuse_unheard(options: Namespace) -> None:
+    """Raise InputError for options of `generate` that another one would make idle."""
+    beams = (options.beam or 1) > 1
+    if options.temperature and beams:
+        raise InputError("--temperature draws and --beam searches: give one of them")
+    for name in ("top_k", "top_p", "seed"):
+        if getattr(options, name) is not None and not options.temperature:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} needs a --temperature to draw with, such as 1")
+    for name in ("length_penalty", "penalty"):
+        if getattr(options, name) is not None and not beams:
+            raise InputError(f"--{name.replace('_', '-')} needs a --beam of 2 or more")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -29,7 +29,8 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
     """
     for number, line in enumerate(stream, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            # A byte-order mark is no text.
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise InputError(
                 f"line {number} is not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}"

@@ -121,16 +121,18 @@ class Recipe:
     def steps(self) -> int | None:
         """Optimizer steps of the run; None where only data on the hub could tell."""
         trainer = self.trainer
-        if trainer["max_steps"] > 0:
-            return int(trainer["max_steps"])
-        if trainer["max_epochs"] == -1 or self.arguments.get("source") == "hub":
+        most, epochs = trainer["max_steps"], trainer["max_epochs"]
+        if most > 0 and (epochs or -1) < 0:
+            return int(most)
+        if epochs == -1 or self.arguments.get("source") == "hub":
             return None
         try:
             batches = self.data.n_train_batches()
         except InputError:
             return None  # the data are elsewhere; everything else can still be said
-        epochs = trainer["max_epochs"] or 1000  # Lightning's own default
-        return -(-batches // int(trainer["accumulate_grad_batches"])) * int(epochs)
+        epochs = epochs or 1000  # Lightning's own default
+        ends = -(-batches // int(trainer["accumulate_grad_batches"])) * int(epochs)
+        return min(ends, int(most)) if most > 0 else ends
 
 
 def make_parser(prog: str) -> Parser:

@@ -3,6 +3,7 @@
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,best,average}.ckpt
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"
         self.config = self.path / "config.yaml"
+        self.is_new = not self.path.exists()
 
     @classmethod
     def of(cls, config: Any) -> "RunDirectory":
@@ -75,6 +77,11 @@ class RunDirectory:
         if resume == "must" and not there:
             raise InputError(f"{self.last}: there is nothing to resume")
         return self.last if there else None
+
+    def remove_if_new(self) -> None:
+        """Leave nothing of a run that ended before its first checkpoint, if this run made it."""
+        if self.is_new and not self.checkpoints.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def find(self, which: str | None) -> Path:
         """The checkpoint that `which` means: best, average, last or a path; None: the first there.

@@ -151,6 +151,15 @@ class FourfoldCLI(LightningCLI):
         text: str = parser.dump(config, skip_unset=False, skip_validation=True)
         return text
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run; of a training that bad input stopped before its first checkpoint, leave nothing."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            if subcommand == "fit" and input_error(error) is not None:
+                self.run.remove_if_new()
+            raise
+
     def before_fit(self) -> None:
         """Refuse bad data before a logger has made its first file."""
         if self.trainer.world_size == 1:  # else the ranks must agree on a tokenizer as they build
@@ -160,10 +169,9 @@ class FourfoldCLI(LightningCLI):
 
     def after_validate(self) -> None:
         """Print the metrics."""
-        metrics = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
-        if not metrics:
+        if not self.model.summary:
             raise InputError("the data have no validation split: give `val` in the data section")
-        show_table(metrics, f"validation of {self.start}")
+        show_table(self.model.summary, f"validation of {self.start}")
 
     def after_test(self) -> None:
         """Print the metrics and keep them."""

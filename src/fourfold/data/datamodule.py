@@ -6,7 +6,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ class BatchDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.plan.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.plan.lengths.max(initial=0))
 
     @abstractmethod
     def batch(self, index: np.ndarray, epoch: int, position: int) -> NamedTuple:
@@ -55,6 +60,8 @@ class EpochData(LightningDataModule):
         seed: decides order, masking and cropping, together with the epoch.
         num_workers: processes that prepare batches; the batches do not depend on it.
     """
+
+    batch_class: ClassVar[type]  # what `batch` of its splits gives
 
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
@@ -103,13 +110,16 @@ class EpochData(LightningDataModule):
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
         dataset = self.split(name)
         rank, world = self._place()
+        # `overfit_batches` wants the same few batches again and again.
+        still = name != "train" or bool(getattr(self.trainer, "overfit_batches", 0))
+        sampler = EpochSampler(dataset.plan, rank=rank, world=world, start=start, still=still)
         if self.num_workers:
             # Said out loud, or tokenizers prints a warning for every forked worker (which never
             # calls it).
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return DataLoader(
             dataset,
-            batch_sampler=EpochSampler(dataset.plan, rank=rank, world=world, start=start),
+            batch_sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=_as_is,
             pin_memory=torch.cuda.is_available(),

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from fourfold.core.errors import InputError
 from fourfold.data.augment import Augment, Mix
+from fourfold.data.batch import ImageBatch
 from fourfold.data.datamodule import BatchDataset, EpochData
 from fourfold.data.image_files import IN_MEMORY
 from fourfold.data.image_sets import Images, cut
@@ -53,6 +54,8 @@ class ImageData(EpochData):
         InputError: on `setup`, if the images are not what they should be; corrupt ones are found
             when they are first decoded.
     """
+
+    batch_class = ImageBatch
 
     def __init__(
         self,

@@ -105,6 +105,10 @@ class SegmentPairDataset(BatchDataset):
             raise InputError("Next-sentence prediction needs a split of at least two documents.")
         self.plan = Plan(np.ones(len(self.chunks) - 1, np.int64), **plan)
 
+    @property
+    def longest(self) -> int:
+        return self.room + 3
+
     def batch(self, index: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         masking, tokens = self.masking, self.masking.tokenizer
         draws = uniform(masking.seed, masking.epoch(epoch), index, 4, _PAIRS)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fourfold.core.errors import InputError
+from fourfold.data.batch import MaskedBatch
 from fourfold.data.datamodule import BatchDataset
 from fourfold.data.documents import TextSource, Unit
 from fourfold.data.hub import HubConfig
@@ -53,6 +54,8 @@ class MaskedTextData(TokenizedData):
     Raises:
         InputError: (on setup) text is missing, empty or broken, or an option is wrong.
     """
+
+    batch_class = MaskedBatch
 
     needs_mask = True
 

@@ -127,19 +127,27 @@ class EpochSampler(Sampler[list[Key]]):
         rank: number of this process.
         world: number of processes.
         start: (epoch, position) to begin at; other epochs are served from their beginning.
+        still: every epoch is the first one again; None means: unless the plan shuffles.
 
     Raises:
         InputError: fewer rows than ranks in the last step (while iterating).
     """
 
     def __init__(
-        self, plan: Plan, *, rank: int = 0, world: int = 1, start: tuple[int, int] = (0, 0)
+        self,
+        plan: Plan,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        start: tuple[int, int] = (0, 0),
+        still: bool | None = None,
     ) -> None:
         epoch, position = start
         # A checkpoint of an epoch's last batch means: the next epoch.
         self.start = (epoch, position) if position < plan.n_batches else (epoch + 1, 0)
         self.plan, self.rank, self.world = plan, rank, world
         self.epoch = self.start[0]
+        self.still = not plan.shuffle if still is None else still
         self.sampler = self  # where Lightning looks for set_epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -148,7 +156,7 @@ class EpochSampler(Sampler[list[Key]]):
         Lightning calls it on evaluation's samplers too, with the epoch of training; evaluation
         reads epoch 0 each time, or its masks would change from one validation to the next.
         """
-        if self.plan.shuffle:
+        if not self.still:
             self.epoch = epoch
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fourfold.core.errors import InputError
+from fourfold.data.batch import CausalBatch
 from fourfold.data.datamodule import BatchDataset
 from fourfold.data.documents import TextSource, Unit, sizes
 from fourfold.data.hub import HubConfig
@@ -53,6 +54,8 @@ class CausalTextData(TokenizedData):
     Raises:
         InputError: (on setup) text is missing, empty, broken or too short, or an option is wrong.
     """
+
+    batch_class = CausalBatch
 
     def __init__(
         self,

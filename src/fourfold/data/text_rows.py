@@ -48,6 +48,10 @@ class BlockDataset(BatchDataset):
         n_rows = max(1, -(-(len(stream) - context) // (block_size - context)))
         self.plan = Plan(np.ones(n_rows, np.int64), seed=seed, **plan)
 
+    @property
+    def longest(self) -> int:
+        return self.block_size
+
     def batch(self, index: np.ndarray, epoch: int, position: int) -> CausalBatch:
         n_targets = len(self.stream)
         if self.crops:

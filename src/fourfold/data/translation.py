@@ -88,6 +88,8 @@ class TranslationData(TokenizedData):
             long; a language or an option is unknown.
     """
 
+    batch_class = PairBatch
+
     def __init__(
         self,
         source: Literal["embedded", "files", "hub"] = "embedded",
@@ -108,6 +110,8 @@ class TranslationData(TokenizedData):
         num_workers: int = 0,
     ) -> None:
         super().__init__(tokenizer, seed, num_workers)
+        if max_len < 2:
+            raise InputError(f"max_len is {max_len}, but a token and EOS need 2.")
         self.source, self.langs = source, (src_lang, tgt_lang)
         self.parts: dict[str, Part] = {"train": train, "val": val, "test": test}
         self.columns = None if columns is None else [str(column) for column in columns]

@@ -4,6 +4,7 @@ Shapes: B rows, T prompt or source tokens, t new tokens, N best.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,7 @@ def generate(
     bos_id: int = 1,
     pad_id: int | None = None,
     use_cache: bool = True,
+    copies: Counter[tuple[int, ...]] | None = None,
 ) -> Tensor:
     """Continue prompts with a causal LM, or write targets for sources with an encoder-decoder.
 
@@ -51,6 +53,8 @@ def generate(
         bos_id: What a target starts with (encoder-decoder only).
         pad_id: Fills the columns after EOS; None repeats EOS.
         use_cache: False computes everything anew at each token, to check the cache.
+        copies: Give the same counter to call after call, and copies of a row are drawn differently
+            over all of them.
 
     Returns:
         (B, T + t) int64: the columns of `ids` as they are, then the new tokens; for an
@@ -66,7 +70,7 @@ def generate(
     limit = prompts.limit("max_new", max_new, least=0)  # (B,)
     draws = torch.zeros(len(ids), int(limit.max()), device=ids.device)
     if temperature > 0.0:
-        draws = draw_numbers(ids, prompts.real, draws.shape[1], seed)
+        draws = draw_numbers(ids, prompts.real, draws.shape[1], seed, copies)
     filler = pad_id if pad_id is not None else eos_id or 0
     with inference(model):
         step, start = prompts.start(use_cache)

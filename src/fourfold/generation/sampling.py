@@ -75,7 +75,13 @@ def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = Non
     return logits.masked_fill(~keep.scatter(-1, order, keep), -math.inf)
 
 
-def draw_numbers(ids: Tensor, mask: Tensor, n_draws: int, seed: int | None) -> Tensor:
+def draw_numbers(
+    ids: Tensor,
+    mask: Tensor,
+    n_draws: int,
+    seed: int | None,
+    copies: Counter[tuple[int, ...]] | None = None,
+) -> Tensor:
     """Uniform numbers (B, n_draws) that belong to the prompt, not to its place in the batch.
 
     They depend on the seed, the prompt's real tokens and how many equal prompts stand before it:
@@ -87,10 +93,11 @@ def draw_numbers(ids: Tensor, mask: Tensor, n_draws: int, seed: int | None) -> T
         mask: (B, T) bool, True = real token.
         n_draws: How many numbers a row.
         seed: None takes one from torch's global generator.
+        copies: How often each prompt came in earlier batches; is counted on.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))
-    copies: Counter[tuple[int, ...]] = Counter()
+    copies = Counter() if copies is None else copies
     rows = []
     for row, real in zip(ids.tolist(), mask.tolist(), strict=True):
         prompt = tuple(token for token, is_real in zip(row, real, strict=True) if is_real)

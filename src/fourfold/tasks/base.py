@@ -17,11 +17,19 @@ from torch.optim import Optimizer
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
-from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
+from fourfold.optim import (
+    ENDING,
+    OptimizerConfig,
+    ScheduleConfig,
+    make_optimizer,
+    make_schedule,
+)
 
 # With accumulation, gradients of sums are divided by this until the true count is known. A power
 # of two, so that dividing and multiplying again rounds nothing.
 REFERENCE = 1024.0
+# Fields of a config that change nothing in evaluation.
+UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "init")
 
 
 class Task(LightningModule):
@@ -38,6 +46,7 @@ class Task(LightningModule):
 
     model_class: ClassVar[Callable[..., nn.Module]]
     config_class: ClassVar[type[TransformerConfig]]
+    batch_class: ClassVar[type]  # what it learns from
     unit: ClassVar[str] = "tokens"  # what throughput counts
     from_data: ClassVar[str] = "vocab_size"  # the config's field that the data know
 
@@ -81,7 +90,17 @@ class Task(LightningModule):
     # From the data to the model.
 
     def setup(self, stage: str) -> None:
-        """Take from the data what a checkpoint carries: tokenizer, classes, preprocessing."""
+        """Take from the data what a checkpoint carries: tokenizer, classes, preprocessing.
+
+        Raises:
+            InputError: The data are those of another family.
+        """
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not issubclass(data.batch_class, self.batch_class):
+            raise InputError(
+                f"{type(self).__name__} learns from a {self.batch_class.__name__},"
+                f" but {type(data).__name__} makes a {data.batch_class.__name__}"
+            )
         self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
 
     @property
@@ -101,7 +120,8 @@ class Task(LightningModule):
         """Build the model, once the data are there to complete the config.
 
         Raises:
-            InputError: The config's vocabulary or classes are fewer than the data's.
+            InputError: The config's vocabulary or classes are fewer than the data's, or its
+                longest sequence is shorter.
         """
         if self.model is not None:
             return
@@ -114,7 +134,18 @@ class Task(LightningModule):
             if given is None:
                 self.config = replace(self.config, **{field: found})
                 self.init_args["config"][field] = found
+            self._refuse_long_rows()
         self.model = self.model_class(self.config)
+
+    def _refuse_long_rows(self) -> None:
+        """Now, rather than in the middle of the training."""
+        limit = getattr(self.config, "max_len", None)
+        for name, split in self.trainer.datamodule.splits.items():  # type: ignore[attr-defined]
+            if limit is not None and split.longest > limit:
+                raise InputError(
+                    f"the longest row of the {name} split has {split.longest} tokens, but the"
+                    f" model's max_len is {limit}: raise it, or make the data's rows shorter"
+                )
 
     # Training.
 
@@ -146,7 +177,9 @@ class Task(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Optimizer and a schedule that steps with it."""
-        optimizer = make_optimizer(self.model, self.optimizer_config)
+        # A fused step unscales by itself, which Lightning's clipping under fp16 cannot wait for.
+        fused = not self.trainer.precision.startswith("16")
+        optimizer = make_optimizer(self.model, self.optimizer_config, fused=fused)
         lr, width = self.optimizer_config.lr, self.config.d_model
         schedule = make_schedule(optimizer, self.schedule_config, lr, self.total_steps(), width)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
@@ -155,15 +188,26 @@ class Task(LightningModule):
         """Optimizer steps of the whole run, from the data's own count of batches.
 
         `trainer.estimated_stepping_batches` would build a loader and drop its resumed state.
+
+        Raises:
+            InputError: The schedule needs the end of a run that has none.
         """
         trainer = self.trainer
-        if trainer.max_steps > 0:
-            return int(trainer.max_steps)
+        most, epochs = trainer.max_steps, trainer.max_epochs or 0
+        if epochs <= 0:
+            unknown = most <= 0 and self.schedule_config.total_steps is None
+            if unknown and self.schedule_config.name in ENDING:
+                raise InputError(
+                    f"a {self.schedule_config.name} schedule must know where it ends: give"
+                    " schedule.total_steps, trainer.max_steps or trainer.max_epochs"
+                )
+            return max(1, int(most))
         batches = trainer.datamodule.n_train_batches()  # type: ignore[attr-defined]
         limit = trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         steps = -(-batches // trainer.accumulate_grad_batches)
-        return max(1, steps * max(1, trainer.max_epochs or 1))
+        ends = max(1, steps * epochs)
+        return min(int(most), ends) if most > 0 else ends
 
     # Evaluation.
 
@@ -176,8 +220,8 @@ class Task(LightningModule):
         self.evaluate(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
-        """Log validation metrics."""
-        self._finish("val")
+        """Log validation metrics, and keep them, also those that are no numbers."""
+        self.summary = self._finish("val")
 
     def on_test_epoch_end(self) -> None:
         """Log test metrics and keep them as the summary of the run."""
@@ -211,9 +255,24 @@ class Task(LightningModule):
             raise InputError(f"the checkpoint is of {saved.get('task')}, not {type(self).__name__}")
         if self._trainer is not None:  # the data may just have taken over the checkpoint's own
             self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
+        self._refuse_other_settings(saved["init_args"])
         for name in ("tokenizer", "class_names"):
             if self.artifacts.get(name) != saved["data"].get(name):
                 raise InputError(f"the checkpoint's {name} is not that of the data given")
+
+    def _refuse_other_settings(self, saved: dict[str, Any]) -> None:
+        """Another number of heads fits the same weights, and another optimizer is not asked."""
+        training = self._trainer is not None and self.trainer.state.fn == "fit"
+        for part in self.init_args if training else ("config",):
+            old, new = saved.get(part), self.init_args[part]
+            olds, news = (x if isinstance(x, dict) else {"": x} for x in (old, new))
+            for key, value in news.items():
+                name = f"{part}.{key}".rstrip(".")
+                free = key in UNSEEN and not training
+                if key in olds and plain(olds[key]) != plain(value) and not free:
+                    raise InputError(
+                        f"the checkpoint was trained with {name} {olds[key]}, not {value}"
+                    )
 
     @classmethod
     def from_init_args(cls, init_args: dict[str, Any]) -> "Task":
@@ -225,3 +284,8 @@ class Task(LightningModule):
         task = cls(**args)
         task.configure_model()
         return task
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists: what went through a file has none."""
+    return list(value) if isinstance(value, tuple) else value

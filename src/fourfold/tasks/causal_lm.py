@@ -22,6 +22,7 @@ class CausalLanguageModeling(Task):
     """
 
     model_class = CausalLM
+    batch_class = CausalBatch
     config_class = CausalLMConfig
 
     def __init__(

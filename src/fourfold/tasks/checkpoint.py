@@ -2,6 +2,8 @@
 
 import importlib
 import pickle
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: there is no such checkpoint file")
+    _refuse_damage(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -29,6 +32,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "fourfold" not in content:
         raise InputError(f"{path}: not a checkpoint written by fourfold")
     return content
+
+
+def _refuse_damage(path: Path) -> None:
+    """torch does not compare the checksums that are in the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, zlib.error):
+        return  # cut off, or no checkpoint at all: torch says which
+    if damaged is not None:
+        raise InputError(f"{path}: the checkpoint is damaged: {damaged} is not what was written")
 
 
 def load_task(path: str | Path, expect: str | None = None) -> Task:

@@ -25,6 +25,7 @@ class ImageClassification(Task):
     """
 
     model_class = ViT
+    batch_class = ImageBatch
     config_class = ViTConfig
     config: ViTConfig
     unit = "images"

@@ -26,6 +26,7 @@ class MaskedLanguageModeling(Task):
     """
 
     model_class = MaskedLM
+    batch_class = MaskedBatch
     config_class = MaskedLMConfig
 
     def __init__(
@@ -49,15 +50,18 @@ class MaskedLanguageModeling(Task):
     def step(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy at masked places, plus the next-sentence loss when pairs are given.
 
-        The latter is a mean over sentences; times the number of masked tokens it keeps its weight
-        against the mean over tokens, as in BERT's sum of two means.
+        BERT adds two means. Here a pair counts as often as it has masked tokens, so that one count
+        normalises both, and a row weighs the same in whatever micro-batch it is; where all rows
+        have as many masked tokens it is BERT's sum.
         """
         h, output = self._encode(batch)
         targets = batch.targets[batch.targets != IGNORED]
         loss = linear_cross_entropy(*output, targets, normalizer=1.0)
         if batch.is_next is not None and self.model.next_sentence is not None:
-            logits = self.model.next_sentence_logits(h).float()
-            loss = loss + F.cross_entropy(logits, batch.is_next) * len(targets)
+            logits = self.model.next_sentence_logits(h)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            weights = (batch.targets != IGNORED).sum(1).to(logits.dtype)  # (B,)
+            loss = loss + F.cross_entropy(logits, batch.is_next, reduction="none") @ weights
         return loss, torch.tensor(len(targets), device=h.device)
 
     def evaluate(self, batch: MaskedBatch, split: str) -> None:

@@ -31,6 +31,7 @@ class Translation(Task):
     """
 
     model_class = EncoderDecoder
+    batch_class = PairBatch
     config_class = EncoderDecoderConfig
 
     def __init__(

@@ -63,12 +63,14 @@ class Fill(TextVerb):
         """The N best combinations of the tokens of all masks of a line, as lines."""
         best: list[tuple[float, list[int]]] = [(0.0, [])]
         for row_scores, row_tokens in zip(scores, tokens, strict=True):
+            ranked = list(zip(row_scores, row_tokens, strict=True))  # as `best`, from the best on
+            # The i-th of one with the j-th of the other has (i + 1) (j + 1) - 1 better ones.
             best = heapq.nlargest(
                 self.n,
                 (
                     (score + more, [*chosen, token])
-                    for score, chosen in best
-                    for more, token in zip(row_scores, row_tokens, strict=True)
+                    for i, (score, chosen) in enumerate(best)
+                    for more, token in ranked[: self.n // (i + 1)]
                 ),
                 key=lambda pair: pair[0],
             )

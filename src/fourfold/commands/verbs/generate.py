@@ -3,18 +3,26 @@
 Shapes: B lines of a batch, N continuations of each, T tokens of the longest prompt, t new tokens.
 """
 
+from argparse import Namespace
+from collections import Counter
+
 from torch import Tensor
 
 from fourfold.commands.lines import Item
 from fourfold.commands.verbs.base import TextVerb, given, one_line
 from fourfold.core.errors import InputError
 from fourfold.generation import beam_search, generate
+from fourfold.tasks import Task
 
 DEFAULT_NEW = 50
 
 
 class Generate(TextVerb):
     """Greedy, drawn, or by beam search."""
+
+    def __init__(self, task: Task, options: Namespace) -> None:
+        super().__init__(task, options)
+        self.copies: Counter[tuple[int, ...]] = Counter()  # of prompts, over all batches
 
     def prepare(self, line: str) -> Item:
         """Prompt ids, grouped by how many tokens may follow."""
@@ -58,6 +66,7 @@ class Generate(TextVerb):
                 self.model, ids.repeat_interleave(n, 0), mask=mask.repeat_interleave(n, 0),
                 max_new=max_new, temperature=options.temperature, top_k=options.top_k,
                 top_p=options.top_p, seed=options.seed, eos_id=eos_id, pad_id=pad_id,
+                copies=self.copies,
             )  # fmt: skip
         return out.reshape(len(ids), n, -1)
 
