@@ -14,9 +14,12 @@ class FakeTrainer(SimpleNamespace):
 
     def __init__(self, **more: Any) -> None:
         loop = SimpleNamespace(
-            _should_accumulate=lambda: False, batch_progress=SimpleNamespace(is_last_batch=True)
+            _should_accumulate=lambda: False,
+            _should_check_val_fx=lambda fetcher: False,
+            _skip_next_val=False,
+            batch_progress=SimpleNamespace(is_last_batch=True),
         )
-        self.fit_loop = SimpleNamespace(epoch_loop=loop)
+        self.fit_loop = SimpleNamespace(epoch_loop=loop, _data_fetcher=object())
         self.state = SimpleNamespace(fn="fit")
         super().__init__(
             global_step=0, max_steps=-1, should_stop=False, current_epoch=0,

@@ -17,9 +17,16 @@ def test_ranks_are_asked_whatever_the_accumulation(accumulate: int, tmp_path: Pa
         global_step=0,
         fit_loop=SimpleNamespace(
             epoch_loop=SimpleNamespace(
-                _should_accumulate=lambda: (state.batch + 1) % accumulate != 0
-            )
+                _should_accumulate=lambda: (state.batch + 1) % accumulate != 0,
+                _should_check_val_fx=lambda fetcher: False,
+                _skip_next_val=False,
+                batch_progress=SimpleNamespace(is_last_batch=False),
+            ),
+            _data_fetcher=object(),
         ),
+        max_steps=-1,
+        max_epochs=-1,
+        current_epoch=0,
         strategy=SimpleNamespace(
             reduce_boolean_decision=lambda decision, all: bool(asked.append(state.batch))
         ),

@@ -1,5 +1,6 @@
 """Killed at any batch and started again, a run ends as one that was never interrupted."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -20,8 +21,14 @@ VARIANTS = {
     ],
     # last.ckpt is written where an epoch ends, and nowhere else.
     "epochs": ["--checkpoint.every_n_steps=null"],
+    # A validation at each step that last.ckpt is of.
+    "validated": [
+        *("--checkpoint.every_n_steps=2", "--trainer.val_check_interval=2"),
+        *("--trainer.check_val_every_n_epoch=null", "--average_last=2"),
+        "--average_every_n_steps=2",
+    ],
 }
-KILLS = [("average", 3), ("average", 7), ("ema", 6), ("epochs", 8)]
+KILLS = [("average", 3), ("average", 7), ("ema", 6), ("epochs", 8), ("validated", 5)]
 
 
 class Killed(BaseException):
@@ -91,6 +98,65 @@ def test_a_killed_run_ends_the_same(
             assert a.get(key) == b.get(key)
     assert rows(whole) == rows(killed)
     assert (killed / "config_resume_1.yaml").is_file()
+
+
+def same_runs(one: Path, other: Path) -> None:
+    """Two run directories hold the same rows and the same checkpoints under the same names."""
+    names = sorted(file.name for file in (one / "checkpoints").glob("*.ckpt"))
+    assert names == sorted(file.name for file in (other / "checkpoints").glob("*.ckpt"))
+    for name in names:
+        a, b = content(one / "checkpoints" / name), content(other / "checkpoints" / name)
+        assert a["global_step"] == b["global_step"], name
+        for key in ("state_dict", "optimizer_states"):
+            torch.testing.assert_close(a.get(key), b.get(key), rtol=0, atol=0)
+    assert rows(one) == rows(other)
+
+
+@pytest.mark.parametrize("step", [4, 6, 10])
+@pytest.mark.parametrize("variant", ["validated", "average", "epochs"])
+def test_killed_in_a_validation(
+    variant: str, step: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.tasks import Translation
+
+    assert fit("whole", *VARIANTS[variant]).code == 0
+    validate, reached = Translation.validation_step, []
+
+    def killed(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.global_step == step and not self.trainer.sanity_checking:
+            reached.append(step)
+            raise Killed
+        return validate(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translation, "validation_step", killed)
+        with contextlib.suppress(Killed):
+            fit("killed", *VARIANTS[variant])
+    assert fit("killed", *VARIANTS[variant]).code == 0
+    assert reached or variant != "validated"
+    same_runs(here / "whole", here / "killed")
+
+
+@pytest.mark.parametrize("batch", [3, 8, 9])
+def test_asked_to_stop_where_a_validation_is_due(
+    batch: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.tasks import Translation
+
+    assert fit("whole", *VARIANTS["validated"]).code == 0
+    step = Translation.training_step
+
+    def signalled(self: Any, given: Any, batch_idx: int) -> Any:
+        if self.trainer.fit_loop.total_batch_idx == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, given, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translation, "training_step", signalled)
+        # In the last batch there is nothing to stop: the run is finished instead.
+        assert fit("stopped", *VARIANTS["validated"]).code == (0 if batch == 9 else 75)
+    assert fit("stopped", *VARIANTS["validated"]).code == 0
+    same_runs(here / "whole", here / "stopped")
 
 
 def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(

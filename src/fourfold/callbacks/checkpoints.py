@@ -44,6 +44,7 @@ class Checkpoints(Checkpoint):
         self.folder, self.monitor, self.mode, self.keep_best = folder, monitor, mode, keep_best
         self.every_n_steps, self.every_n_epochs = every_n_steps, every_n_epochs
         self.saved_step = 0
+        self.waits = False  # last.ckpt is due, once the validation at hand is over
         self.scores: dict[str, float] = {}  # file name: score, of those kept
 
     @property
@@ -70,7 +71,11 @@ class Checkpoints(Checkpoint):
         ends = step == trainer.max_steps or trainer.should_stop
         accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
         if (due or ends) and not accumulating:
-            self._save_last(trainer)
+            # A checkpoint from before a validation would never make up for it when resumed.
+            if validates_now(trainer):
+                self.waits = True
+            else:
+                self._save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if the epoch is complete and due."""
@@ -85,15 +90,22 @@ class Checkpoints(Checkpoint):
             self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
-        self.saved_step = trainer.global_step
+        self.saved_step, self.waits = trainer.global_step, False
         trainer.save_checkpoint(self.last)
 
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if this is among the best, and drop what no longer is."""
-        if trainer.state.fn != "fit" or not self.keep_best:
+        """Save if this is among the best, and last.ckpt if it waited for this."""
+        if trainer.state.fn != "fit":
             return
+        if self.keep_best:
+            self._keep_best(trainer)
+        if self.waits and not trainer.sanity_checking:
+            self._save_last(trainer)
+
+    def _keep_best(self, trainer: Trainer) -> None:
+        """Save if this is among the best, and drop what no longer is."""
         name = self._monitored(trainer)  # refuses a wrong name in the check before training, too
         if name is None or trainer.sanity_checking:
             return
@@ -148,6 +160,20 @@ class Checkpoints(Checkpoint):
         self.saved_step = state_dict["saved_step"]
         scores = state_dict["scores"]
         self.scores = {f: s for f, s in scores.items() if (self.folder / f).is_file()}
+
+
+def validates_now(trainer: Trainer) -> bool:
+    """Whether a validation follows the training batch that has just ended."""
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    assert fetcher is not None  # training is under way
+    return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
+
+
+def is_over(trainer: Trainer) -> bool:
+    """Whether the training batch that has just ended was the last of the run."""
+    last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+    return trainer.global_step == trainer.max_steps or (last_batch and last_epoch)
 
 
 def _link(source: Path, target: Path) -> None:

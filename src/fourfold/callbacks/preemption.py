@@ -13,6 +13,8 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from fourfold.callbacks.checkpoints import is_over, validates_now
+
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 ASK_EVERY = 20  # optimizer steps between two questions to the other ranks, each of which is a wait
@@ -50,13 +52,28 @@ class Preemption(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop, if asked and if no gradient is being accumulated."""
+        """Save and stop, if asked and if no gradient is being accumulated.
+
+        Not before a validation, which a resumed run would not make up for, and not at the end of
+        the run, of which as little would be left undone for good.
+        """
         if trainer.fit_loop.epoch_loop._should_accumulate():
+            return
+        if not validates_now(trainer):
+            self._stop_if_asked(trainer, ASK_EVERY)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same after a validation."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._stop_if_asked(trainer, 1)
+
+    def _stop_if_asked(self, trainer: Trainer, every: int) -> None:
+        if is_over(trainer):
             return
         asked = bool(self.asked)
         if trainer.world_size > 1:
             # Not by batches: a window of 2, 4 or 5 of them would end at none that counts.
-            if trainer.global_step % ASK_EVERY:
+            if trainer.global_step % every:
                 return
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
