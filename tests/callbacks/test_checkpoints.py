@@ -22,7 +22,7 @@ class FakeTrainer(SimpleNamespace):
         self.fit_loop = SimpleNamespace(epoch_loop=loop, _data_fetcher=object())
         self.state = SimpleNamespace(fn="fit")
         super().__init__(
-            global_step=0, max_steps=-1, should_stop=False, current_epoch=0,
+            global_step=0, max_steps=-1, max_epochs=-1, should_stop=False, current_epoch=0,
             sanity_checking=False, is_global_zero=True, callback_metrics={}, saved=[], **more,
         )  # fmt: skip
 

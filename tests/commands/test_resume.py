@@ -27,8 +27,21 @@ VARIANTS = {
         *("--trainer.check_val_every_n_epoch=null", "--average_last=2"),
         "--average_every_n_steps=2",
     ],
+    # Workers read ahead, and two of the epoch's batches are all there is.
+    "limited": [
+        *("--trainer.limit_train_batches=2", "--data.num_workers=1"),
+        "--checkpoint.every_n_steps=1",
+    ],
 }
-KILLS = [("average", 3), ("average", 7), ("ema", 6), ("epochs", 8), ("validated", 5)]
+KILLS = [
+    ("average", 3),
+    ("average", 7),
+    ("ema", 6),
+    ("epochs", 8),
+    ("validated", 5),
+    ("limited", 2),
+    ("limited", 5),
+]
 
 
 class Killed(BaseException):
@@ -157,6 +170,22 @@ def test_asked_to_stop_where_a_validation_is_due(
         assert fit("stopped", *VARIANTS["validated"]).code == (0 if batch == 9 else 75)
     assert fit("stopped", *VARIANTS["validated"]).code == 0
     same_runs(here / "whole", here / "stopped")
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_longer_run_goes_on_from_the_weights_and_not_from_their_average(
+    every: int, fit: Run, here: Path
+) -> None:
+    options = [
+        *("--ema_decay=0.5", "--checkpoint.every_n_steps=null", "--trainer.max_steps=-1"),
+        *(f"--checkpoint.every_n_epochs={every}", "--model.schedule.name=constant"),
+    ]
+    assert fit("whole", *options, "--trainer.max_epochs=5").code == 0
+    for epochs in (3, 5):
+        assert fit("longer", *options, f"--trainer.max_epochs={epochs}").code == 0
+    a, b = (content(here / name / "checkpoints/last.ckpt") for name in ("whole", "longer"))
+    for key in ("state_dict", "current_model_state"):
+        torch.testing.assert_close(a[key], b[key], rtol=0, atol=0)
 
 
 def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(

@@ -162,6 +162,8 @@ def test_negative_seed():
 def test_batches_an_epoch_are_those_of_one_rank():
     data = NumberData()
     assert data.n_train_batches() == 8
-    data.trainer = SimpleNamespace(global_rank=1, world_size=2, ckpt_path=None)
+    data.trainer = SimpleNamespace(
+        limit_train_batches=1.0, global_rank=1, world_size=2, ckpt_path=None
+    )
     assert data.n_train_batches() == 4
     assert len(list(data.train_dataloader().batch_sampler)) == 4

@@ -78,10 +78,11 @@ class Checkpoints(Checkpoint):
                 self._save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if the epoch is complete and due."""
+        """Save if the epoch is complete and due, or the last."""
         complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        every = self.every_n_epochs
-        if complete and every and (trainer.current_epoch + 1) % every == 0:
+        due = bool(self.every_n_epochs) and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        # The last one here, since at the end of training a moving average is in the model's place.
+        if complete and (due or is_over(trainer)):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -107,12 +107,22 @@ class EpochData(LightningDataModule):
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
+    def _limit(self) -> int | None:
+        """Steps of an epoch, where `limit_train_batches` says so."""
+        limit = self.trainer.limit_train_batches if self.trainer else 1.0
+        if limit == 1.0 and isinstance(limit, float):
+            return None
+        return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
+
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
         dataset = self.split(name)
         rank, world = self._place()
         # `overfit_batches` wants the same few batches again and again.
         still = name != "train" or bool(getattr(self.trainer, "overfit_batches", 0))
-        sampler = EpochSampler(dataset.plan, rank=rank, world=world, start=start, still=still)
+        steps = self._limit() if name == "train" else None
+        sampler = EpochSampler(
+            dataset.plan, rank=rank, world=world, start=start, steps=steps, still=still
+        )
         if self.num_workers:
             # Said out loud, or tokenizers prints a warning for every forked worker (which never
             # calls it).

@@ -127,6 +127,7 @@ class EpochSampler(Sampler[list[Key]]):
         rank: number of this process.
         world: number of processes.
         start: (epoch, position) to begin at; other epochs are served from their beginning.
+        steps: of an epoch, where the Trainer takes fewer than there are; None means all.
         still: every epoch is the first one again; None means: unless the plan shuffles.
 
     Raises:
@@ -140,11 +141,13 @@ class EpochSampler(Sampler[list[Key]]):
         rank: int = 0,
         world: int = 1,
         start: tuple[int, int] = (0, 0),
+        steps: int | None = None,
         still: bool | None = None,
     ) -> None:
         epoch, position = start
+        taken = plan.n_batches if steps is None else min(plan.n_batches, steps * world)
         # A checkpoint of an epoch's last batch means: the next epoch.
-        self.start = (epoch, position) if position < plan.n_batches else (epoch + 1, 0)
+        self.start = (epoch, position) if position < taken else (epoch + 1, 0)
         self.plan, self.rank, self.world = plan, rank, world
         self.epoch = self.start[0]
         self.still = not plan.shuffle if still is None else still
