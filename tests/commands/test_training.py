@@ -337,3 +337,12 @@ def test_overfitting_some_batches_takes_the_same_ones(
     assert result.code == 0, result.err
     assert len(seen) == 6
     assert len({tuple(rows) for rows in seen}) == 1
+
+
+def test_processes_that_are_forked_hand_their_weights_over(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("fit", "--config", configs["mt"], "--run_dir=r", "--trainer.devices=2",
+                 "--trainer.strategy=ddp_fork", "--data.max_rows=4")  # fmt: skip
+    assert result.code == 0, result.err
+    assert torch.load(here / "r/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6

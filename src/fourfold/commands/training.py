@@ -28,7 +28,7 @@ from fourfold.commands.results import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
-from fourfold.tasks import Task, read_checkpoint
+from fourfold.tasks import Task, read_file
 
 # Samplers know the ranks themselves; one batch of validation before training finds mistakes early.
 TRAINER_DEFAULTS = {
@@ -135,7 +135,7 @@ class FourfoldCLI(LightningCLI):
         """The Trainer, with what a run needs beside the user's callbacks, loggers and plugins."""
         config = self.config_init[self.command]
         given = config["trainer"]
-        kwargs["plugins"] = [*as_list(given["plugins"]), AtomicCheckpointIO(read_checkpoint)]
+        kwargs["plugins"] = [*as_list(given["plugins"]), AtomicCheckpointIO(read_file)]
         kwargs["logger"] = False  # see before_fit
         ours = make_callbacks(self.command, self.run, config, self.dump())
         kwargs["callbacks"] = [*ours, *as_list(given["callbacks"])]

@@ -20,7 +20,7 @@ from fourfold.tasks import (
     Task,
     Translation,
 )
-from fourfold.tasks.checkpoint import read_checkpoint, rebuild
+from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
 
 TASKS: dict[type[nn.Module], type[Task]] = {
     EncoderDecoder: Translation,
@@ -59,7 +59,7 @@ def import_directory(source: Path, target: Path) -> list[str]:
         task.artifacts = {"tokenizer": tokenizer}
     checkpoint: dict[str, Any] = {"state_dict": task.state_dict(), "origin": asdict(origin)}
     task.on_save_checkpoint(checkpoint)
-    AtomicCheckpointIO(read_checkpoint).save_checkpoint(checkpoint, target)
+    AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n = sum(p.numel() for p in model.parameters())
     beside = ", ".join(task.artifacts) or "no tokenizer was there"
     return [

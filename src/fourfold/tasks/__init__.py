@@ -2,7 +2,7 @@
 
 from fourfold.tasks.base import Task
 from fourfold.tasks.causal_lm import CausalLanguageModeling
-from fourfold.tasks.checkpoint import load_task, read_checkpoint
+from fourfold.tasks.checkpoint import load_task, read_file
 from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
 from fourfold.tasks.translation import Translation
@@ -14,5 +14,5 @@ __all__ = [
     "Task",
     "Translation",
     "load_task",
-    "read_checkpoint",
+    "read_file",
 ]

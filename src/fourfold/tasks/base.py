@@ -250,9 +250,18 @@ class Task(LightningModule):
         Raises:
             InputError: Names what differs.
         """
-        saved = checkpoint.get("fourfold", {})
-        if saved.get("task") != type(self).__name__:
-            raise InputError(f"the checkpoint is of {saved.get('task')}, not {type(self).__name__}")
+        path = self.trainer.ckpt_path if self._trainer is not None else None
+        try:
+            self._refuse_another(checkpoint)
+        except InputError as error:
+            raise InputError(f"{path}: {error}" if path else str(error)) from error
+
+    def _refuse_another(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get("fourfold")
+        if saved is None:
+            raise InputError("not a checkpoint written by fourfold")
+        if saved["task"] != type(self).__name__:
+            raise InputError(f"the checkpoint is of {saved['task']}, not {type(self).__name__}")
         if self._trainer is not None:  # the data may just have taken over the checkpoint's own
             self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
         self._refuse_other_settings(saved["init_args"])

@@ -17,7 +17,19 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a fourfold checkpoint, on the CPU.
 
     Raises:
-        InputError: There is no such file, it is broken, or it is not ours.
+        InputError: As `read_file`, or the file is not ours.
+    """
+    content = read_file(path)
+    if "fourfold" not in content:
+        raise InputError(f"{path}: not a checkpoint written by fourfold")
+    return content
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The dictionary in a file of torch, on the CPU; code in it is never run.
+
+    Raises:
+        InputError: There is no such file, it is broken, or it holds something else.
     """
     path = Path(path)
     if not path.is_file():
@@ -29,7 +41,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: not a checkpoint, or one that wants to run code") from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise InputError(f"{path}: the checkpoint is broken or cut off") from error
-    if not isinstance(content, dict) or "fourfold" not in content:
+    if not isinstance(content, dict):
         raise InputError(f"{path}: not a checkpoint written by fourfold")
     return content
 
