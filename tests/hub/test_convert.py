@@ -172,6 +172,15 @@ def test_old_names_and_old_pickles(tmp_path: Path) -> None:
     assert all(torch.equal(new[key], read[key]) for key in new)
 
 
+def test_waves_that_were_changed(tmp_path: Path) -> None:
+    model = make("pegasus")
+    with torch.no_grad():
+        model.model.encoder.embed_positions.weight.mul_(1.5)
+    model.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"encoder\.embed_positions\.weight is not the table"):
+        fourfold.load(tmp_path / "theirs")
+
+
 class Hostile:
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("touched"),))

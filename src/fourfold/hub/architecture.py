@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from dataclasses import field as field_of_dataclass
 from typing import Any
 
 from torch import nn
@@ -87,6 +88,7 @@ class Architecture:
         prefix: What a model with a head puts in front of the names of the model without one.
         keys: Names and layouts.
         written: What else a config.json of our own making says of a config.
+        constants: What both compute rather than learn, by their names and ours, where it is stored.
         suits: Whether a config without a history is best written so.
     """
 
@@ -101,6 +103,7 @@ class Architecture:
     prefix: str
     keys: KeyMap
     written: Callable[[Any], dict[str, Any]] = lambda config: {}
+    constants: Mapping[str, str] = field_of_dataclass(default_factory=dict)
     suits: Callable[[Any], bool] = lambda config: True
 
     def read_config(self, config: Json, names: Collection[str], where: str) -> TransformerConfig:

@@ -57,6 +57,7 @@ def read(path: Path) -> nn.Module:
     ours, rest = architecture.keys.read(theirs, model.state_dict(), str(path))
     model = model.to_empty(device="cpu")
     _fill_constants(model, architecture.family, config)
+    _compare_constants(architecture, model, rest, path)
     model.load_state_dict({name: x.float() for name, x in ours.items()})
     model.origin = Origin(said, rest, bare)  # type: ignore[assignment]
     return model.eval()
@@ -137,6 +138,20 @@ def _fill_constants(model: nn.Module, family: type[nn.Module], config: Any) -> N
         fresh = dict(family(config).named_buffers())
         for name, buffer in model.named_buffers():
             buffer.copy_(fresh[name])
+
+
+def _compare_constants(
+    architecture: Architecture, model: nn.Module, rest: Mapping[str, Tensor], path: Path
+) -> None:
+    buffers = dict(model.named_buffers())
+    for theirs, ours in architecture.constants.items():
+        if theirs in rest:
+            stored, computed = rest[theirs].float(), buffers[ours]
+            alike = stored.shape == computed.shape and torch.allclose(
+                stored, computed, rtol=0.0, atol=1e-2 if rest[theirs].dtype.itemsize < 4 else 1e-4
+            )
+            if not alike:
+                raise InputError(f"{path}: {theirs} is not the table of waves that it should be")
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:

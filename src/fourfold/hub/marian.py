@@ -51,10 +51,11 @@ _COMMON: tuple[Line, ...] = (
     Copy("lm_head.weight", "model.shared.weight"),
 )
 # Fixed waves, which some versions write down and some do not.
-_WAVES: tuple[Line, ...] = (
-    Rule((), "model.encoder.embed_positions.weight"),
-    Rule((), "model.decoder.embed_positions.weight"),
-)
+_CONSTANTS = {
+    "model.encoder.embed_positions.weight": "src_embed.positions.weight",
+    "model.decoder.embed_positions.weight": "tgt_embed.positions.weight",
+}
+_WAVES: tuple[Line, ...] = tuple(Rule((), name) for name in _CONSTANTS)
 
 
 def _told(names: Collection[str], config: Any) -> dict[str, Any]:
@@ -86,6 +87,7 @@ MARIAN = Architecture(
     prefix="model.",
     written=_tokens,
     keys=KeyMap((*_COMMON, *_WAVES)),
+    constants=_CONSTANTS,
 )
 
 PEGASUS = Architecture(
@@ -112,6 +114,7 @@ PEGASUS = Architecture(
             *_WAVES,
         )
     ),
+    constants=_CONSTANTS,
 )
 
 BART = Architecture(
