@@ -79,12 +79,12 @@ One multiply-add is two FLOPs; attention is counted in full, also where it is ca
 estimate for a fused attention kernel: what autograd keeps, not the allocator's fragments."""
 
 
-IMPORT = """usage: fourfold import DIRECTORY CHECKPOINT
+IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
 pytorch_model.bin, with its tokenizer or preprocessor_config.json): BERT, RoBERTa, DistilBERT, GPT,
-GPT-2, ViT, DeiT, Marian, Pegasus, BART. The checkpoint works with translate, generate, fill,
-classify, export and fourfold.load. It is a new file, such as bert.ckpt."""
+GPT-2, ViT, DeiT, Marian, Pegasus, BART; or of nanoGPT's ckpt.pt. The checkpoint works with
+translate, generate, fill, classify, export and fourfold.load. It is a new file, such as x.ckpt."""
 
 EXPORT = """usage: fourfold export CHECKPOINT DIRECTORY
 

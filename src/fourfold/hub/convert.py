@@ -11,7 +11,7 @@ from torch import nn
 
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
-from fourfold.hub import directory, foreign, processing
+from fourfold.hub import directory, foreign, nanogpt, processing
 from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, ViT
 from fourfold.tasks import (
     CausalLanguageModeling,
@@ -31,10 +31,10 @@ TASKS: dict[type[nn.Module], type[Task]] = {
 
 
 def import_directory(source: Path, target: Path) -> list[str]:
-    """Make a fourfold checkpoint of a transformers directory.
+    """Make a fourfold checkpoint of a transformers directory, or of nanoGPT's ckpt.pt.
 
     Args:
-        source: The directory.
+        source: The directory or file.
         target: The checkpoint file, which must not exist.
 
     Returns:
@@ -45,27 +45,39 @@ def import_directory(source: Path, target: Path) -> list[str]:
     """
     if target.exists():
         raise InputError(f"{target} exists already; name another file")
-    if not directory.is_directory(source):
+    model: Any
+    origin: foreign.Origin | None = None
+    if source.is_file():
+        model, named = _read_file(source), "nanoGPT"
+    elif directory.is_directory(source):
+        model = foreign.read(source)
+        origin, named = model.origin, model.origin.config["model_type"]
+    else:
         raise InputError(f"{source}: no directory with a {directory.CONFIG}")
-    model = foreign.read(source)
-    config, origin = model.config, model.origin
-    assert isinstance(origin, foreign.Origin)
-    task = TASKS[type(model)](config)  # type: ignore[arg-type, call-arg]
+    task = TASKS[type(model)](model.config)  # type: ignore[call-arg]
     task.model = model
-    if isinstance(model, ViT):
+    checkpoint: dict[str, Any] = {} if origin is None else {"origin": asdict(origin)}
+    if isinstance(model, ViT) and origin is not None:
         size, channels = model.config.image_size, model.config.n_channels
         task.artifacts = processing.read_images(source, origin.config, size, channels)
-    elif tokenizer := processing.read_tokenizer(source):
+    elif tokenizer := processing.read_tokenizer(source if source.is_dir() else source.parent):
         task.artifacts = {"tokenizer": tokenizer}
-    checkpoint: dict[str, Any] = {"state_dict": task.state_dict(), "origin": asdict(origin)}
+    checkpoint["state_dict"] = task.state_dict()
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n = sum(p.numel() for p in model.parameters())
     beside = ", ".join(task.artifacts) or "no tokenizer was there"
     return [
-        f"{source}: {origin.config['model_type']}, {n:,} parameters, as {type(task).__name__}",
+        f"{source}: {named}, {n:,} parameters, as {type(task).__name__}",
         f"wrote {target} ({beside})",
     ]
+
+
+def _read_file(path: Path) -> nn.Module:
+    content = read_file(path)
+    if not nanogpt.is_nanogpt(content):
+        raise InputError(f"{path}: neither a transformers directory nor a checkpoint of nanoGPT")
+    return nanogpt.read(content, path)
 
 
 def export_checkpoint(source: Path, target: Path) -> list[str]:
