@@ -181,6 +181,26 @@ def test_waves_that_were_changed(tmp_path: Path) -> None:
         fourfold.load(tmp_path / "theirs")
 
 
+def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    make("gpt2").save_pretrained(tmp_path / "fetched")
+    asked = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        if name == "nobody/nothing":
+            raise OSError("no network\nand many words")
+        return str(tmp_path / "fetched")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", "somebody/gpt2", "x.ckpt"]) == 0
+    assert asked == ["somebody/gpt2"]
+    assert main(["import", "nobody/nothing", "y.ckpt"]) == 2
+    assert "cannot be fetched from the hub: no network\n" in capsys.readouterr().err
+    assert fourfold.load("fetched").config.n_layers == 2  # a path is a path
+    assert len(asked) == 2
+
+
 class Hostile:
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("touched"),))

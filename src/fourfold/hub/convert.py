@@ -34,7 +34,7 @@ def import_directory(source: Path, target: Path) -> list[str]:
     """Make a fourfold checkpoint of a transformers directory, or of nanoGPT's ckpt.pt.
 
     Args:
-        source: The directory or file.
+        source: The directory or file, or a model's name on the hub.
         target: The checkpoint file, which must not exist.
 
     Returns:
@@ -47,6 +47,7 @@ def import_directory(source: Path, target: Path) -> list[str]:
         raise InputError(f"{target} exists already; name another file")
     model: Any
     origin: foreign.Origin | None = None
+    source = directory.located(source)
     if source.is_file():
         model, named = _read_file(source), "nanoGPT"
     elif directory.is_directory(source):

@@ -1,6 +1,7 @@
 """A directory of transformers on disk: config.json beside its tensors."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,36 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OLD_WEIGHTS = "pytorch_model.bin"
+
+
+# What is fetched of a model on the hub: no weights of other frameworks.
+WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", OLD_WEIGHTS)
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def located(place: str | Path) -> Path:
+    """A path as it is; what is none and looks like `owner/name` is fetched from the hub.
+
+    Raises:
+        InputError: It cannot be fetched.
+    """
+    path = Path(place)
+    if path.exists() or not HUB_ID.fullmatch(str(place)):
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise InputError(
+            f"{place}: there is no such path, and the hub needs a package that is missing:"
+            " pip install 'fourfold[hub]'"
+        ) from error
+    try:
+        return Path(snapshot_download(str(place), allow_patterns=list(WANTED)))
+    except Exception as error:  # no network, no such model, no permission: many classes
+        first = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"{place}: there is no such path, and it cannot be fetched from the hub: {first}"
+        ) from error
 
 
 def is_directory(path: Path) -> bool:

@@ -12,13 +12,14 @@ def load(path: str | Path) -> nn.Module:
     """A model in eval mode, with its `.config`.
 
     Args:
-        path: A `.ckpt` file; the directory of a run, whose last checkpoint is taken; or a directory
-            of transformers, `config.json` beside `model.safetensors`.
+        path: A `.ckpt` file; the directory of a run, whose last checkpoint is taken; a directory of
+            transformers, `config.json` beside `model.safetensors`; or, where there is a network,
+            a model's name on the hub, `owner/name`.
 
     Raises:
         InputError: There is no such checkpoint, it is broken, or it is of an unknown architecture.
     """
-    path = Path(path)
+    path = directory.located(path)
     if directory.is_directory(path):
         return foreign.read(path)
     return load_with_origin(path)[1]
