@@ -123,7 +123,7 @@ def test_a_model_of_ours_says_the_same_there(
         ("causal", {"positions": "sinusoidal"}, "positions=sinusoidal"),
         ("vit", {"pool": "mean"}, "pool=mean"),
         ("encoder_decoder", {"tie": "none"}, "tie=none"),
-        ("encoder_decoder", {}, "norm_eps=1e-06"),
+        ("encoder_decoder", {"norm_eps": 1e-3}, "norm_eps=0.001"),
     ],
 )
 def test_what_transformers_does_not_have_is_said(

@@ -12,6 +12,9 @@ from fourfold.core.errors import InputError
 from fourfold.hub.keymap import KeyMap
 
 Json = Mapping[str, Any]
+# What is added to a variance of about 1: between two numbers as small as this, logits differ by
+# little more than rounding. Some architectures have theirs in the code, not in config.json.
+SMALL_EPS = 1e-5
 
 # Their words for our activations; the first of each is the one we write.
 ACTIVATION_WORDS = {
@@ -139,6 +142,8 @@ class Architecture:
         except (InputError, KeyError) as error:
             return [str(error)]
         mine, theirs = comparable(config), comparable(back)
+        if max(mine["norm_eps"], theirs["norm_eps"]) <= SMALL_EPS:
+            theirs["norm_eps"] = mine["norm_eps"]  # `foreign.write` says that it changes
         return [f"{key}={value}" for key, value in mine.items() if value != theirs[key]]
 
 

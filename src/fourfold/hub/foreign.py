@@ -72,7 +72,7 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
         more: What config.json says besides, unless the model came with a config.json.
 
     Returns:
-        The class of transformers that it is.
+        The class of transformers that it is, and what is a little different there.
 
     Raises:
         InputError: No architecture of transformers is this model.
@@ -93,7 +93,10 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
         if origin.bare:
             theirs = {name.removeprefix(architecture.prefix): x for name, x in theirs.items()}
     directory.write(path, said, theirs)
-    return str(said["architectures"][0])
+    kind, here = str(said["architectures"][0]), model.config.norm_eps  # type: ignore[union-attr]
+    there = architecture.read_config(said, theirs.keys(), str(path)).norm_eps
+    note = "" if here == there else f" (its norms add {there:g} where these add {here:g})"
+    return kind + note
 
 
 def _kept(
