@@ -57,8 +57,6 @@ class Preemption(Checkpoint):
         Not before a validation, which a resumed run would not make up for, and not at the end of
         the run, of which as little would be left undone for good.
         """
-        if trainer.fit_loop.epoch_loop._should_accumulate():
-            return
         if not validates_now(trainer):
             self._stop_if_asked(trainer, ASK_EVERY)
 
@@ -68,7 +66,7 @@ class Preemption(Checkpoint):
             self._stop_if_asked(trainer, 1)
 
     def _stop_if_asked(self, trainer: Trainer, every: int) -> None:
-        if is_over(trainer):
+        if trainer.fit_loop.epoch_loop._should_accumulate() or is_over(trainer):
             return
         asked = bool(self.asked)
         if trainer.world_size > 1:

@@ -4,10 +4,11 @@ from collections.abc import Collection
 from typing import Any
 
 from fourfold.hub.architecture import Architecture, Field, activation, field
-from fourfold.hub.keymap import FROM_TWO, REVERSED, Copy, Ignored, KeyMap, Layout, Line, Rule
+from fourfold.hub.keymap import FROM_TWO, REVERSED, Copy, Ignored, KeyMap, Line, Rule
 from fourfold.models import MaskedLM, MaskedLMConfig
 
 _POST_NORM = {"norm_placement": "post", "positions": "learned"}
+_POSITIONS = "embed.positions.weight"
 _MUST = {
     "is_decoder": False,
     "add_cross_attention": False,
@@ -47,11 +48,6 @@ def _encoder(root: str) -> tuple[Line, ...]:
     )
 
 
-def _positions(theirs: str, layout: Layout | None = None) -> Rule:
-    ours = "embed.positions.weight"
-    return Rule(ours, theirs) if layout is None else Rule(ours, theirs, layout)
-
-
 def _bert_told(names: Collection[str], config: Any) -> dict[str, Any]:
     return {
         "head": "cls.predictions.bias" in names,
@@ -79,7 +75,7 @@ BERT = Architecture(
     keys=KeyMap(
         (
             *_encoder("bert."),
-            _positions("bert.embeddings.position_embeddings.weight"),
+            Rule(_POSITIONS, "bert.embeddings.position_embeddings.weight"),
             Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
             Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
             Rule("head.bias", "cls.predictions.bias"),
@@ -114,7 +110,7 @@ ROBERTA = Architecture(
     keys=KeyMap(
         (
             *_encoder("roberta."),
-            _positions("roberta.embeddings.position_embeddings.weight", FROM_TWO),
+            Rule(_POSITIONS, "roberta.embeddings.position_embeddings.weight", FROM_TWO),
             Rule("head.transform.{p}", "lm_head.dense.{p}"),
             Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
             Rule("head.bias", "lm_head.bias"),
@@ -157,7 +153,7 @@ DISTILBERT = Architecture(
     keys=KeyMap(
         (
             Rule("embed.tokens.weight", "distilbert.embeddings.word_embeddings.weight"),
-            _positions("distilbert.embeddings.position_embeddings.weight"),
+            Rule(_POSITIONS, "distilbert.embeddings.position_embeddings.weight"),
             Rule("embed.norm.{p}", "distilbert.embeddings.LayerNorm.{p}"),
             Rule("stack.blocks.{i}.attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
             Rule("stack.blocks.{i}.attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),

@@ -8,15 +8,15 @@ from fourfold.hub.keymap import FROM_TWO, WITH_ONE, Copy, KeyMap, Line, Rule
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
 
 
-def _fields(depth: int, heads: int, activation_word: str, *vocabularies: str) -> tuple[Field, ...]:
+def _fields(*vocabularies: str) -> tuple[Field, ...]:
     return (
         field("vocab_size", "vocab_size", *vocabularies, default=58101),
         field("d_model", "d_model", default=1024),
-        field("n_layers", "encoder_layers", default=depth),
-        Field("n_decoder_layers", ("decoder_layers",), depth),
-        field("n_heads", "encoder_attention_heads", "decoder_attention_heads", default=heads),
+        field("n_layers", "encoder_layers", default=12),
+        Field("n_decoder_layers", ("decoder_layers",), 12),
+        field("n_heads", "encoder_attention_heads", "decoder_attention_heads", default=16),
         field("d_ff", "encoder_ffn_dim", "decoder_ffn_dim", default=4096),
-        activation("activation_function", activation_word),
+        activation("activation_function", "gelu"),
         field("dropout", "dropout", default=0.1),
         field("attn_dropout", "attention_dropout", default=0.0),
         field("ff_dropout", "activation_dropout", default=0.0),
@@ -74,7 +74,7 @@ MARIAN = Architecture(
     model_type="marian",
     family=EncoderDecoder,
     config=EncoderDecoderConfig,
-    fields=_fields(12, 16, "gelu", "decoder_vocab_size"),
+    fields=_fields("decoder_vocab_size"),
     fixed={
         **_FIXED,
         "norm_placement": "post",
@@ -94,7 +94,7 @@ PEGASUS = Architecture(
     model_type="pegasus",
     family=EncoderDecoder,
     config=EncoderDecoderConfig,
-    fields=_fields(12, 16, "gelu"),
+    fields=_fields(),
     fixed={
         **_FIXED,
         "norm_placement": "pre",
@@ -121,7 +121,7 @@ BART = Architecture(
     model_type="bart",
     family=EncoderDecoder,
     config=EncoderDecoderConfig,
-    fields=_fields(12, 16, "gelu"),
+    fields=_fields(),
     fixed={**_FIXED, "norm_placement": "post", "positions": "learned", "embed_norm": True},
     must=_MUST,
     told=_told,
