@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fourfold.generation import beam_search, generate
-    from fourfold.hub.load import load, save
+    from fourfold.tasks.load import load, save
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "beam_search", "generate", "load", "save"]
@@ -17,8 +17,8 @@ __all__ = ["__version__", "beam_search", "generate", "load", "save"]
 _HOME = {
     "beam_search": "fourfold.generation",
     "generate": "fourfold.generation",
-    "load": "fourfold.hub.load",
-    "save": "fourfold.hub.load",
+    "load": "fourfold.tasks.load",
+    "save": "fourfold.tasks.load",
 }
 
 

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(
             f"fourfold {command} takes two paths: {OVERVIEWS[command].split(chr(10))[0]}"
         )
-    from fourfold.hub import convert  # torch and Lightning, not before the arguments are right
+    from fourfold.tasks import convert  # torch and Lightning, not before the arguments are right
 
     run = convert.import_directory if command == "import" else convert.export_checkpoint
     print("\n".join(run(Path(names[0]), Path(names[1]))))

@@ -24,12 +24,11 @@ from fourfold.optim import (
     make_optimizer,
     make_schedule,
 )
+from fourfold.tasks.sameness import refuse_another, refuse_other_settings
 
 # With accumulation, gradients of sums are divided by this until the true count is known. A power
 # of two, so that dividing and multiplying again rounds nothing.
 REFERENCE = 1024.0
-# Fields of a config that change nothing in evaluation.
-UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "init")
 
 
 class Task(LightningModule):
@@ -184,6 +183,20 @@ class Task(LightningModule):
         schedule = make_schedule(optimizer, self.schedule_config, lr, self.total_steps(), width)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as Lightning does, which beside a fused step refuses to also without a scaler."""
+        if gradient_clip_val and self.trainer.precision == "bf16-mixed":
+            limit, by_value = float(gradient_clip_val), gradient_clip_algorithm == "value"
+            clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+            clip([p for group in optimizer.param_groups for p in group["params"]], limit)
+            return
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     def total_steps(self) -> int:
         """Optimizer steps of the whole run, from the data's own count of batches.
 
@@ -252,36 +265,14 @@ class Task(LightningModule):
         """
         path = self.trainer.ckpt_path if self._trainer is not None else None
         try:
-            self._refuse_another(checkpoint)
+            if self._trainer is not None:  # the data may just have taken over the checkpoint's own
+                self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
+            refuse_another(checkpoint.get("fourfold"), type(self).__name__, self.artifacts)
+            training = self._trainer is not None and self.trainer.state.fn == "fit"
+            saved = checkpoint["fourfold"]["init_args"]
+            refuse_other_settings(saved, self.init_args, training=training)
         except InputError as error:
             raise InputError(f"{path}: {error}" if path else str(error)) from error
-
-    def _refuse_another(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint.get("fourfold")
-        if saved is None:
-            raise InputError("not a checkpoint written by fourfold")
-        if saved["task"] != type(self).__name__:
-            raise InputError(f"the checkpoint is of {saved['task']}, not {type(self).__name__}")
-        if self._trainer is not None:  # the data may just have taken over the checkpoint's own
-            self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
-        self._refuse_other_settings(saved["init_args"])
-        for name in ("tokenizer", "class_names"):
-            if self.artifacts.get(name) != saved["data"].get(name):
-                raise InputError(f"the checkpoint's {name} is not that of the data given")
-
-    def _refuse_other_settings(self, saved: dict[str, Any]) -> None:
-        """Another number of heads fits the same weights, and another optimizer is not asked."""
-        training = self._trainer is not None and self.trainer.state.fn == "fit"
-        for part in self.init_args if training else ("config",):
-            old, new = saved.get(part), self.init_args[part]
-            olds, news = (x if isinstance(x, dict) else {"": x} for x in (old, new))
-            for key, value in news.items():
-                name = f"{part}.{key}".rstrip(".")
-                free = key in UNSEEN and not training
-                if key in olds and plain(olds[key]) != plain(value) and not free:
-                    raise InputError(
-                        f"the checkpoint was trained with {name} {olds[key]}, not {value}"
-                    )
 
     @classmethod
     def from_init_args(cls, init_args: dict[str, Any]) -> "Task":
@@ -293,8 +284,3 @@ class Task(LightningModule):
         task = cls(**args)
         task.configure_model()
         return task
-
-
-def plain(value: Any) -> Any:
-    """Tuples as lists: what went through a file has none."""
-    return list(value) if isinstance(value, tuple) else value

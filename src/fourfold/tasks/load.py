@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from fourfold.hub import directory, foreign
-from fourfold.hub.convert import load_with_origin
+from fourfold.tasks.convert import load_with_origin
 
 
 def load(path: str | Path) -> nn.Module:

@@ -1,0 +1,55 @@
+"""Whether a checkpoint is of the task that is to go on with it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fourfold.core.errors import InputError
+
+# Fields of a config that change nothing in evaluation.
+UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "init")
+
+
+def refuse_another(
+    saved: Mapping[str, Any] | None, task: str, artifacts: Mapping[str, Any]
+) -> None:
+    """Refuse what a checkpoint holds under "fourfold" if it is of another family or other data.
+
+    Raises:
+        InputError: Names what differs.
+    """
+    if saved is None:
+        raise InputError("not a checkpoint written by fourfold")
+    if saved["task"] != task:
+        raise InputError(f"the checkpoint is of {saved['task']}, not {task}")
+    for name in ("tokenizer", "class_names"):
+        if artifacts.get(name) != saved["data"].get(name):
+            raise InputError(f"the checkpoint's {name} is not that of the data given")
+
+
+def refuse_other_settings(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, training: bool
+) -> None:
+    """Another number of heads fits the same weights, and another optimizer is not asked.
+
+    Args:
+        saved: Arguments of the task that wrote the checkpoint.
+        wanted: Those of the task that reads it.
+        training: Whether it goes on training; evaluation only looks at the model.
+
+    Raises:
+        InputError: Names what differs.
+    """
+    for part in wanted if training else ("config",):
+        olds, news = (
+            x if isinstance(x, dict) else {"": x} for x in (saved.get(part), wanted[part])
+        )
+        for key, value in news.items():
+            name = f"{part}.{key}".rstrip(".")
+            free = key in UNSEEN and not training
+            if key in olds and _plain(olds[key]) != _plain(value) and not free:
+                raise InputError(f"the checkpoint was trained with {name} {olds[key]}, not {value}")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists: what went through a file has none."""
+    return list(value) if isinstance(value, tuple) else value
