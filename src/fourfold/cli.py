@@ -29,6 +29,7 @@ COMMANDS = {
     "classify": "fourfold.commands.inference",
     "import": "fourfold.commands.convert",
     "export": "fourfold.commands.convert",
+    "seeds": "fourfold.commands.seeds",
     "plan": "fourfold.commands.plan",
     "completion": "fourfold.commands.completion",
 }

@@ -1,9 +1,11 @@
 """Optimizers and learning-rate schedules, each as one table, and which parameters decay."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +31,10 @@ class OptimizerConfig:
         decay: What decays: matrices (all parameters of two or more dimensions: GPT-2, BERT),
             linear (matrices of linear and patch layers only: ViT, DeiT) or all.
         momentum: Of sgd.
+        bias_correction: Whether Adam makes up for its moments' start at 0 (Kingma and Ba 2014,
+            section 3). BERT's own code does not: its first steps are larger.
+        layer_decay: The learning rate of a layer is this times that of the layer above it
+            (ELECTRA, BEiT); 1 gives all the same.
     """
 
     name: str = "adamw"
@@ -38,6 +44,8 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     decay: str = "matrices"
     momentum: float = 0.9
+    bias_correction: bool = True
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         check_word("optimizer name", self.name, tuple(OPTIMIZERS))
@@ -48,6 +56,9 @@ class OptimizerConfig:
             check_range(f"beta {number}", beta, least=0.0, below=1.0)
         check_range("weight_decay", self.weight_decay, least=0.0)
         check_range("momentum", self.momentum, least=0.0, below=1.0)
+        check_range("layer_decay", self.layer_decay, above=0.0)
+        if not self.bias_correction and self.name != "adamw":
+            raise InputError(f"bias_correction false is for adamw, not {self.name}")
 
 
 @dataclass(frozen=True)
@@ -94,15 +105,60 @@ def _adam(config: OptimizerConfig, kind: Callable[..., Optimizer]) -> Callable[.
     return partial(kind, lr=config.lr, betas=config.betas, eps=config.eps)
 
 
+class UncorrectedAdamW(torch.optim.AdamW):
+    """AdamW whose moments are taken as they are, though they start at 0 (BERT's own code).
+
+    torch divides the first moment by c1 = 1 - b1^t and the root of the second by c2 =
+    sqrt(1 - b2^t); a rate of lr c1 / c2 and an epsilon of eps / c2 undo that exactly.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step with the numbers that cancel the correction."""
+        kept = [dict(group) for group in self.param_groups]
+        for group in self.param_groups:
+            done = max((float(s["step"]) for p in group["params"] if (s := self.state.get(p))),
+                       default=0.0)  # fmt: skip
+            first, second = (1.0 - beta ** (done + 1.0) for beta in group["betas"])
+            factor, root = first / math.sqrt(second), math.sqrt(second)
+            group["lr"], group["eps"] = group["lr"] * factor, group["eps"] / root
+            group["weight_decay"] = group["weight_decay"] / factor
+        try:
+            return super().step(closure)
+        finally:
+            for group, before in zip(self.param_groups, kept, strict=True):
+                group.update({name: before[name] for name in ("lr", "eps", "weight_decay")})
+
+
 OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Callable[..., Optimizer]]] = {
     "adam": lambda c: _adam(c, torch.optim.Adam),  # Kingma and Ba 2014
-    "adamw": lambda c: _adam(c, torch.optim.AdamW),  # Loshchilov and Hutter 2017
+    # Loshchilov and Hutter 2017
+    "adamw": lambda c: _adam(c, torch.optim.AdamW if c.bias_correction else UncorrectedAdamW),
     "sgd": lambda c: partial(torch.optim.SGD, lr=c.lr, momentum=c.momentum),
 }
 
 
-def decay_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """Split the trainable parameters into those that decay and those that do not."""
+def depths(model: nn.Module) -> dict[str, int]:
+    """How deep each parameter stands, by name.
+
+    0 for what enters, i + 1 for block i, and one more than there are blocks for what stands on top
+    of the last; a last norm goes with the last block.
+    """
+    numbers = {n: re.search(r"\bblocks\.(\d+)\.", n) for n, _ in model.named_parameters()}
+    top = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
+
+    def depth(name: str, number: re.Match[str] | None) -> int:
+        if number:
+            return int(number[1]) + 1
+        if re.match(r"(\w+_)?embed\.", name):
+            return 0
+        return top if re.match(r"(stack|encoder|decoder)\.norm\.", name) else top + 1
+
+    return {name: depth(name, number) for name, number in numbers.items()}
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
+    """The trainable parameters by whether they decay and, with a layer decay, by their depth."""
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)
     }
@@ -112,12 +168,20 @@ def decay_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, ob
             return id(parameter) in linear
         return config.decay == "all" or parameter.dim() >= 2
 
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if decays(p)], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if not decays(p)], "weight_decay": 0.0},
+    depth, even = depths(model), config.layer_decay == 1.0
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            key = 0 if even else max(depth.values()) - depth[name], not decays(parameter)
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": 0.0 if free else config.weight_decay,
+            "lr": config.lr * config.layer_decay**below,
+        }
+        for (below, free), parameters in sorted(groups.items(), key=lambda item: item[0])
     ]
-    return [group for group in groups if group["params"]]
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, *, fused: bool = True) -> Optimizer:
@@ -127,8 +191,14 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, fused: bool = T
         model: Whose parameters.
         config: Which optimizer.
         fused: One pass over the weights: measured three times as fast as the default on a CPU.
+
+    Raises:
+        InputError: Nothing is left to be trained.
     """
-    return OPTIMIZERS[config.name](config)(decay_groups(model, config), fused=fused)
+    groups = parameter_groups(model, config)
+    if not groups:
+        raise InputError("every weight of the model is frozen: nothing is left to be trained")
+    return OPTIMIZERS[config.name](config)(groups, fused=fused)
 
 
 def _constant(step: int, total: int, warmup: int, d_model: int) -> float:

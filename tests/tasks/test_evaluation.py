@@ -101,7 +101,7 @@ def test_accuracy_is_the_share_of_right_classes(texts: Path, tmp_path: Path) -> 
 def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
     task, data = FAMILIES[family](texts)
     task.config = type(task.config)(
-        **{**vars(task.config), task.from_data: getattr(data, task.from_data)}
+        **{**vars(task.config), **{field: getattr(data, field) for field in task.from_data}}
     )
     task.configure_model()
     task.eval()

@@ -14,9 +14,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from fourfold.core.errors import InputError
+from fourfold.metrics import less_is_better
 
 MONITORS = ("val/bleu", "val/top1", "val/loss")  # the first that is logged decides
-LESS_IS_BETTER = ("loss", "ppl", "error", "nll")
 
 
 class Checkpoints(Checkpoint):
@@ -136,8 +136,7 @@ class Checkpoints(Checkpoint):
         return found
 
     def _ranking(self, name: str) -> list[str]:
-        leaf = name.rsplit("/", 1)[-1]
-        mode = self.mode or ("min" if leaf.startswith(LESS_IS_BETTER) else "max")
+        mode = self.mode or ("min" if less_is_better(name) else "max")
         sign = -1 if mode == "min" else 1
         # Of equal scores the later step ranks first: BLEU stays at 0 for a while.
         return sorted(self.scores, key=lambda f: (sign * self.scores[f], f), reverse=True)

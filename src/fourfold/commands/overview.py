@@ -11,6 +11,7 @@ train and measure
   validate   measure a checkpoint on the validation split
   test       measure a checkpoint on the test split: a table, and metrics.json
   predict    write the model's output for the test split to a file
+  seeds      fit and test with several seeds: mean, standard deviation and best
   plan       parameters, FLOPs and memory of a recipe, before running it
 
 use a checkpoint: lines in, lines out
@@ -65,6 +66,17 @@ what one sees
 `--print_config` shows the merged config and stops."""
 
 
+SEEDS = """usage: fourfold seeds --run_dir DIR [--seeds 0,1,2] --config FILE [--KEY VALUE ...]
+
+Trains and tests the same recipe once with each seed, in DIR/seed_N, and prints mean, standard
+deviation (n - 1), best and each seed's value of every metric; DIR/seeds.json holds the same. A
+command that was stopped goes on where it stood; seeds that are done are not done again.
+
+  --seeds LIST    whole numbers with commas (default 0,1,2); each becomes --seed_everything
+  --run_dir DIR   must be given
+  --config, --KEY as for fit"""
+
+
 PLAN = """usage: fourfold plan --config FILE [--config FILE ...] [--KEY VALUE ...] [options]
 
 Says what a recipe costs before it is run: exact parameters, FLOPs, memory on one device, and the
@@ -111,6 +123,7 @@ def _evaluation(command: str, does: str, more: str = "") -> str:
 # The inference commands answer for themselves: their parsers are light.
 OVERVIEWS = {
     "fit": FIT,
+    "seeds": SEEDS,
     "plan": PLAN,
     "import": IMPORT,
     "export": EXPORT,

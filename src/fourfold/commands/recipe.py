@@ -178,9 +178,9 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
     except Exception as error:
         raise input_error(error) or error from error
     task, data = built["model"], built["data"]
-    field = task.from_data
-    if getattr(task.config, field) is None:
-        task.config = replace(task.config, **{field: getattr(data, field)})
+    for field in task.from_data:
+        if getattr(task.config, field) is None:
+            task.config = replace(task.config, **{field: getattr(data, field)})
     with torch.device("meta"):
         task.configure_model()
     arguments = config["data"]["init_args"].as_dict()

@@ -29,6 +29,20 @@ def show_table(metrics: dict[str, Any], title: str) -> None:
     Console(width=width, highlight=False).print(table)
 
 
+def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
+    """Print one row a metric: mean, standard deviation, best, and each seed's value."""
+    seeds = next(iter(summary.values()))["seeds"]
+    table = Table()
+    for name in ("metric", "mean", "std", "best", *(f"seed {seed}" for seed in seeds)):
+        table.add_column(name, justify="left" if name == "metric" else "right")
+    for name, found in summary.items():
+        values = [found["mean"], found["std"], found["best"], *found["seeds"].values()]
+        table.add_row(name, *(f"{value:.4f}" for value in values))
+    width = None if Console().is_terminal else 120
+    print(title)
+    Console(width=width, highlight=False).print(table)
+
+
 def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> None:
     """Write metrics, and under `run` how they were obtained, whole or not at all."""
     versions = {name: found for name in REPORTED if (found := _version(name))}
@@ -45,6 +59,8 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(below) for name, below in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no inf and no nan
     return value

@@ -1,8 +1,17 @@
 """Data: batches, tokenizers, sources and DataModules."""
 
+from fourfold.data.glue import GlueData
 from fourfold.data.images import ImageData
 from fourfold.data.masked_text import MaskedTextData
+from fourfold.data.sequence_classification import SequenceData
 from fourfold.data.text import CausalTextData
 from fourfold.data.translation import TranslationData
 
-__all__ = ["CausalTextData", "ImageData", "MaskedTextData", "TranslationData"]
+__all__ = [
+    "CausalTextData",
+    "GlueData",
+    "ImageData",
+    "MaskedTextData",
+    "SequenceData",
+    "TranslationData",
+]

@@ -63,3 +63,15 @@ class ImageBatch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
     epoch: int = 0
     position: int = 0
+
+
+class SequenceBatch(NamedTuple):
+    """Sentences or pairs of them, each with a class or a number."""
+
+    ids: Tensor  # (B, T) long
+    labels: Tensor  # (B,) long, or float where a number is learned
+    segments: Tensor  # (B, T) long, 0 = A, 1 = B
+    mask: Tensor  # (B, T) bool, True = real token
+    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    epoch: int = 0
+    position: int = 0

@@ -22,28 +22,52 @@ def fit_lengths(
 ) -> tuple[list[Ragged], Rows]:
     """Makes every row of every column at most `limit` ids long.
 
-    With "drop" only training rows are dropped. Rows of other splits are truncated instead: a score
-    must count the sentences that are hard, too.
-
     Args:
         columns: the encoded columns.
         rows: the texts they were encoded from.
         limit: allowed length.
-        too_long: "error", "truncate" or "drop".
+        too_long: "error", "truncate" or "drop", as `rows_that_fit`.
         split: name of the split.
 
     Returns:
         The columns, and the rows they belong to.
 
     Raises:
+        InputError: as `rows_that_fit`.
+    """
+    lengths = np.max([column.lengths for column in columns], axis=0)
+    kept = rows_that_fit(lengths, rows, limit, too_long, split)
+    if len(kept) < len(rows):
+        return [column.take(kept) for column in columns], rows.select(kept)
+    if lengths.max(initial=0) <= limit:
+        return list(columns), rows
+    return [column.truncate(limit) for column in columns], rows
+
+
+def rows_that_fit(
+    lengths: np.ndarray, rows: Rows, limit: int, too_long: TooLong, split: str
+) -> np.ndarray:
+    """The numbers of the rows to keep; those among them that are too long are to be truncated.
+
+    With "drop" only training rows are dropped. Rows of other splits are truncated instead: a score
+    must count the sentences that are hard, too.
+
+    Args:
+        lengths: (rows,) ids of each.
+        rows: where they come from.
+        limit: allowed length.
+        too_long: "error", "truncate" or "drop".
+        split: name of the split.
+
+    Raises:
         InputError: a row is too long and `too_long` is "error", or no row is left.
     """
     if too_long not in ("error", "truncate", "drop"):
         raise InputError(f"too_long must be error, truncate or drop, not {too_long!r}.")
-    lengths = np.max([column.lengths for column in columns], axis=0)
     long = np.flatnonzero(lengths > limit)
+    everything = np.arange(len(rows))
     if len(long) == 0:
-        return list(columns), rows
+        return everything
     if too_long == "error":
         raise InputError(
             f"{rows.where(long[0])} has {lengths[long[0]]} tokens, but max_len allows {limit}"
@@ -55,8 +79,8 @@ def fit_lengths(
         "%s: %d of %d rows longer than %d tokens %s.", split, len(long), len(rows), limit, word
     )
     if not drop:
-        return [column.truncate(limit) for column in columns], rows
+        return everything
     kept = np.flatnonzero(lengths <= limit)
     if len(kept) == 0:
         raise InputError(f"{rows.where(0)} and on: every row is longer than {limit} tokens.")
-    return [column.take(kept) for column in columns], rows.select(kept)
+    return kept

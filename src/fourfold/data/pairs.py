@@ -51,11 +51,19 @@ def read_hub_pairs(
     return read_hub(hub, split, columns or [f"translation.{lang}" for lang in langs])
 
 
-def hold_out(rows: Rows, fraction: float, salt: str) -> tuple[Rows, Rows]:
+def hold_out(
+    rows: Rows, fraction: float, salt: str, n_texts: int | None = None
+) -> tuple[Rows, Rows]:
     """Splits off about `fraction` of the source sentences; no sentence stays on both sides.
 
     A sentence's side follows from its own characters, so it never changes when the data grow. Pairs
     left behind that share a source or a target sentence with the part split off are dropped.
+
+    Args:
+        rows: the texts.
+        fraction: share of them to split off.
+        salt: another one splits off others.
+        n_texts: how many of the columns are texts; what stands behind them (labels) may be shared.
 
     Returns:
         The remainder and the part split off.
@@ -63,11 +71,12 @@ def hold_out(rows: Rows, fraction: float, salt: str) -> tuple[Rows, Rows]:
     if not 0 < fraction < 1:
         raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
     held = np.array([_uniform(salt + text) < fraction for text in rows.columns[0]])
-    taken = [{text for text, out in zip(c, held, strict=True) if out} for c in rows.columns]
+    columns = rows.columns[:n_texts]
+    taken = [{text for text, out in zip(c, held, strict=True) if out} for c in columns]
     leaks = np.array(
         [
             any(text in seen for text, seen in zip(pair, taken, strict=True))
-            for pair in zip(*rows.columns, strict=True)
+            for pair in zip(*columns, strict=True)
         ]
     )
     if not held.any() or leaks.all():

@@ -51,8 +51,8 @@ class Ragged:
         lengths = self.lengths[rows]
         return Ragged.from_lengths(self._gather(self.offsets[:-1][rows], lengths), lengths)
 
-    def truncate(self, max_len: int) -> Ragged:
-        """Every row cut to its first `max_len` ids."""
+    def truncate(self, max_len: int | np.ndarray) -> Ragged:
+        """Every row cut to its first `max_len` ids, or each to a number of its own."""
         lengths = np.minimum(self.lengths, max_len)
         return Ragged.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
 
@@ -72,6 +72,13 @@ class Ragged:
         if after is not None:
             wrapped.ids[wrapped.offsets[1:] - 1] = after
         return wrapped
+
+    def beside(self, other: Ragged) -> Ragged:
+        """Every row followed by the same row of `other`."""
+        begins = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
+        lengths = np.stack([self.lengths, other.lengths], axis=1)
+        both = Ragged(np.concatenate([self.ids, other.ids]), self.offsets)
+        return Ragged.from_lengths(both._gather(begins.ravel(), lengths.ravel()), lengths.sum(1))
 
     def padded(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor]:
         """A rectangle of the given rows, padded on the right.

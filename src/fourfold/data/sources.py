@@ -219,8 +219,10 @@ def _read_json_lines(path: str, columns: Sequence[str]) -> Rows:
 def pick(record: object, column: str, where: str) -> str:
     """The text in a column of a record; a dot goes one level down, as in "translation.de".
 
+    A number, such as that of a class, is given as it would be written.
+
     Raises:
-        InputError: there is no such column, or no text in it.
+        InputError: there is no such column, or neither text nor number in it.
     """
     value = record
     for name in column.split("."):
@@ -228,6 +230,8 @@ def pick(record: object, column: str, where: str) -> str:
             names = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
             raise InputError(f"{where}: no column {column!r}, only {names}.")
         value = value[name]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
     if not isinstance(value, str):
         raise InputError(f"{where}: column {column!r} holds {value!r}, not a text.")
     return value

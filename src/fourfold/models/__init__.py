@@ -1,17 +1,35 @@
-"""The four families, each a specialisation of the same block."""
+"""The four families, each a specialisation of the same block, and their downstream heads."""
 
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
+from fourfold.models.classifiers import (
+    CausalClassifier,
+    CausalClassifierConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    SpanExtractor,
+    SpanExtractorConfig,
+    TokenClassifier,
+    TokenClassifierConfig,
+)
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 from fourfold.models.vit import ViT, ViTConfig
 
 __all__ = [
+    "CausalClassifier",
+    "CausalClassifierConfig",
     "CausalLM",
     "CausalLMConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "MaskedLM",
     "MaskedLMConfig",
+    "SequenceClassifier",
+    "SequenceClassifierConfig",
+    "SpanExtractor",
+    "SpanExtractorConfig",
+    "TokenClassifier",
+    "TokenClassifierConfig",
     "ViT",
     "ViTConfig",
 ]

@@ -62,13 +62,20 @@ class VocabularyHead(nn.Module):
 
 
 class PooledClassifier(nn.Module):
-    """tanh(dense(first token)) and a linear layer: BERT's pooler with a classifier on top."""
+    """tanh(dense(first token)) and a linear layer: BERT's pooler with a classifier on top.
 
-    def __init__(self, d_model: int, n_classes: int) -> None:
+    Args:
+        d_model: D.
+        n_classes: K.
+        dropout: On what the pooler gives.
+    """
+
+    def __init__(self, d_model: int, n_classes: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.pool = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
         self.classify = nn.Linear(d_model, n_classes)
 
     def forward(self, h: Tensor) -> Tensor:
         """(B, T, D) to (B, K)."""
-        return self.classify(self.pool(h[:, 0]).tanh())
+        return self.classify(self.dropout(self.pool(h[:, 0]).tanh()))

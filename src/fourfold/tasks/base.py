@@ -17,14 +17,11 @@ from torch.optim import Optimizer
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
-from fourfold.optim import (
-    ENDING,
-    OptimizerConfig,
-    ScheduleConfig,
-    make_optimizer,
-    make_schedule,
-)
+from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
 from fourfold.tasks.sameness import refuse_another, refuse_other_settings
+from fourfold.tasks.start import InitFrom, start_from
+from fourfold.tasks.steps import optimizer_steps
+from fourfold.tasks.tuning import TuningConfig, adapt, still_frozen
 
 # With accumulation, gradients of sums are divided by this until the true count is known. A power
 # of two, so that dividing and multiplying again rounds nothing.
@@ -40,6 +37,10 @@ class Task(LightningModule):
         config: The model's description; what is None in it is taken from the data.
         optimizer: How weights are moved.
         schedule: How the learning rate moves.
+        init_from: Weights to begin with: a checkpoint or run directory of ours, a directory or hub
+            name of transformers, nanoGPT's ckpt.pt; of an encoder-decoder also two of them,
+            `{encoder: PATH, decoder: PATH}`. What was loaded, resized, new or left out is printed.
+        tuning: What of the model learns, and how it is fitted to those weights.
         options: The subclass's own arguments, kept in the checkpoint.
     """
 
@@ -47,20 +48,24 @@ class Task(LightningModule):
     config_class: ClassVar[type[TransformerConfig]]
     batch_class: ClassVar[type]  # what it learns from
     unit: ClassVar[str] = "tokens"  # what throughput counts
-    from_data: ClassVar[str] = "vocab_size"  # the config's field that the data know
+    from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config the data know
 
     def __init__(
         self,
         config: TransformerConfig,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008  (frozen)
         **options: Any,
     ) -> None:
         super().__init__()
+        self.init_from, self.tuning = init_from, tuning
         self.config, self.optimizer_config, self.schedule_config = config, optimizer, schedule
         # Plain values only: a pickled dataclass could not be loaded with weights_only.
         self.init_args = {"config": asdict(config), "optimizer": asdict(optimizer),
-                          "schedule": asdict(schedule), **options}  # fmt: skip
+                          "schedule": asdict(schedule), "init_from": init_from,
+                          "tuning": asdict(tuning), **options}  # fmt: skip
         self.save_hyperparameters(self.init_args)
         self.model: Any = None
         self.artifacts: dict[str, Any] = {}
@@ -120,21 +125,32 @@ class Task(LightningModule):
 
         Raises:
             InputError: The config's vocabulary or classes are fewer than the data's, or its
-                longest sequence is shorter.
+                longest sequence is shorter; or `init_from` does not fit.
         """
         if self.model is not None:
             return
-        field = self.from_data
-        given = getattr(self.config, field)
         if self._trainer is not None:
+            self._complete_config()
+            self._refuse_long_rows()
+        self.model = self.model_class(self.config)
+        # A checkpoint that training goes on from, or that is tested, has all weights itself.
+        begins = self._trainer is not None and not self.trainer.ckpt_path
+        if self.init_from and begins:
+            words = self.artifacts.get("tokenizer")
+            report = start_from(self.model, self.init_from, words, self.tuning.resize)
+            if self.trainer.is_global_zero:
+                print(report, flush=True)
+        adapt(self.model, self.tuning)
+
+    def _complete_config(self) -> None:
+        for field in self.from_data:
+            given = getattr(self.config, field)
             found = getattr(self.trainer.datamodule, field)  # type: ignore[attr-defined]
             if given is not None and given < found:
                 raise InputError(f"the model's {field} is {given}, but the data need {found}")
             if given is None:
                 self.config = replace(self.config, **{field: found})
                 self.init_args["config"][field] = found
-            self._refuse_long_rows()
-        self.model = self.model_class(self.config)
 
     def _refuse_long_rows(self) -> None:
         """Now, rather than in the middle of the training."""
@@ -160,6 +176,8 @@ class Task(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Under accumulation the number of targets is known only now: set the gradients right."""
+        for parameter in still_frozen(self.model, self.tuning, self.current_epoch):
+            parameter.grad = None
         if self.trainer.accumulate_grad_batches == 1:
             return
         count = self._over_ranks(self._window).clamp(min=1)
@@ -198,29 +216,8 @@ class Task(LightningModule):
         super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run, from the data's own count of batches.
-
-        `trainer.estimated_stepping_batches` would build a loader and drop its resumed state.
-
-        Raises:
-            InputError: The schedule needs the end of a run that has none.
-        """
-        trainer = self.trainer
-        most, epochs = trainer.max_steps, trainer.max_epochs or 0
-        if epochs <= 0:
-            unknown = most <= 0 and self.schedule_config.total_steps is None
-            if unknown and self.schedule_config.name in ENDING:
-                raise InputError(
-                    f"a {self.schedule_config.name} schedule must know where it ends: give"
-                    " schedule.total_steps, trainer.max_steps or trainer.max_epochs"
-                )
-            return max(1, int(most))
-        batches = trainer.datamodule.n_train_batches()  # type: ignore[attr-defined]
-        limit = trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        steps = -(-batches // trainer.accumulate_grad_batches)
-        ends = max(1, steps * epochs)
-        return min(int(most), ends) if most > 0 else ends
+        """Optimizer steps of the whole run."""
+        return optimizer_steps(self.trainer, self.schedule_config)
 
     # Evaluation.
 
@@ -281,6 +278,7 @@ class Task(LightningModule):
         args["config"] = cls.config_class(**args["config"])
         args["optimizer"] = OptimizerConfig(**args["optimizer"])
         args["schedule"] = ScheduleConfig(**args["schedule"])
+        args["tuning"] = TuningConfig(**args.get("tuning", {}))
         task = cls(**args)
         task.configure_model()
         return task

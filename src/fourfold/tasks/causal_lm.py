@@ -19,6 +19,7 @@ class CausalLanguageModeling(Task):
         config: The model.
         optimizer: Default: nanoGPT's AdamW.
         schedule: Default: linear warm-up, then cosine to a tenth.
+        start: `init_from` and `tuning` of `Task`.
     """
 
     model_class = CausalLM
@@ -34,8 +35,9 @@ class CausalLanguageModeling(Task):
         schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
             name="cosine", warmup_steps=2000, min_lr=6e-5
         ),
+        **start: Any,
     ) -> None:
-        super().__init__(config, optimizer, schedule)
+        super().__init__(config, optimizer, schedule, **start)
         self.ppl = Perplexity()
 
     def size(self, batch: CausalBatch) -> int:

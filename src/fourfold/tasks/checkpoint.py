@@ -5,12 +5,14 @@ import pickle
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fourfold.core.errors import InputError
-from fourfold.tasks.base import Task
+
+if TYPE_CHECKING:
+    from fourfold.tasks.base import Task
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def _refuse_damage(path: Path) -> None:
         raise InputError(f"{path}: the checkpoint is damaged: {damaged} is not what was written")
 
 
-def load_task(path: str | Path, expect: str | None = None) -> Task:
+def load_task(path: str | Path, expect: str | None = None) -> "Task":
     """Rebuild a task with its model, weights, tokenizer and preprocessing, in eval mode.
 
     Args:
@@ -70,7 +72,7 @@ def load_task(path: str | Path, expect: str | None = None) -> Task:
     return rebuild(read_checkpoint(path), path, expect)
 
 
-def rebuild(content: dict[str, Any], path: str | Path, expect: str | None = None) -> Task:
+def rebuild(content: dict[str, Any], path: str | Path, expect: str | None = None) -> "Task":
     """`load_task` of what `read_checkpoint` gave."""
     saved = content["fourfold"]
     if expect is not None and saved["task"] != expect:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
-from fourfold.hub import directory, foreign, nanogpt, processing
+from fourfold.hub import foreign, processing
 from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, ViT
 from fourfold.tasks import (
     CausalLanguageModeling,
@@ -21,6 +21,7 @@ from fourfold.tasks import (
     Translation,
 )
 from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
+from fourfold.tasks.start import read_foreign
 
 TASKS: dict[type[nn.Module], type[Task]] = {
     EncoderDecoder: Translation,
@@ -45,40 +46,27 @@ def import_directory(source: Path, target: Path) -> list[str]:
     """
     if target.exists():
         raise InputError(f"{target} exists already; name another file")
-    model: Any
-    origin: foreign.Origin | None = None
-    source = directory.located(source)
-    if source.is_file():
-        model, named = _read_file(source), "nanoGPT"
-    elif directory.is_directory(source):
-        model = foreign.read(source)
-        origin, named = model.origin, model.origin.config["model_type"]
-    else:
-        raise InputError(f"{source}: no directory with a {directory.CONFIG}")
+    found = read_foreign(source)
+    model: Any = found.model
+    origin: foreign.Origin | None = getattr(model, "origin", None)
     task = TASKS[type(model)](model.config)  # type: ignore[call-arg]
     task.model = model
     checkpoint: dict[str, Any] = {} if origin is None else {"origin": asdict(origin)}
     if isinstance(model, ViT) and origin is not None:
         size, channels = model.config.image_size, model.config.n_channels
-        task.artifacts = processing.read_images(source, origin.config, size, channels)
-    elif tokenizer := processing.read_tokenizer(source if source.is_dir() else source.parent):
-        task.artifacts = {"tokenizer": tokenizer}
+        task.artifacts = processing.read_images(found.path, origin.config, size, channels)
+    elif found.tokenizer:
+        task.artifacts = {"tokenizer": found.tokenizer}
     checkpoint["state_dict"] = task.state_dict()
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n = sum(p.numel() for p in model.parameters())
+    named = "nanoGPT" if origin is None else origin.config["model_type"]
     beside = ", ".join(task.artifacts) or "no tokenizer was there"
     return [
         f"{source}: {named}, {n:,} parameters, as {type(task).__name__}",
         f"wrote {target} ({beside})",
     ]
-
-
-def _read_file(path: Path) -> nn.Module:
-    content = read_file(path)
-    if not nanogpt.is_nanogpt(content):
-        raise InputError(f"{path}: neither a transformers directory nor a checkpoint of nanoGPT")
-    return nanogpt.read(content, path)
 
 
 def export_checkpoint(source: Path, target: Path) -> list[str]:

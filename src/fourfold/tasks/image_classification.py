@@ -22,6 +22,7 @@ class ImageClassification(Task):
         optimizer: Default: DeiT's AdamW at batch 1,024.
         schedule: Default: linear warm-up, then cosine.
         label_smoothing: Spread evenly over all classes (DeiT: 0.1).
+        start: `init_from` and `tuning` of `Task`.
     """
 
     model_class = ViT
@@ -29,7 +30,7 @@ class ImageClassification(Task):
     config_class = ViTConfig
     config: ViTConfig
     unit = "images"
-    from_data = "n_classes"
+    from_data = ("n_classes",)
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class ImageClassification(Task):
         ),
         schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5),  # noqa: B008
         label_smoothing: float = 0.0,
+        **start: Any,
     ) -> None:
-        super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing)
+        super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing, **start)
         self.label_smoothing = label_smoothing
 
     def configure_model(self) -> None:

@@ -23,6 +23,7 @@ class MaskedLanguageModeling(Task):
         config: The model.
         optimizer: Default: BERT's (appendix A.2).
         schedule: Default: BERT's: 10,000 steps of warm-up, then linear to 0.
+        start: `init_from` and `tuning` of `Task`.
     """
 
     model_class = MaskedLM
@@ -34,8 +35,9 @@ class MaskedLanguageModeling(Task):
         config: MaskedLMConfig = MaskedLMConfig(),  # noqa: B008  (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(name="linear", warmup_steps=10000),  # noqa: B008
+        **start: Any,
     ) -> None:
-        super().__init__(config, optimizer, schedule)
+        super().__init__(config, optimizer, schedule, **start)
         self.ppl, self.next_ppl = Perplexity(), Perplexity()
 
     def size(self, batch: MaskedBatch) -> int:

@@ -40,6 +40,8 @@ def refuse_other_settings(
         InputError: Names what differs.
     """
     for part in wanted if training else ("config",):
+        if part == "init_from":
+            continue  # the weights have moved on from there
         olds, news = (
             x if isinstance(x, dict) else {"": x} for x in (saved.get(part), wanted[part])
         )

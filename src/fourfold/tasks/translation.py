@@ -28,6 +28,7 @@ class Translation(Task):
         length_penalty: alpha of the beam search.
         penalty: What alpha means: gnmt ((5+n)/6)^alpha, power n^alpha, or none.
         val_beam: Beam width in validation; 0 measures no BLEU there.
+        start: `init_from` and `tuning` of `Task`.
     """
 
     model_class = EncoderDecoder
@@ -47,13 +48,14 @@ class Translation(Task):
         length_penalty: float = 0.6,
         penalty: str = "gnmt",
         val_beam: int = 1,
+        **start: Any,
     ) -> None:
         check_word("smoothing", smoothing, SMOOTHINGS)
         check_word("penalty", penalty, ("gnmt", "power", "none"))
         super().__init__(
             config, optimizer, schedule,
             label_smoothing=label_smoothing, smoothing=smoothing, beam=beam,
-            length_penalty=length_penalty, penalty=penalty, val_beam=val_beam,
+            length_penalty=length_penalty, penalty=penalty, val_beam=val_beam, **start,
         )  # fmt: skip
         self.label_smoothing, self.smoothing = label_smoothing, smoothing
         self.beam, self.val_beam = beam, val_beam

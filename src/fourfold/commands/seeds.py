@@ -1,0 +1,94 @@
+"""`fourfold seeds`: the same training with several seeds, and what their tests say together.
+
+Each seed is a `fit` and a `test` of its own in RUN_DIR/seed_N, so that a command that was stopped
+goes on where it stood, and nothing of one training is left for the next.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.core.errors import InputError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and test with each seed, then print and write mean, standard deviation and best.
+
+    Raises:
+        InputError: The seeds are not whole numbers, or no run directory is named.
+    """
+    options, rest = _options(argv)
+    seeds = parse_seeds(options.seeds)
+    folder = Path(options.run_dir)
+    found = {}
+    for seed in seeds:
+        run = folder / f"seed_{seed}"
+        if not (run / "metrics.json").is_file():
+            for verb in ("fit", "test"):
+                own = ["--run_dir", str(run), "--seed_everything", str(seed)]
+                code = subprocess.run(
+                    [sys.executable, "-m", "fourfold", verb, *rest, *own]
+                ).returncode
+                if code:
+                    return code
+        found[seed] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+    summary = summarise(found)
+    from fourfold.commands.results import show_seeds, write_metrics
+
+    show_seeds(summary, f"test of {folder}, seeds {', '.join(map(str, seeds))}")
+    command = ["fourfold", "seeds", *argv]
+    write_metrics(folder / "seeds.json", summary, {"command": " ".join(command)})
+    print(f"wrote {folder / 'seeds.json'}", flush=True)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> tuple[Any, list[str]]:
+    parser = ArgumentParser(prog="fourfold seeds", add_help=False, allow_abbrev=False)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--run_dir", "--run-dir")
+    options, rest = parser.parse_known_args(list(argv))
+    if options.run_dir is None:
+        raise InputError("name a directory for the runs: --run_dir DIR")
+    if any(option.partition("=")[0] == "--seed_everything" for option in rest):
+        raise InputError("--seed_everything is what `fourfold seeds` sets itself: give --seeds")
+    return options, rest
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds of a list such as "0,1,2".
+
+    Raises:
+        InputError: One is no whole number, or stands twice.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(f"--seeds is {text!r}, but must be whole numbers such as 0,1,2")
+    seeds = [int(part) for part in parts]
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"--seeds {text} names a seed twice")
+    return seeds
+
+
+def summarise(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For each metric that is a number: mean, standard deviation (n - 1), best, and each seed's."""
+    from fourfold.metrics import less_is_better
+
+    first = next(iter(found.values()))
+    summary = {}
+    for name, value in first.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        values = [float(metrics[name]) for metrics in found.values()]
+        summary[name] = {
+            "mean": statistics.fmean(values),
+            "std": statistics.stdev(values) if len(values) > 1 else math.nan,
+            "best": min(values) if less_is_better(name) else max(values),
+            "seeds": {str(seed): v for seed, v in zip(found, values, strict=True)},
+        }
+    return summary

@@ -1,0 +1,212 @@
+"""Weights of one model into another, of the same family or not: what fits, and by which rule.
+
+Shapes: V vocabulary, N positions, D model width, S side of a grid of patches.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.config import TransformerConfig, check_word
+from fourfold.core.errors import InputError
+
+# What a part of an encoder-decoder is called in a model that is nothing but that part.
+ROLES: dict[str, dict[str, str]] = {
+    "model": {},
+    "encoder": {"embed.": "src_embed.", "stack.": "encoder."},
+    "decoder": {"embed.": "tgt_embed.", "stack.": "decoder."},
+}
+# How a grid of position vectors becomes one of another size: four conventions for one sentence
+# of the ViT paper (section 3.2).
+RESIZES: dict[str, dict[str, object]] = {
+    "bicubic_antialias": {"mode": "bicubic", "antialias": True},  # timm
+    "bicubic": {"mode": "bicubic"},  # DeiT
+    "bilinear": {"mode": "bilinear"},  # timm, for Google's own files
+    "zoom": {"mode": "bilinear", "align_corners": True},  # Google: scipy's zoom of order 1
+}
+# Fields that weights do not show, but without which they mean nothing.
+UNSHOWN = ("n_heads", "activation", "feed_forward", "norm", "norm_placement", "norm_eps",
+           "attn_scale")  # fmt: skip
+VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
+GROWING = ("positions.weight", "segments.weight", "embed.prefix")
+Line = tuple[str, tuple[int, ...], str]
+
+
+@dataclass
+class Report:
+    """What became of each tensor: its name, its shape, and how where that is not plain.
+
+    Args:
+        loaded: Taken over as it is.
+        resized: Taken over by a rule.
+        new: Of the target, still with its first random values.
+        left_out: Of the source, with no place in the target.
+    """
+
+    loaded: list[Line] = field(default_factory=list)
+    resized: list[Line] = field(default_factory=list)
+    new: list[Line] = field(default_factory=list)
+    left_out: list[Line] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For the reader: layers that fared alike share a line."""
+        return [
+            f"  {word:<9} {name} {shape}{how and ': ' + how}"
+            for word, part in vars(self).items()
+            for name, shape, how in _together(part)
+        ]
+
+
+def transfer(
+    target: nn.Module,
+    source: nn.Module,
+    role: str = "model",
+    *,
+    tokens: tuple[Tensor, Tensor] | None = None,
+    resize: str = "bicubic_antialias",
+) -> Report:
+    """Copy what fits from `source` into `target`, in place.
+
+    Args:
+        target: Whose parameters are overwritten.
+        source: A model of any family.
+        role: A row of ROLES: which part of the target the source becomes.
+        tokens: Rows of the source's vocabulary and of the target's that are the same word, each
+            (n,) int64; None means that both number them alike.
+        resize: A row of RESIZES, for grids of positions.
+
+    Raises:
+        InputError: The layers cannot be the same: another width, norm, activation or number of
+            heads.
+    """
+    check_word("resize", resize, tuple(RESIZES))
+    check_word("role", role, tuple(ROLES))
+    _refuse_other_layers(source.config, target.config)  # type: ignore[arg-type]
+    theirs = _renamed({**dict(source.named_buffers()), **source.state_dict()}, ROLES[role])
+    how = _Rules(target, tokens, resize)
+    report, used, ours = Report(), set[str](), target.state_dict()
+    folded = _fold_segment(theirs, ours)
+    for name, old in ours.items():
+        made, rule = how.fit(name, theirs.get(name), old)
+        if made is None:
+            report.new.append((name, tuple(old.shape), ""))
+            continue
+        used.add(name)
+        shown = tuple(theirs[name].shape)
+        rule = ", ".join(filter(None, [rule, "with segment 0 added" if name in folded else ""]))
+        if rule:
+            report.resized.append((name, shown, f"to {tuple(old.shape)}, {rule}"))
+        else:
+            report.loaded.append((name, shown, ""))
+        with torch.no_grad():
+            old.copy_(made)
+    stored = _renamed(source.state_dict(), ROLES[role])
+    left = [name for name in stored if name not in used]
+    report.left_out = [(name, tuple(stored[name].shape), "") for name in left]
+    if not used:
+        raise InputError(f"nothing of a {type(source).__name__} fits a {type(target).__name__}")
+    return report
+
+
+class _Rules:
+    """What fits, and what is made to fit."""
+
+    def __init__(
+        self, target: nn.Module, tokens: tuple[Tensor, Tensor] | None, resize: str
+    ) -> None:
+        self.is_grid = hasattr(target.config, "patch_size")
+        self.tokens, self.resize = tokens, resize
+
+    def fit(self, name: str, old: Tensor | None, new: Tensor) -> tuple[Tensor | None, str]:
+        """What to write in place of `new`, None for nothing; and the rule, if there was one."""
+        if old is None:
+            return None, ""
+        words = name.endswith(VOCABULARY)
+        if words and self.tokens is not None:
+            made = new.clone()
+            made[self.tokens[1]] = old[self.tokens[0]].to(new)
+            return made, f"{len(self.tokens[0])} of its rows, word by word"
+        if old.shape == new.shape:
+            return old, ""
+        if name.endswith("positions.weight") and self.is_grid:
+            return resize_grid(old, new, self.resize), f"{self.resize} interpolation"
+        if (words or name.endswith(GROWING)) and old.shape[1:] == new.shape[1:]:
+            made, n = new.clone(), min(len(old), len(new))
+            made[:n] = old[:n].to(new)
+            return made, f"its first {n} rows"
+        return None, ""  # a head for other classes
+
+
+def resize_grid(old: Tensor, new: Tensor, method: str) -> Tensor:
+    """Positions (prefix + S*S, D) of a square grid, as those of another.
+
+    Rows in front of the grid (class and distillation token) are kept where both have them.
+
+    Args:
+        old: The table to read.
+        new: A table of the shape wanted, with values for rows that `old` cannot give.
+        method: A row of RESIZES.
+    """
+    check_word("resize", method, tuple(RESIZES))
+    sides = [math.isqrt(len(table)) for table in (old, new)]
+    front = [len(table) - side**2 for table, side in zip((old, new), sides, strict=True)]
+    grid = old[front[0] :].float().T.reshape(1, -1, sides[0], sides[0])  # (1, D, S, S)
+    shape = (sides[1], sides[1])
+    made = grid
+    if sides[0] != sides[1]:
+        made = F.interpolate(grid, size=shape, **RESIZES[method])  # type: ignore[arg-type]
+    result, kept = new.clone(), min(front)
+    result[front[1] :] = made[0].flatten(1).T.to(new)
+    result[:kept] = old[:kept].to(new)
+    return result
+
+
+def _fold_segment(theirs: dict[str, Tensor], ours: Mapping[str, Tensor]) -> set[str]:
+    """Add the first segment vector, which a source adds to every token, to its positions.
+
+    Done where the target has no segments; returns the names that hold it now.
+    """
+    folded = set()
+    for name in [n for n in theirs if n.endswith("segments.weight") and n not in ours]:
+        positions = name.replace("segments", "positions")
+        if positions in theirs and positions in ours:
+            theirs[positions] = theirs[positions] + theirs[name][0]
+            folded.add(positions)
+    return folded
+
+
+def _refuse_other_layers(old: TransformerConfig, new: TransformerConfig) -> None:
+    widths = ("d_model", "d_ff", "head_width", "value_width", "bias")
+    for name in (*widths, *UNSHOWN):
+        before, wanted = getattr(old, name), getattr(new, name)
+        if before != wanted:
+            raise InputError(f"its layers have {name} {before}, but the model's have {wanted}")
+
+
+def _renamed(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
+    def rename(name: str) -> str:
+        for old, new in prefixes.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+        return name
+
+    return {rename(name): tensor for name, tensor in state.items()}
+
+
+def _together(lines: Iterable[Line]) -> list[Line]:
+    """Lines that differ in the number of a layer alone, as one."""
+    groups: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
+    for name, shape, how in lines:
+        number = re.search(r"\.(\d+)\.", name)
+        key = re.sub(r"\.\d+\.", ".{}.", name, count=1), shape, how
+        groups.setdefault(key, []).append(number[1] if number else "")
+    found = []
+    for (name, shape, how), numbers in groups.items():
+        span = numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        found.append((name.replace("{}", span), shape, how))
+    return found

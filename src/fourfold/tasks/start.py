@@ -1,0 +1,122 @@
+"""`init_from`: a model that begins with the weights of another one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.errors import InputError
+from fourfold.data.tokenizer import Tokenizer
+from fourfold.hub import directory, foreign, nanogpt, processing
+from fourfold.models.lora import merge_lora
+from fourfold.models.transfer import ROLES, transfer
+from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
+
+# One path, or one for the encoder and one for the decoder.
+InitFrom = str | dict[str, str] | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to begin with.
+
+    Args:
+        path: Where it is.
+        model: The model, on the CPU.
+        tokenizer: Its tokenizer as JSON, None if it came without one.
+    """
+
+    path: Path
+    model: nn.Module
+    tokenizer: str | None
+
+
+def read_source(path: str | Path) -> Source:
+    """The model of a checkpoint or run directory of ours, or one in a foreign format.
+
+    Raises:
+        InputError: There is none, it is broken, or of an unknown architecture.
+    """
+    place = directory.located(path)
+    if directory.is_directory(place):
+        return read_foreign(place)
+    if place.is_dir():
+        place = place / "checkpoints" / "last.ckpt"
+    if nanogpt.is_nanogpt(read_file(place)):
+        return read_foreign(place)
+    task = rebuild(read_checkpoint(place), place)
+    return Source(place, merge_lora(task.model), task.artifacts.get("tokenizer"))
+
+
+def read_foreign(path: str | Path) -> Source:
+    """The model of a directory or hub name of transformers, or of nanoGPT's ckpt.pt.
+
+    Raises:
+        InputError: There is none, it is broken, or of an unknown architecture.
+    """
+    place = directory.located(path)
+    if directory.is_directory(place):
+        return Source(place, foreign.read(place), processing.read_tokenizer(place))
+    if not place.is_file():
+        raise InputError(f"{place}: no directory with a {directory.CONFIG}")
+    content = read_file(place)
+    if not nanogpt.is_nanogpt(content):
+        raise InputError(f"{place}: neither a transformers directory nor a checkpoint of nanoGPT")
+    model = nanogpt.read(content, place)
+    return Source(place, model, processing.read_tokenizer(place.parent))
+
+
+def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, resize: str) -> str:
+    """Take over what fits of one or two models.
+
+    Args:
+        model: Whose weights are overwritten.
+        init_from: A path, or paths by the role (encoder, decoder) that each is to play.
+        tokenizer: Of the data, as JSON; where it differs from the source's, words keep their
+            vectors and not their numbers.
+        resize: A row of RESIZES.
+
+    Returns:
+        The report for the user: what was loaded, resized, new and left out.
+
+    Raises:
+        InputError: A source cannot be read, or is not made of the same layers.
+    """
+    if isinstance(init_from, str):
+        whole = not hasattr(model, "tgt_embed")
+        init_from = {"model" if whole else "": init_from}
+    lines = []
+    for role, path in (init_from or {}).items():
+        source = read_source(path)
+        part = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
+        if part not in ROLES:
+            raise InputError(f"init_from: {part!r} is no part of a model: not {', '.join(ROLES)}")
+        n = sum(p.numel() for p in source.model.parameters())
+        lines.append(f"init_from {path}: {type(source.model).__name__}, {n:,} parameters")
+        words = same_words(source.tokenizer, tokenizer)
+        try:
+            report = transfer(model, source.model, part, tokens=words, resize=resize)
+        except InputError as error:
+            raise InputError(f"init_from {path}: {error}") from error
+        lines += report.lines()
+    return "\n".join(lines)
+
+
+def same_words(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None:
+    """Numbers of the words that two tokenizers share, in each; None if they number all alike.
+
+    Padding, begin, end, unknown and mask are the same words under whatever name.
+    """
+    if old is None or new is None:
+        return None
+    theirs, ours = Tokenizer.from_str(old), Tokenizer.from_str(new)
+    before, after = (t.core.get_vocab(with_added_tokens=True) for t in (theirs, ours))
+    if before == after:
+        return None
+    pairs = {after[word]: number for word, number in before.items() if word in after}
+    for role in ("pad_id", "bos_id", "eos_id", "unk_id", "mask_id"):
+        number, here = getattr(theirs, role), getattr(ours, role)
+        if number is not None and here is not None:
+            pairs[here] = number
+    return torch.tensor(list(pairs.values())), torch.tensor(list(pairs))

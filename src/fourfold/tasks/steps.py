@@ -1,0 +1,31 @@
+"""How many steps a run will take, for the schedules that must know."""
+
+from lightning import Trainer
+
+from fourfold.core.errors import InputError
+from fourfold.optim import ENDING, ScheduleConfig
+
+
+def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:
+    """Optimizer steps of the whole run, from the data's own count of batches.
+
+    `trainer.estimated_stepping_batches` would build a loader and drop its resumed state.
+
+    Raises:
+        InputError: The schedule needs the end of a run that has none.
+    """
+    most, epochs = trainer.max_steps, trainer.max_epochs or 0
+    if epochs <= 0:
+        unknown = most <= 0 and schedule.total_steps is None
+        if unknown and schedule.name in ENDING:
+            raise InputError(
+                f"a {schedule.name} schedule must know where it ends: give"
+                " schedule.total_steps, trainer.max_steps or trainer.max_epochs"
+            )
+        return max(1, int(most))
+    batches = trainer.datamodule.n_train_batches()  # type: ignore[attr-defined]
+    limit = trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    steps = -(-batches // trainer.accumulate_grad_batches)
+    ends = max(1, steps * epochs)
+    return min(int(most), ends) if most > 0 else ends
