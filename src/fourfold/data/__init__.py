@@ -3,8 +3,10 @@
 from fourfold.data.glue import GlueData
 from fourfold.data.images import ImageData
 from fourfold.data.masked_text import MaskedTextData
+from fourfold.data.question_answering import QuestionData
 from fourfold.data.sequence_classification import SequenceData
 from fourfold.data.text import CausalTextData
+from fourfold.data.token_classification import TokenData
 from fourfold.data.translation import TranslationData
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "GlueData",
     "ImageData",
     "MaskedTextData",
+    "QuestionData",
     "SequenceData",
+    "TokenData",
     "TranslationData",
 ]

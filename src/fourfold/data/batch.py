@@ -75,3 +75,28 @@ class SequenceBatch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
     epoch: int = 0
     position: int = 0
+
+
+class TokenBatch(NamedTuple):
+    """Sentences whose words have a class each, written at the first token of the word."""
+
+    ids: Tensor  # (B, T) long
+    labels: Tensor  # (B, T) long, IGNORED at other tokens
+    mask: Tensor  # (B, T) bool, True = real token
+    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    epoch: int = 0
+    position: int = 0
+
+
+class SpanBatch(NamedTuple):
+    """Questions, each with a window of a context that may hold the answer."""
+
+    ids: Tensor  # (B, T) long
+    starts: Tensor  # (B,) long, the answer's first token; 0 where the window does not hold it
+    ends: Tensor  # (B,) long, its last
+    segments: Tensor  # (B, T) long, 0 = question, 1 = context
+    mask: Tensor  # (B, T) bool, True = real token
+    context: Tensor  # (B, T) bool, True where an answer may stand
+    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    epoch: int = 0
+    position: int = 0

@@ -68,9 +68,7 @@ def hold_out(
     Returns:
         The remainder and the part split off.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
-    held = np.array([_uniform(salt + text) < fraction for text in rows.columns[0]])
+    held = np.array([is_held_out(text, fraction, salt) for text in rows.columns[0]])
     columns = rows.columns[:n_texts]
     taken = [{text for text, out in zip(c, held, strict=True) if out} for c in columns]
     leaks = np.array(
@@ -86,6 +84,13 @@ def hold_out(
     return rows.select(np.flatnonzero(~leaks)), rows.select(np.flatnonzero(held))
 
 
-def _uniform(text: str) -> float:
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+def is_held_out(text: str, fraction: float, salt: str) -> bool:
+    """Whether a text is in the part split off, which follows from its characters alone.
+
+    Raises:
+        InputError: the fraction does not lie between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
+    digest = hashlib.blake2b((salt + text).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64 < fraction

@@ -66,6 +66,7 @@ class Tokenizer:
         described = json.loads(core.to_str())
         self._is_wordpiece = described["model"]["type"] == "WordPiece"
         self._is_metaspace = "Metaspace" in json.dumps(described["pre_tokenizer"])
+        self._is_bytes = "ByteLevel" in json.dumps(described["pre_tokenizer"])
         self._starts: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -81,6 +82,30 @@ class Tokenizer:
         """The ids of many texts, without special tokens."""
         encodings = self.core.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """The ids of each word of each sentence, at least one: a word without any is unknown."""
+        texts = [
+            # A byte-level tokenizer knows a word in a sentence by the blank before it.
+            [" " + word if self._is_bytes and i else word for i, word in enumerate(words)]
+            for words in sentences
+        ]
+        encodings = self.core.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)
+        found = []
+        for words, encoding in zip(sentences, encodings, strict=True):
+            ids: list[list[int]] = [[] for _ in words]
+            for i, word in zip(encoding.ids, encoding.word_ids, strict=True):
+                if word is not None:  # no special tokens were asked for
+                    ids[word].append(i)
+            found.append([own or [self.unk_id] for own in ids])
+        return found
+
+    def encode_with_places(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The ids of many texts, and for each id the characters [begin, end) it stands for."""
+        encodings = self.core.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode_corpus(self, texts: Sequence[str]) -> Ragged:
         """The ids of a corpus as flat arrays.

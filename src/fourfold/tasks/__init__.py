@@ -5,15 +5,19 @@ from fourfold.tasks.causal_lm import CausalLanguageModeling
 from fourfold.tasks.checkpoint import load_task, read_file
 from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
+from fourfold.tasks.question_answering import QuestionAnswering
 from fourfold.tasks.sequence_classification import SequenceClassification
+from fourfold.tasks.token_classification import TokenClassification
 from fourfold.tasks.translation import Translation
 
 __all__ = [
     "CausalLanguageModeling",
     "ImageClassification",
     "MaskedLanguageModeling",
+    "QuestionAnswering",
     "SequenceClassification",
     "Task",
+    "TokenClassification",
     "Translation",
     "load_task",
     "read_file",

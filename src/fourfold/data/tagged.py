@@ -1,0 +1,93 @@
+"""Sentences whose words are tagged, as files give them: CoNLL's columns, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fourfold.core.errors import InputError
+from fourfold.data.sources import read_lines
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words with a tag each.
+
+    Args:
+        words: at least one.
+        tags: as many.
+        where: like "train.conll, line 7", for messages.
+    """
+
+    words: list[str]
+    tags: list[str]
+    where: str
+
+
+def read_tagged(path: str, word: int | str, tag: int | str) -> list[Sentence]:
+    """The sentences of a file.
+
+    A .jsonl holds `{"tokens": [...], "tags": [...]}` a line; any other file a word a line, columns
+    apart by tabs or blanks, with an empty line between sentences and `-DOCSTART-` between
+    documents.
+
+    Args:
+        path: plain or compressed; a relative one may also lie under $FOURFOLD_DATA.
+        word: key of the words, or number of their column from 0.
+        tag: key of the tags, or number of their column; -1 is the last.
+
+    Raises:
+        InputError: a line has too few columns, a sentence not as many tags as words, or there is
+            no sentence (names file and line).
+    """
+    lines = read_lines(path)
+    is_json = ".jsonl" in Path(path).suffixes
+    sentences = list(
+        _json(path, lines, str(word), str(tag)) if is_json else _columns(path, lines, word, tag)
+    )
+    if not sentences:
+        raise InputError(f"{path} has no sentence.")
+    return sentences
+
+
+def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> Iterator[Sentence]:
+    if not isinstance(word, int) or not isinstance(tag, int):
+        raise InputError(f"{path} has columns: say which by numbers from 0, not {word!r}, {tag!r}.")
+    words: list[str] = []
+    tags: list[str] = []
+    begin = 1
+    for number, line in enumerate([*lines, ""], start=1):
+        fields = line.split("\t") if "\t" in line.strip() else line.split()
+        if not line.strip() or fields[0] == "-DOCSTART-":
+            if words:
+                yield Sentence(words, tags, f"{path}, line {begin}")
+            words, tags, begin = [], [], number + 1
+            continue
+        try:
+            words.append(fields[word].strip())
+            tags.append(fields[tag].strip())
+        except IndexError as error:
+            raise InputError(
+                f"{path}, line {number}: there are only {len(fields)} columns in {line!r}."
+            ) from error
+        if len(fields) < 2:
+            raise InputError(f"{path}, line {number}: {line!r} has no tag.")
+
+
+def _json(path: str, lines: list[str], word: str, tag: str) -> Iterator[Sentence]:
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where}: broken JSON ({error.msg}).") from error
+        for key in (word, tag):
+            if not isinstance(record, dict) or not isinstance(record.get(key), list):
+                raise InputError(f"{where}: {key!r} is no list.")
+        words, tags = ([str(item) for item in record[key]] for key in (word, tag))
+        if len(words) != len(tags):
+            raise InputError(f"{where}: {len(words)} words, but {len(tags)} tags.")
+        if words:
+            yield Sentence(words, tags, where)

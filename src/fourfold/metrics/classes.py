@@ -1,0 +1,80 @@
+"""Scores of classes and of numbers, one for each row."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class ClassScores(Metric):
+    """Accuracy, F1 and Matthews' correlation of K classes, all from one confusion matrix.
+
+    F1 is that of class 1 where there are two classes (GLUE's MRPC and QQP), and the mean over the
+    classes (macro) of more. What is divided by 0 is 0, as in scikit-learn.
+
+    Args:
+        n_classes: K.
+    """
+
+    full_state_update = False
+    confusion: Tensor
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        zero = torch.zeros(n_classes, n_classes, dtype=torch.float64)
+        self.add_state("confusion", default=zero, dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add logits (B, K) and classes (B,)."""
+        k = len(self.confusion)
+        cells = torch.bincount(labels * k + logits.argmax(-1), minlength=k * k)
+        self.confusion += cells.view(k, k)
+
+    def compute(self) -> dict[str, float]:
+        """accuracy, f1 (f1_macro of more than two classes) and matthews (Gorodkin 2004 of more)."""
+        table = self.confusion.cpu()
+        total, correct = table.sum(), table.diag().sum()
+        true, guessed = table.sum(1), table.sum(0)
+        f1 = 2 * table.diag() / (true + guessed).clamp(min=1)
+        spread = (total**2 - guessed.square().sum()) * (total**2 - true.square().sum())
+        matthews = (correct * total - true @ guessed) / spread.sqrt() if spread > 0 else 0.0
+        two = len(table) == 2
+        return {
+            "accuracy": float(correct / total.clamp(min=1)),
+            "f1" if two else "f1_macro": float(f1[1] if two else f1.mean()),
+            "matthews": float(matthews),
+        }
+
+
+class NumberScores(Metric):
+    """Pearson's and Spearman's correlation of predicted and true numbers (GLUE's STS-B)."""
+
+    full_state_update = False
+    pairs: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("pairs", default=[], dist_reduce_fx="cat")
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Add numbers (B, 1) or (B,) and labels (B,)."""
+        self.pairs.append(torch.stack([predictions.flatten().double(), labels.double()], dim=1))
+
+    def compute(self) -> dict[str, float]:
+        """pearson and spearman, 0 where one side does not vary; equal numbers share their rank."""
+        pairs = self.pairs if isinstance(self.pairs, Tensor) else torch.cat(self.pairs)
+        ranks = torch.stack([_ranks(column) for column in pairs.T], dim=1)
+        return {"pearson": _correlation(pairs), "spearman": _correlation(ranks)}
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Mean rank of each number among all, from 1."""
+    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1) / 2)[place]
+
+
+def _correlation(pairs: Tensor) -> float:
+    """Pearson's correlation of the two columns of (N, 2)."""
+    centred = pairs - pairs.mean(0)
+    sizes = centred.square().sum(0)
+    return float((centred[:, 0] @ centred[:, 1]) / sizes.prod().sqrt()) if sizes.prod() > 0 else 0.0

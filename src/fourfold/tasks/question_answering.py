@@ -1,0 +1,124 @@
+"""Where in a text the answer to a question stands (SQuAD).
+
+Shapes: B windows, T tokens.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from fourfold.data.batch import SpanBatch
+from fourfold.metrics import Answer, AnswerScores
+from fourfold.models import SpanExtractor, SpanExtractorConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.tasks.base import Task
+
+
+class QuestionAnswering(Task):
+    """Learns where an answer begins and ends; is tested by EM and F1 by the rules of SQuAD.
+
+    Args:
+        config: The model.
+        optimizer: Default: BERT's for SQuAD (Devlin 2018, 4.2).
+        schedule: Default: linear to 0.
+        max_answer: Most tokens of an answer.
+        n_best: How many answers `predict` writes for a window.
+        start: `init_from` and `tuning` of `Task`.
+    """
+
+    model_class = SpanExtractor
+    batch_class = SpanBatch
+    config_class = SpanExtractorConfig
+    config: SpanExtractorConfig
+
+    def __init__(
+        self,
+        config: SpanExtractorConfig = SpanExtractorConfig(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
+        max_answer: int = 30,
+        n_best: int = 20,
+        **start: Any,
+    ) -> None:
+        super().__init__(config, optimizer, schedule, max_answer=max_answer, n_best=n_best, **start)
+        self.max_answer, self.n_best = max_answer, n_best
+        self.loss, self.scores = MeanMetric(), AnswerScores()
+
+    def setup(self, stage: str) -> None:
+        """Take from the data whether a question may have no answer."""
+        super().setup(stage)
+        self.scores.may_be_none = self.artifacts["may_be_none"]
+
+    def size(self, batch: SpanBatch) -> int:
+        """Places in the batch, padding included."""
+        return batch.ids.numel()
+
+    def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
+        """Of start and end, each (B, T) in fp32; -inf at padding."""
+        segments = batch.segments if self.config.n_segments > 1 else None
+        logits: Tensor = self.model(batch.ids, segments, batch.mask)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
+        return start, end
+
+    def step(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
+        """Mean of the cross-entropies of the answer's first and last token."""
+        start, end = self.logits(batch)
+        loss = F.cross_entropy(start, batch.starts, reduction="sum")
+        loss = (loss + F.cross_entropy(end, batch.ends, reduction="sum")) / 2
+        return loss, torch.tensor(len(batch.ids), device=loss.device)
+
+    def evaluate(self, batch: SpanBatch, split: str) -> None:
+        """Loss, and the best answer of each window."""
+        total, count = self.step(batch)
+        self.loss.update(total / count, count)
+        data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
+        found = self.answers(batch, data, 1)
+        windows = [data.windows[row] for row in batch.index.tolist()]
+        self.scores.update([(w.question, w.number) for w in windows], [a[0] for a in found])
+
+    def answers(self, batch: SpanBatch, data: Any, n_best: int) -> list[list[Answer]]:
+        """The best spans of each window, over all pairs of tokens that may be one."""
+        start, end = self.logits(batch)
+        width = start.shape[1]
+        places = torch.arange(width, device=start.device)
+        length = places[None, :] - places[:, None] + 1
+        allowed = (length >= 1) & (length <= self.max_answer)  # (T, T)
+        allowed = allowed & batch.context[:, :, None] & batch.context[:, None, :]
+        scores = (start[:, :, None] + end[:, None, :]).masked_fill(~allowed, -torch.inf)
+        best = scores.flatten(1).topk(min(n_best, width * width))  # (B, n)
+        found = []
+        for i, row in enumerate(batch.index.tolist()):
+            window = data.windows[row]
+            context = data.questions[window.question].context
+            null = float(start[i, 0] + end[i, 0])
+            pairs = zip(best.values[i].tolist(), best.indices[i].tolist(), strict=True)
+            texts = [
+                (score, window.text(context, *divmod(place, width)))
+                for score, place in pairs
+                if score > -torch.inf
+            ]
+            found.append([Answer(score, text, null) for score, text in texts]
+                         or [Answer(-torch.inf, "", null)])  # fmt: skip
+        return found
+
+    def results(self, split: str) -> dict[str, Any]:
+        """loss, exact_match and f1."""
+        data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
+        scores = self.scores.compute([question.answers for question in data.questions])
+        results = {"loss": self.loss.compute().item(), **scores}
+        self.loss.reset()
+        self.scores.reset()
+        return results
+
+    def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, str]]:
+        """Each window's row, and its best answers with their scores, tabs between."""
+        data = self.trainer.datamodule.questions("test")  # type: ignore[attr-defined]
+        found = self.answers(batch, data, self.n_best)
+        return [
+            (row, "\t".join(f"{a.score:.3f} {a.text}" for a in answers))
+            for row, answers in zip(batch.index.tolist(), found, strict=True)
+        ]
