@@ -59,7 +59,8 @@ def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> It
     tags: list[str] = []
     begin = 1
     for number, line in enumerate([*lines, ""], start=1):
-        fields = line.split("\t") if "\t" in line.strip() else line.split()
+        line = line.strip("\ufeff")  # files that were pasted together have one in their middle
+        fields = line.split("\t") if "\t" in line else line.split()
         if not line.strip() or fields[0] == "-DOCSTART-":
             if words:
                 yield Sentence(words, tags, f"{path}, line {begin}")
