@@ -90,10 +90,17 @@ def is_given(key: str, arguments: list[str]) -> bool:
 
 
 def _on_command_line(key: str, arguments: list[str]) -> bool:
-    """Whether an option is `key`, or holds it."""
+    """Whether an option is `key`, or holds it; `--model NAME` holds nothing but the name."""
     path = _path(key)
-    options = [_path(a.partition("=")[0][2:]) for a in arguments if a.startswith("--")]
-    return any(option == path[: len(option)] for option in options)
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        option = _path(name[2:]) if name.startswith("--") else []
+        if not option or option != path[: len(option)]:
+            continue
+        value = value if equals else "".join(arguments[number + 1 : number + 2])
+        if option == path or value.lstrip().startswith("{"):
+            return True
+    return False
 
 
 def _path(key: str) -> list[str]:

@@ -26,6 +26,7 @@ from fourfold.commands.options import add_options, check_options
 from fourfold.commands.parser import OptionError, Parser, known_options
 from fourfold.commands.results import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
+from fourfold.commands.warm_start import begins_elsewhere, take_over
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
 from fourfold.tasks import Task, read_file
@@ -100,11 +101,14 @@ class FourfoldCLI(LightningCLI):
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
         self.share_seed(config)
+        take_over(config, self.arguments, self.run)
         given = config.get("ckpt_path")
         if self.command == "fit":
             self.start = self.run.resume_from(config["resume"], given)
             if self.start and self.start == self.run.last:
                 self.run.refuse_another_model(self.recipe())
+        elif given is None and not self.run.checkpoints.exists() and begins_elsewhere(config):
+            self.start = None  # the weights that a training would begin with
         else:
             self.start = self.run.find(given)
 
@@ -128,6 +132,8 @@ class FourfoldCLI(LightningCLI):
         """
         try:
             super().instantiate_classes()
+            if self.start is not None:
+                self.model.init_from = None  # the checkpoint holds all weights
         except ValueError as error:
             found = hidden_input_error(error)
             raise found or InputError(" ".join(str(error).split())[:300]) from error
@@ -168,21 +174,26 @@ class FourfoldCLI(LightningCLI):
         if not self.config_init["fit"]["trainer"]["fast_dev_run"]:
             self.trainer.loggers = make_loggers(self.run, self.config_init[self.command])
 
+    @property
+    def measured(self) -> str:
+        """Where the weights of an evaluation came from."""
+        return str(self.start or self.model.init_from)
+
     def after_validate(self) -> None:
         """Print the metrics."""
         if not self.model.summary:
             raise InputError("the data have no validation split: give `val` in the data section")
-        show_table(self.model.summary, f"validation of {self.start}")
+        show_table(self.model.summary, f"validation of {self.measured}")
 
     def after_test(self) -> None:
         """Print the metrics and keep them."""
         if not self.trainer.is_global_zero:
             return
-        show_table(self.model.summary, f"test of {self.start}")
+        show_table(self.model.summary, f"test of {self.measured}")
         write_metrics(
             self.run.path / "metrics.json",
             self.model.summary,
-            {"command": shlex.join(["fourfold", *self.arguments]), "checkpoint": str(self.start)},
+            {"command": shlex.join(["fourfold", *self.arguments]), "checkpoint": self.measured},
         )
         print(f"wrote {self.run.path / 'metrics.json'}", flush=True)
 

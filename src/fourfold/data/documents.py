@@ -44,12 +44,14 @@ class TextSource:
         """
         if self.kind == "embedded":
             return dict(embedded_text())
-        if self.parts["train"] is None:
+        if not any(isinstance(part, str | list) for part in self.parts.values()):
             raise InputError(f"source: {self.kind} needs `train` in the data section.")
         raw: dict[str, Rows] = {}
         # A single document loses its end piece by piece: the test part comes last in the text.
         for name in ("train", "test", "val"):
             part = self.parts[name]
+            if isinstance(part, float) and "train" not in raw:
+                raise InputError(f"{name}: {part:g} is a part of `train`, which is not given.")
             if isinstance(part, float):
                 cut = _cut_end if len(raw["train"]) == 1 else hold_out
                 raw["train"], raw[name] = cut(raw["train"], part, name)

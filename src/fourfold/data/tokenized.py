@@ -47,6 +47,8 @@ class TokenizedData(EpochData):
         raw = self.read()
         tokenizer = self._tokenizer
         if tokenizer is None:
+            if not self._config.file and "train" not in raw:
+                raise InputError("a tokenizer is trained on `train`: give that, or tokenizer.file")
             texts = [] if self._config.file else self.training_texts(raw["train"])
             tokenizer = make_tokenizer(self._config, texts, mask=self.needs_mask)
             if self.trainer is not None and self.trainer.world_size > 1:

@@ -1,15 +1,16 @@
-"""Tokenizers read from files: `tokenizer.json`, BERT's `vocab.txt`, GPT-2's two files."""
+"""Tokenizers from files: `tokenizer.json`, BERT's `vocab.txt`, GPT-2's two files, checkpoints."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
+import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from fourfold.core.errors import InputError
-from fourfold.data.sources import read_lines, read_text
+from fourfold.data.sources import read_lines, read_text, resolve
 from fourfold.data.tokenizer import ROLES, Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer, wordpiece
 
@@ -40,9 +41,23 @@ def make_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool)
 def _read(file: str, merges: str | None, lowercase: bool) -> Tokenizer:
     if merges is not None:
         return _read_gpt2(file, merges)
+    if file.endswith(".ckpt"):
+        return _read_checkpoint(file)
     if file.endswith(".json"):
         return Tokenizer.from_str(read_text(file), file)
     return _read_bert(file, lowercase)
+
+
+def _read_checkpoint(file: str) -> Tokenizer:
+    """What a checkpoint of ours carries beside its weights."""
+    try:
+        content = torch.load(resolve(file), map_location="cpu", weights_only=True, mmap=True)
+        text = content["fourfold"]["data"]["tokenizer"]
+    except InputError:
+        raise
+    except Exception as error:  # whatever a broken file makes of it
+        raise InputError(f"{file} is no checkpoint with a tokenizer.") from error
+    return Tokenizer.from_str(text, file)
 
 
 def _read_bert(file: str, lowercase: bool) -> Tokenizer:

@@ -31,7 +31,7 @@ class TokenizerConfig:
         min_frequency: how often a pair of pieces must occur to be merged.
         lowercase: lower-case all text (wordpiece also strips accents, as BERT does).
         file: instead of training: a `tokenizer.json`, BERT's `vocab.txt`, or GPT-2's `encoder.json`
-            (then with `merges`).
+            (then with `merges`), or a checkpoint of ours, whose tokenizer is taken.
         merges: GPT-2's `vocab.bpe`.
     """
 

@@ -29,25 +29,32 @@ _AROUND = {
 _BEGINS = {"EncoderDecoder": ("decoder_start_token_id",)}
 
 
+def tokenizer_files(path: Path) -> TokenizerConfig | None:
+    """The files of a directory's tokenizer, None if there are none.
+
+    Raises:
+        InputError: tokenizer_config.json is broken.
+    """
+    if (path / TOKENIZER).is_file():
+        return TokenizerConfig(file=str(path / TOKENIZER))
+    if (path / "vocab.txt").is_file():
+        there = (path / TOKENIZER_CONFIG).is_file()
+        said = read_json(path / TOKENIZER_CONFIG) if there else {}
+        lower = bool(said.get("do_lower_case", True))
+        return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lower)
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
+    return None
+
+
 def read_tokenizer(path: Path) -> str | None:
     """The tokenizer of a directory as JSON, None if there is none.
 
     Raises:
         InputError: Its files are broken, or no role of its special tokens can be told.
     """
-    if (path / TOKENIZER).is_file():
-        text = (path / TOKENIZER).read_text(encoding="utf-8")
-        return Tokenizer.from_str(text, str(path / TOKENIZER)).to_str()
-    lower = True
-    if (path / TOKENIZER_CONFIG).is_file():
-        lower = bool(read_json(path / TOKENIZER_CONFIG).get("do_lower_case", True))
-    if (path / "vocab.txt").is_file():
-        config = TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lower)
-        return make_tokenizer(config, [], mask=False).to_str()
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        config = TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
-        return make_tokenizer(config, [], mask=False).to_str()
-    return None
+    config = tokenizer_files(path)
+    return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
 def write_tokenizer(path: Path, text: str, family: str, max_len: int) -> dict[str, int]:

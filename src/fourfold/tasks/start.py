@@ -1,6 +1,7 @@
 """`init_from`: a model that begins with the weights of another one."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ class Source:
     tokenizer: str | None
 
 
+@lru_cache(maxsize=1)  # asked for its shape, its tokenizer and its weights
 def read_source(path: str | Path) -> Source:
     """The model of a checkpoint or run directory of ours, or one in a foreign format.
 
@@ -100,6 +102,7 @@ def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, res
         except InputError as error:
             raise InputError(f"init_from {path}: {error}") from error
         lines += report.lines()
+    read_source.cache_clear()
     return "\n".join(lines)
 
 

@@ -1,0 +1,82 @@
+"""With `init_from`, what a config leaves open comes from there: the shape, the tokenizer."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fourfold.commands.config_files import is_given
+from fourfold.commands.run_directory import RunDirectory
+from fourfold.core.config import TransformerConfig
+from fourfold.hub import directory, processing
+from fourfold.tasks.start import read_source
+
+# What the task or the data decide, whatever the source had.
+OWN = ("head", "next_sentence", "n_classes", "head_dropout", "pool", "init")
+
+
+def begins_elsewhere(config: Any) -> bool:
+    """Whether a parsed config names weights to begin with."""
+    return bool(config["model"].get("init_args", {}).get("init_from"))
+
+
+def take_over(config: Any, arguments: list[str], run: RunDirectory) -> None:
+    """Fill in the model's and the data's section of a parsed config, in place.
+
+    What the user wrote stays. A run that exists already has settled all that in its config.yaml,
+    so that it goes on also where the source is gone.
+
+    Raises:
+        InputError: The source cannot be read.
+    """
+    model = config["model"]["init_args"]
+    path = model.get("init_from")
+    if not isinstance(path, str):
+        return
+    settled = _settled(run, path)
+    shape = settled or _shape(path)
+    wanted = model["config"]
+    for name in wanted.keys():  # noqa: SIM118  (a jsonargparse namespace)
+        if name in shape and not is_given(f"model.config.{name}", arguments):
+            wanted[name] = shape[name]
+    if "n_classes" in wanted and not is_given("model.config.n_classes", arguments):
+        wanted["n_classes"] = None  # the data's
+    data = config["data"].get("init_args", {})
+    if "tokenizer" not in data:
+        return
+    if is_given("data.tokenizer", arguments):
+        if not is_given("model.config.vocab_size", arguments):
+            wanted["vocab_size"] = None
+    elif found := _tokenizer(Path(path)):
+        for name, value in found.items():
+            data["tokenizer"][name] = value
+
+
+def _settled(run: RunDirectory, path: str) -> dict[str, Any]:
+    """The shape in the run's config.yaml, if it began with the same source."""
+    if not run.config.is_file():
+        return {}
+    saved = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}
+    args = (saved.get("model") or {}).get("init_args") or {}
+    return _open(args.get("config") or {}) if args.get("init_from") == path else {}
+
+
+def _shape(path: str) -> dict[str, Any]:
+    config = read_source(path).model.config
+    assert isinstance(config, TransformerConfig)
+    return _open({field.name: getattr(config, field.name) for field in fields(config)})
+
+
+def _open(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in OWN}
+
+
+def _tokenizer(path: Path) -> dict[str, Any]:
+    """Where the source's tokenizer is, as a config of ours; empty if it has none."""
+    place = directory.located(path)
+    if directory.is_directory(place):
+        found = processing.tokenizer_files(place)
+        return {} if found is None else asdict(found)
+    file = place / "checkpoints" / "last.ckpt" if place.is_dir() else place
+    return {"file": str(file)} if read_source(path).tokenizer else {}
