@@ -13,14 +13,22 @@ from torch import nn
 from fourfold.core.errors import InputError
 from fourfold.data import CausalTextData
 from fourfold.data.tokenizer_training import TokenizerConfig
-from fourfold.models import CausalLM, CausalLMConfig, ViT, ViTConfig
+from fourfold.models import (
+    CausalLM,
+    CausalLMConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    ViT,
+    ViTConfig,
+)
 from fourfold.optim import (
     OptimizerConfig,
     ScheduleConfig,
-    decay_groups,
+    depths,
     learning_rate_factor,
     make_optimizer,
     make_schedule,
+    parameter_groups,
 )
 from fourfold.tasks import CausalLanguageModeling
 
@@ -124,7 +132,7 @@ TINY = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 12}
 def names(model: nn.Module, decay: str) -> tuple[set[str], set[str]]:
     """Names of parameters that decay, and of those that do not."""
     by_id = {id(p): key for key, p in model.named_parameters()}
-    groups = decay_groups(model, OptimizerConfig(weight_decay=0.1, decay=decay))
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1, decay=decay))
     found: dict[float, set[str]] = {0.1: set(), 0.0: set()}
     for group in groups:
         found[group["weight_decay"]] = {by_id[id(p)] for p in group["params"]}
@@ -157,7 +165,7 @@ def test_everything_decays() -> None:
 def test_a_frozen_parameter_is_left_alone() -> None:
     model = nn.Linear(3, 3)
     model.weight.requires_grad_(False)
-    (group,) = decay_groups(model, OptimizerConfig())
+    (group,) = parameter_groups(model, OptimizerConfig())
     assert group["params"] == [model.bias]
 
 
@@ -231,3 +239,61 @@ def test_clipping_under_a_gradient_scaler(tmp_path: Path) -> None:
     )  # fmt: skip
     trainer.fit(task, data)
     assert trainer.global_step == 2
+
+
+def test_without_correction_adam_is_berts() -> None:
+    """google-research/bert, optimization.py: m / (sqrt(v) + eps) + decay times the weight."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 1.0)
+    config = OptimizerConfig("adamw", lr=0.01, eps=1e-6, weight_decay=0.1, bias_correction=False)
+    optimizer = make_optimizer(layer, config)
+    theta, m, v = 1.0, 0.0, 0.0
+    for g in (0.5, -2.0, 0.1, 0.3):
+        layer.weight.grad = torch.full((1, 1), g)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        theta -= 0.01 * (m / (v**0.5 + 1e-6) + 0.1 * theta)
+        assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["eps"], group["weight_decay"]) == (0.01, 1e-6, 0.1)
+
+
+def test_the_missing_correction_is_adamws_alone() -> None:
+    with pytest.raises(InputError, match="bias_correction false is for adamw, not sgd"):
+        OptimizerConfig("sgd", bias_correction=False)
+
+
+def test_depths() -> None:
+    model = CausalLM(CausalLMConfig(**{**TINY, "n_layers": 3}, vocab_size=20, max_len=6, tie=False))
+    found = depths(model)
+    assert found["embed.tokens.weight"] == found["embed.positions.weight"] == 0
+    assert [found[f"stack.blocks.{i}.ff.up.bias"] for i in range(3)] == [1, 2, 3]
+    assert found["stack.norm.weight"] == 3
+    assert found["head.own.weight"] == 4
+    pair = depths(EncoderDecoder(EncoderDecoderConfig(**TINY, n_decoder_layers=2, vocab_size=9)))
+    assert pair["src_embed.tokens.weight"] == 0
+    assert (pair["encoder.blocks.0.attn.q.weight"], pair["decoder.blocks.1.attn.q.bias"]) == (1, 2)
+
+
+def test_layer_decay() -> None:
+    """ELECTRA, BEiT: the head learns at the full rate, each layer below at a fixed share of it."""
+    model = CausalLM(CausalLMConfig(**{**TINY, "n_layers": 2}, vocab_size=20, max_len=6, tie=False))
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0, layer_decay=0.5))
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    found = {name: rates[id(p)] for name, p in model.named_parameters()}
+    assert len(rates) == len(found)
+    assert found["head.own.weight"] == 1.0
+    assert found["stack.norm.weight"] == found["stack.blocks.1.attn.q.bias"] == 0.5
+    assert found["stack.blocks.0.attn.q.weight"] == 0.25
+    assert found["embed.tokens.weight"] == 0.125
+    schedule = make_schedule(optimizer, ScheduleConfig("linear"), 1.0, 4, 8)
+    optimizer.step()
+    schedule.step()
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == [
+        share * 0.5 for share in (0.125, 0.25, 0.5, 1.0)
+    ]
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(InputError, match="every weight of the model is frozen"):
+        make_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())

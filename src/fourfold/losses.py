@@ -47,6 +47,7 @@ def linear_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     smoothing: str = "uniform",
+    weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
     """Cross-entropy of softmax(hidden weight^T + bias), computed slice by slice.
@@ -61,6 +62,7 @@ def linear_cross_entropy(
         targets: (N,) int64; IGNORED (-100) does not count.
         label_smoothing: Probability taken from the target.
         smoothing: Who gets it, see `smoothing_weights`.
+        weights: (N,) how much each target counts; None means 1.
         normalizer: What the sum is divided by; None means the number of valid targets.
 
     Returns:
@@ -69,7 +71,9 @@ def linear_cross_entropy(
     on_target, elsewhere = smoothing_weights(label_smoothing, smoothing, weight.shape[0])
     pad = 0 if smoothing == "off_target_pad" else None
     goal = (on_target - elsewhere, elsewhere, pad)
-    total = _LinearCrossEntropy.apply(hidden, weight, bias, targets, goal, torch.is_grad_enabled())
+    total = _LinearCrossEntropy.apply(
+        hidden, weight, bias, targets, weights, goal, torch.is_grad_enabled()
+    )
     if normalizer is None:
         normalizer = (targets != IGNORED).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
@@ -85,6 +89,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        weights: Tensor | None,
         goal: tuple[float, float, int | None],
         learning: bool,
     ) -> Tensor:
@@ -93,7 +98,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = _Gradients(x, w, bias, exact) if learning else None
         total = torch.zeros((), dtype=exact, device=x.device)
         for rows, logits, spare in _logits_by_slice(x, w, bias, exact):
-            losses, slope = _loss_and_slope(logits, targets[rows], *goal)
+            counts = (targets[rows] != IGNORED).to(exact)
+            if weights is not None:
+                counts *= weights[rows]
+            losses, slope = _loss_and_slope(logits, targets[rows], counts, *goal)
             total += losses.sum()
             if gradients is not None:
                 gradients.add(rows, slope, spare)
@@ -110,7 +118,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if saved is None else (saved.to(grad.dtype) * grad).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return *scaled, None, None, None
+        return *scaled, None, None, None, None
 
 
 class _Gradients:
@@ -139,15 +147,18 @@ class _Gradients:
 
 
 def _loss_and_slope(
-    logits: Tensor, targets: Tensor, extra: float, elsewhere: float, pad: int | None
+    logits: Tensor,
+    targets: Tensor,
+    counts: Tensor,
+    extra: float,
+    elsewhere: float,
+    pad: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Losses (n,), 0 where ignored, and their gradient (n, V) in the place of the logits z.
+    """Losses (n,) times `counts`, and their gradient (n, V) in the place of the logits z.
 
     With q = elsewhere + extra on the target, elsewhere on other words, 0 on `pad`, sum(q) = 1:
     loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
     """
-    valid = targets != IGNORED
-    counts = valid.to(logits.dtype)[:, None]
     place = torch.arange(len(targets), device=targets.device), targets.clamp(min=0)
     hit = extra * logits[place]  # sum(q z)
     if elsewhere:
@@ -156,13 +167,13 @@ def _loss_and_slope(
             hit = hit - elsewhere * logits[:, pad]
     top = logits.amax(-1, keepdim=True)
     mass = logits.sub_(top).exp_().sum(-1, keepdim=True)
-    losses = torch.where(valid, (top + mass.log()).squeeze(-1) - hit, 0.0)
-    slope = logits.mul_(counts / mass)
+    losses = ((top + mass.log()).squeeze(-1) - hit) * counts
+    slope = logits.mul_(counts[:, None] / mass)
     if elsewhere:
-        slope -= elsewhere * counts
+        slope -= elsewhere * counts[:, None]
         if pad is not None:
-            slope[:, pad] += elsewhere * counts.squeeze(-1)
-    slope[place] -= extra * counts.squeeze(-1)
+            slope[:, pad] += elsewhere * counts
+    slope[place] -= extra * counts
     return losses, slope
 
 

@@ -112,7 +112,7 @@ def test_cells_of_csv_may_hold_newlines(tmp_path):
         ("a.tsv", "id\ten\n", ["en"], "has a header but no rows"),
         ("a.jsonl", '{"en": "Hi"}\n{"en"', ["en"], "a.jsonl, line 2: broken JSON"),
         ("a.jsonl", '{"en": "Hi"}\n{"de": "x"}', ["en"], "line 2: no column 'en', only de"),
-        ("a.jsonl", '{"en": 7}', ["en"], "line 1: column 'en' holds 7, not a text"),
+        ("a.jsonl", '{"en": true}', ["en"], "line 1: column 'en' holds True, not a text"),
         ("a.jsonl", "[1]", ["en"], "line 1: no column 'en'"),
     ],
 )

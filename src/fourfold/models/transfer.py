@@ -29,9 +29,9 @@ RESIZES: dict[str, dict[str, object]] = {
     "bilinear": {"mode": "bilinear"},  # timm, for Google's own files
     "zoom": {"mode": "bilinear", "align_corners": True},  # Google: scipy's zoom of order 1
 }
-# Fields that weights do not show, but without which they mean nothing.
-UNSHOWN = ("n_heads", "activation", "feed_forward", "norm", "norm_placement", "norm_eps",
-           "attn_scale")  # fmt: skip
+# What two stacks must agree on: weights do not show all of it, but mean nothing without it.
+LAYERS = ("d_model", "d_ff", "n_heads", "head_width", "value_width", "bias", "activation",
+          "feed_forward", "norm", "norm_placement", "norm_eps", "attn_scale")  # fmt: skip
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
 GROWING = ("positions.weight", "segments.weight", "embed.prefix")
 Line = tuple[str, tuple[int, ...], str]
@@ -181,8 +181,7 @@ def _fold_segment(theirs: dict[str, Tensor], ours: Mapping[str, Tensor]) -> set[
 
 
 def _refuse_other_layers(old: TransformerConfig, new: TransformerConfig) -> None:
-    widths = ("d_model", "d_ff", "head_width", "value_width", "bias")
-    for name in (*widths, *UNSHOWN):
+    for name in LAYERS:
         before, wanted = getattr(old, name), getattr(new, name)
         if before != wanted:
             raise InputError(f"its layers have {name} {before}, but the model's have {wanted}")

@@ -1,6 +1,7 @@
 """LightningModules: a model meets a batch."""
 
 from fourfold.tasks.base import Task
+from fourfold.tasks.causal_classification import CausalSequenceClassification
 from fourfold.tasks.causal_lm import CausalLanguageModeling
 from fourfold.tasks.checkpoint import load_task, read_file
 from fourfold.tasks.image_classification import ImageClassification
@@ -12,6 +13,7 @@ from fourfold.tasks.translation import Translation
 
 __all__ = [
     "CausalLanguageModeling",
+    "CausalSequenceClassification",
     "ImageClassification",
     "MaskedLanguageModeling",
     "QuestionAnswering",

@@ -1,0 +1,108 @@
+"""Heads of downstream tasks: what they look at, and the same numbers as transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.errors import InputError
+from fourfold.models import (
+    CausalClassifier,
+    CausalClassifierConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    SpanExtractor,
+    SpanExtractorConfig,
+    TokenClassifier,
+    TokenClassifierConfig,
+)
+
+TEXT: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0,
+                        "attn_dropout": 0.0, "vocab_size": 29, "max_len": 16}  # fmt: skip
+
+
+def noisy(model: nn.Module) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model.double().eval()
+
+
+def sequence(pool: str = "first") -> Any:
+    return noisy(SequenceClassifier(SequenceClassifierConfig(**TEXT, n_classes=3, pool=pool)))
+
+
+def padded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same three rows with and without padding on the right, in full and alone."""
+    ids = torch.randint(29, (3, 9))
+    mask = torch.arange(9) < torch.tensor([[9], [5], [1]])
+    other = torch.where(mask, ids, torch.randint(29, (3, 9)))
+    return ids, mask, other, mask.sum(1)
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_padding_is_not_looked_at(pool: str) -> None:
+    model = sequence(pool)
+    ids, mask, other, lengths = padded()
+    logits = model(ids, mask=mask)
+    torch.testing.assert_close(model(other, mask=mask), logits)
+    for row, n in enumerate(lengths):
+        torch.testing.assert_close(model(ids[row : row + 1, :n])[0], logits[row])
+
+
+def test_first_and_mean_are_what_they_say() -> None:
+    ids = torch.randint(29, (2, 7))
+    for pool in ("first", "mean"):
+        model = sequence(pool)
+        h = model.encode(ids)
+        pooled = h[:, 0] if pool == "first" else h.mean(1)
+        head = model.classifier
+        torch.testing.assert_close(model(ids), head.classify(torch.tanh(head.pool(pooled))))
+
+
+def test_a_wrong_pool() -> None:
+    with pytest.raises(InputError, match="pool is 'max', but must be one of first, mean"):
+        SequenceClassifierConfig(pool="max")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_causal_classifier_looks_at_the_last_token(side: str) -> None:
+    config = CausalClassifierConfig(**{**TEXT, "n_classes": 3})
+    model = noisy(CausalClassifier(config))
+    ids, mask, _, lengths = padded()
+    if side == "left":
+        ids, mask = ids.flip(1), mask.flip(1)
+    logits = model.classify(model.hidden(ids, mask), mask)
+    for row, n in enumerate(lengths):
+        alone = ids[row : row + 1][:, mask[row]]
+        assert alone.shape[1] == n
+        torch.testing.assert_close(model.classify(model.hidden(alone))[0], logits[row])
+
+
+def test_dropout_before_the_head_is_on_in_training_alone() -> None:
+    for kind, config in (
+        (SequenceClassifier, SequenceClassifierConfig(**TEXT, n_classes=3, head_dropout=0.5)),
+        (TokenClassifier, TokenClassifierConfig(**TEXT, n_classes=3, head_dropout=0.5)),
+    ):
+        model: Any = noisy(kind(config))  # type: ignore[arg-type]
+        ids = torch.randint(29, (2, 7))
+        assert torch.equal(model(ids), model(ids))
+        model.train()
+        assert not torch.equal(model(ids), model(ids))
+
+
+def test_the_encoder_of_a_classifier_starts_as_any_other() -> None:
+    """BERT's first weights, the head's as well."""
+    model = SequenceClassifier(SequenceClassifierConfig(**{**TEXT, "d_model": 120}, n_classes=3))
+    for name in ("stack.blocks.0.attn.q.weight", "classifier.pool.weight"):
+        assert model.get_parameter(name).std().item() == pytest.approx(0.0176, rel=0.05)
+    assert not model.classifier.classify.bias.any()
+
+
+def test_shapes() -> None:
+    ids, segments = torch.randint(29, (2, 7)), torch.randint(2, (2, 7))
+    assert sequence()(ids, segments).shape == (2, 3)
+    tags: Any = TokenClassifier(TokenClassifierConfig(**TEXT, n_classes=5))
+    assert tags(ids, segments).shape == (2, 7, 5)
+    assert SpanExtractor(SpanExtractorConfig(**TEXT))(ids, segments).shape == (2, 7, 2)

@@ -1,0 +1,62 @@
+"""Low-rank changes: nothing at first, little to learn, and gone without a trace when merged."""
+
+import pytest
+import torch
+
+from fourfold.core.errors import InputError
+from fourfold.models import CausalLM
+from fourfold.models.lora import LoRALinear, add_lora, is_lora, merge_lora
+from tests.tiny import build, tokens
+
+
+def adapted(dropout: float = 0.0, targets: tuple[str, ...] = ("q", "v")) -> CausalLM:
+    model: CausalLM = build("causal")
+    add_lora(model, 2, alpha=8.0, dropout=dropout, targets=targets)
+    return model
+
+
+def test_at_first_nothing_changes() -> None:
+    torch.manual_seed(0)
+    plain = build("causal")
+    torch.manual_seed(0)
+    changed = adapted()
+    ids = tokens(2, 9)
+    assert torch.equal(plain(ids), changed(ids))
+
+
+def test_only_the_matrices_asked_for() -> None:
+    chosen = {n for n, m in adapted().named_modules() if isinstance(m, LoRALinear)}
+    assert chosen == {f"stack.blocks.{i}.attn.{m}" for i in (0, 1) for m in ("q", "v")}
+    chosen = {n for n, m in adapted(targets=("up",)).named_modules() if isinstance(m, LoRALinear)}
+    assert chosen == {f"stack.blocks.{i}.ff.up" for i in (0, 1)}
+    with pytest.raises(InputError, match="no matrix of the model is called query"):
+        adapted(targets=("query",))
+
+
+def test_the_formula_and_its_merging() -> None:
+    model = adapted()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_lora(name):
+                parameter.normal_()
+    layer = model.stack.blocks[0].attn.q
+    assert isinstance(layer, LoRALinear)
+    x = torch.randn(3, 12, dtype=torch.float64)
+    weight = layer.base.weight + 8.0 / 2 * layer.b @ layer.a
+    torch.testing.assert_close(layer(x), x @ weight.T + layer.base.bias)
+    ids = tokens(2, 9)
+    before = model(ids)
+    merged = merge_lora(model)
+    torch.testing.assert_close(merged(ids), before)
+    assert merged.state_dict().keys() == build("causal").state_dict().keys()
+
+
+def test_dropout_is_on_what_enters_the_change_alone() -> None:
+    model = adapted(dropout=0.5).train()
+    ids = tokens(2, 9)
+    assert torch.equal(model(ids), model(ids))  # B is 0: whatever enters A, nothing comes out
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_lora(name):
+                parameter.normal_()
+    assert not torch.equal(model(ids), model(ids))

@@ -1,0 +1,263 @@
+"""Weights of one model in another: what is taken over, by which rule, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.errors import InputError
+from fourfold.models import (
+    CausalClassifier,
+    CausalClassifierConfig,
+    CausalLM,
+    CausalLMConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    MaskedLM,
+    MaskedLMConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    ViT,
+    ViTConfig,
+)
+from fourfold.models.transfer import RESIZES, Report, resize_grid, transfer
+
+SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
+TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 29, "max_len": 16}
+
+
+def noisy(model: nn.Module, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5, generator=generator)
+    return model.double().eval()
+
+
+def masked(seed: int = 0, **changes: Any) -> Any:
+    return noisy(MaskedLM(MaskedLMConfig(**{**TEXT, "attn_dropout": 0.0, **changes})), seed)
+
+
+def classifier(seed: int = 1, **changes: Any) -> Any:
+    config = SequenceClassifierConfig(**{**TEXT, "attn_dropout": 0.0, "n_classes": 3, **changes})
+    return noisy(SequenceClassifier(config), seed)
+
+
+def names(lines: list[Any]) -> set[str]:
+    return {name for name, _, _ in lines}
+
+
+def untouched(model: nn.Module, before: dict[str, Tensor], found: set[str]) -> None:
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) == (name in found), name
+
+
+def test_an_encoder_with_another_head_takes_the_encoder() -> None:
+    source, target = masked(), classifier()
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    report = transfer(target, source)
+    assert names(report.new) == {k for k in before if k.startswith("classifier.")}
+    assert names(report.left_out) == {k for k in source.state_dict() if k.startswith("head.")}
+    assert not report.resized
+    untouched(target, before, names(report.new))
+    ids = torch.randint(29, (2, 9))
+    torch.testing.assert_close(target.encode(ids), source.encode(ids), rtol=0, atol=0)
+
+
+def test_every_tensor_is_in_the_report_once() -> None:
+    source, target = masked(vocab_size=40, max_len=20), classifier(max_len=24)
+    report = transfer(target, source)
+    ours = [name for part in (report.loaded, report.resized, report.new) for name, _, _ in part]
+    assert sorted(ours) == sorted(target.state_dict())
+    assert names(report.left_out) | set(ours) >= set(source.state_dict())
+
+
+def test_a_larger_and_a_smaller_table_of_positions() -> None:
+    for length in (9, 30):
+        source, target = masked(max_len=length), classifier()
+        fresh = target.embed.positions.weight.clone()
+        report = transfer(target, source)
+        kept, n = target.embed.positions.weight, min(length, 16)
+        assert torch.equal(kept[:n], source.embed.positions.weight[:n])
+        assert torch.equal(kept[n:], fresh[n:])
+        (line,) = report.resized
+        assert line == (
+            "embed.positions.weight", (length, 12), f"to (16, 12), its first {n} rows",
+        )  # fmt: skip
+
+
+def test_words_keep_their_vectors_under_other_numbers() -> None:
+    source = masked(vocab_size=31)
+    target = noisy(MaskedLM(MaskedLMConfig(**TEXT, attn_dropout=0.0)), 1)
+    fresh = target.embed.tokens.weight.clone()
+    old, new = torch.tensor([4, 30, 7]), torch.tensor([8, 0, 28])
+    report = transfer(target, source, tokens=(old, new))
+    assert torch.equal(target.embed.tokens.weight[new], source.embed.tokens.weight[old])
+    assert torch.equal(target.head.bias[new], source.head.bias[old])
+    others = [i for i in range(29) if i not in new]
+    assert torch.equal(target.embed.tokens.weight[others], fresh[others])
+    assert names(report.resized) == {"embed.tokens.weight", "head.bias"}
+
+
+def test_without_segments_the_first_segment_is_added_to_the_positions() -> None:
+    """Exactly the same function of one sentence."""
+    source, target = masked(), classifier(n_segments=0)
+    report = transfer(target, source)
+    ids = torch.randint(29, (2, 9))
+    torch.testing.assert_close(target.encode(ids), source.encode(ids), rtol=1e-12, atol=1e-12)
+    (line,) = report.resized
+    assert line[0] == "embed.positions.weight"
+    assert "segment 0" in line[2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"d_model": 24}, {"d_ff": 24}, {"n_heads": 2}, {"activation": "relu"}, {"norm_eps": 1e-5},
+        {"norm_placement": "pre"}, {"attn_scale": 0.3}, {"norm": "rms"}, {"bias": False},
+    ],
+)  # fmt: skip
+def test_other_layers_are_refused(change: dict[str, Any]) -> None:
+    target = classifier()
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    with pytest.raises(InputError, match=next(iter(change))):
+        transfer(target, masked(**change))
+    untouched(target, before, set(before))
+
+
+def test_fewer_layers_are_the_lowest() -> None:
+    source, target = masked(n_layers=3), classifier(n_layers=1)
+    report = transfer(target, source)
+    assert {n.split(".")[2] for n in names(report.left_out) if "blocks" in n} == {"1", "2"}
+    first = target.stack.blocks[0].attn.q.weight
+    assert torch.equal(first, source.stack.blocks[0].attn.q.weight)
+
+
+def test_nothing_in_common_is_refused() -> None:
+    image = ViT(ViTConfig(**SHAPE, image_size=8, patch_size=4, n_classes=2, norm_eps=1e-5))
+    text = CausalLM(CausalLMConfig(**{**TEXT, "n_layers": 2}, activation="gelu"))
+    report = transfer(text, image)  # the same blocks: a trunk of one in the other
+    assert all(name.startswith("stack.") for name in names(report.loaded))
+    nothing = nn.Sequential()
+    nothing.config = text.config  # type: ignore[assignment]
+    with pytest.raises(InputError, match="nothing of a Sequential fits"):
+        transfer(text, nothing)
+
+
+def test_a_language_model_classifies_and_still_speaks() -> None:
+    source = noisy(CausalLM(CausalLMConfig(**TEXT)), 0)
+    target = noisy(CausalClassifier(CausalClassifierConfig(**TEXT, n_classes=4)), 1)
+    report = transfer(target, source)
+    assert names(report.new) == {"classifier.weight", "classifier.bias"}
+    ids = torch.randint(29, (3, 7))
+    assert torch.equal(target(ids), source(ids))
+
+
+def test_an_encoder_decoder_from_two_encoders() -> None:
+    """Rothe et al. 2020: what crosses from encoder to decoder is all that is new."""
+    config = EncoderDecoderConfig(
+        **TEXT, positions="learned", tie="decoder", embed_scale=False, embed_norm=True,
+        activation="gelu", norm_eps=1e-12,
+    )  # fmt: skip
+    target = noisy(EncoderDecoder(config), 2)
+    left, right = masked(0, n_segments=0), masked(1, n_segments=0)
+    first = transfer(target, left, "encoder")
+    second = transfer(target, right, "decoder")
+    new = names(first.new) & names(second.new)
+    assert len(new) == 20  # ten tensors a layer
+    assert all("cross_attn" in name for name in new)
+    ids = torch.randint(29, (2, 9))
+    torch.testing.assert_close(target.encode(ids), left.encode(ids), rtol=0, atol=0)
+    assert torch.equal(target.tgt_embed.tokens.weight, right.embed.tokens.weight)
+
+
+def images(side: int, positions: str = "learned", **changes: Any) -> Any:
+    config = {"image_size": side, "patch_size": 2, "n_classes": 3, "positions": positions}
+    return noisy(ViT(ViTConfig(**{**SHAPE, **config, **changes})), side)
+
+
+@pytest.mark.parametrize("method", RESIZES)
+@pytest.mark.parametrize("side", [8, 24])
+def test_a_model_of_images_at_another_resolution(method: str, side: int) -> None:
+    source, target = images(12), images(side)
+    report = transfer(target, source, resize=method)
+    assert names(report.resized) == {"embed.positions.weight"}
+    assert method in report.resized[0][2]
+    old, new = source.embed.positions.weight, target.embed.positions.weight
+    assert torch.equal(new[0], old[0])  # the class token has its place
+    torch.testing.assert_close(new, resize_grid(old, new, method))
+    assert target(torch.randn(1, 3, side, side, dtype=torch.float64)).isfinite().all()
+
+
+def test_waves_become_a_learned_table() -> None:
+    source, target = images(12, "sincos2d", pool="mean"), images(24, "learned", pool="mean")
+    report = transfer(target, source)
+    assert names(report.resized) == {"embed.positions.weight"}
+    expected = resize_grid(
+        source.embed.positions.weight, target.embed.positions.weight, "bicubic_antialias"
+    )
+    assert torch.equal(target.embed.positions.weight, expected)
+
+
+def test_a_class_token_where_there_was_none_is_new() -> None:
+    source, target = images(12, pool="mean"), images(24)
+    fresh = target.embed.positions.weight[0].clone()
+    report = transfer(target, source)
+    assert "embed.prefix" in names(report.new)
+    assert torch.equal(target.embed.positions.weight[0], fresh)
+
+
+def grid(side: int) -> Tensor:
+    return torch.randn(1 + side * side, 5, generator=torch.Generator().manual_seed(side))
+
+
+@pytest.mark.parametrize(("a", "b"), [(6, 9), (9, 6), (14, 24), (3, 4)])
+def test_zoom_is_that_of_scipy(a: int, b: int) -> None:
+    """google-research/vision_transformer: zoom of order 1 over the grid."""
+    ndimage = pytest.importorskip("scipy.ndimage")
+    old = grid(a)
+    expected = ndimage.zoom(old[1:].reshape(a, a, 5).numpy(), (b / a, b / a, 1), order=1)
+    made = resize_grid(old, torch.zeros(1 + b * b, 5), "zoom")
+    np.testing.assert_allclose(made[1:].reshape(b, b, 5).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("bicubic", {"mode": "bicubic", "align_corners": False}),
+        ("bicubic_antialias", {"mode": "bicubic", "antialias": True}),
+        ("bilinear", {"mode": "bilinear", "antialias": False}),
+    ],
+)
+def test_the_other_three_differ_as_they_should(method: str, options: dict[str, Any]) -> None:
+    old = grid(14)
+    for b in (24, 7):
+        made = resize_grid(old, torch.zeros(1 + b * b, 5), method)[1:]
+        image = old[1:].reshape(1, 14, 14, 5).permute(0, 3, 1, 2)
+        expected = F.interpolate(image, size=(b, b), **options).permute(0, 2, 3, 1).reshape(-1, 5)
+        torch.testing.assert_close(made, expected)
+    shrunk = {m: resize_grid(old, torch.zeros(50, 5), m) for m in RESIZES}
+    others = [m for m in RESIZES if m != method]
+    assert all((shrunk[method] - shrunk[m]).abs().max() > 0.01 for m in others)
+
+
+@pytest.mark.parametrize("method", RESIZES)
+def test_the_same_size_stays_as_it_is(method: str) -> None:
+    old = grid(7)
+    assert torch.equal(resize_grid(old, torch.zeros(50, 5), method), old)
+
+
+def test_the_report_puts_layers_together() -> None:
+    report = Report(
+        loaded=[(f"stack.blocks.{i}.attn.q.weight", (12, 12), "") for i in range(3)],
+        resized=[("embed.tokens.weight", (31, 12), "to (29, 12), 3 of its rows, word by word")],
+        new=[("classifier.pool.bias", (12,), "")],
+    )
+    assert report.lines() == [
+        "  loaded    stack.blocks.0-2.attn.q.weight (12, 12)",
+        "  resized   embed.tokens.weight (31, 12): to (29, 12), 3 of its rows, word by word",
+        "  new       classifier.pool.bias (12,)",
+    ]
