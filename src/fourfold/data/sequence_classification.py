@@ -111,7 +111,7 @@ class SequenceData(TokenizedData):
 
     def _embedded(self) -> dict[str, Rows]:
         languages = ("en", "de")
-        splits = embedded_pairs(*languages, rows=2000)
+        splits = embedded_pairs(*languages, 2000)
         return {
             name: Rows.join(
                 [

@@ -1,0 +1,219 @@
+"""Labelled sentences and pairs as rows: what a model reads, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fourfold.core.errors import InputError
+from fourfold.data import GlueData, SequenceData
+from fourfold.data.glue import TASKS
+from fourfold.data.labels import draw, find_classes
+from fourfold.data.ragged import Ragged
+from fourfold.data.sequences import join_segments
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+
+CHARS = TokenizerConfig(kind="char")
+WORDS = ["red", "green", "blue", "one", "two"]
+
+
+def write(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
+    path.write_text("\n".join("\t".join(row) for row in [header, *rows]) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> dict[str, str]:
+    rng = np.random.default_rng(0)
+    rows = [
+        (" ".join(rng.choice(WORDS, 3)) + f" {i}", " ".join(rng.choice(WORDS, 2)), str(i % 3))
+        for i in range(60)
+    ]
+    header = ("a", "b", "label")
+    return {
+        "train": write(tmp_path / "train.tsv", rows[:40], header),
+        "val": write(tmp_path / "val.tsv", rows[40:], header),
+    }
+
+
+def data(**options: Any) -> SequenceData:
+    return SequenceData(source="files", tokenizer=CHARS, **options)
+
+
+def encoded(found: SequenceData, row: int, split: str = "train") -> Any:
+    return found.split(split).batch(np.array([row]), 0, 0)
+
+
+def test_a_pair_is_one_row_with_two_segments(pairs: dict[str, str]) -> None:
+    found = data(**pairs, text=["a", "b"])
+    batch, tokenizer = encoded(found, 0), found.tokenizer
+    a, b = (found.read()["train"].columns[i][0] for i in (0, 1))
+    ids = [tokenizer.bos_id, *tokenizer.encode(a), tokenizer.eos_id]
+    first = len(ids)
+    ids += [*tokenizer.encode(b), tokenizer.eos_id]
+    assert batch.ids[0].tolist() == ids
+    assert batch.segments[0].tolist() == [0] * first + [1] * (len(ids) - first)
+    assert batch.labels.tolist() == [0]
+    assert found.class_names == ["0", "1", "2"]
+    assert found.n_classes == 3
+
+
+def test_robertas_two_separators(pairs: dict[str, str]) -> None:
+    one, two = (data(**pairs, text=["a", "b"], separators=n) for n in (1, 2))
+    short, long = encoded(one, 0).ids[0].tolist(), encoded(two, 0).ids[0].tolist()
+    place = short.index(one.tokenizer.eos_id)
+    assert long == [*short[:place], one.tokenizer.eos_id, *short[place:]]
+
+
+def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """BERT's own loop: the longer loses its last token until both fit."""
+    while a + b > room:
+        if a > b:
+            a -= 1
+        else:
+            b -= 1
+    return a, b
+
+
+@pytest.mark.parametrize("separators", [1, 2])
+def test_the_longer_sentence_is_cut_first(separators: int) -> None:
+    tokenizer = train_tokenizer(CHARS, ["abc"], mask=False)
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 30, size=(200, 2))
+    parts = [
+        Ragged.from_lengths(rng.integers(5, 8, size=column.sum()).astype(np.int32), column)
+        for column in lengths.T
+    ]
+    max_len = 20
+    rows, first = join_segments(parts, tokenizer, max_len, separators)
+    for i, (a, b) in enumerate(lengths):
+        kept = longest_first(int(a), int(b), max_len - 2 - separators)
+        assert first[i] == kept[0] + 2
+        assert rows.lengths[i] == sum(kept) + 2 + separators <= max_len
+        assert rows[i][1 : 1 + kept[0]].tolist() == parts[0][i][: kept[0]].tolist()
+        begin = first[i] + separators - 1
+        assert rows[i][begin : begin + kept[1]].tolist() == parts[1][i][: kept[1]].tolist()
+
+
+def test_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(
+        "".join(json.dumps({"text": w, "label": i / 2}) + "\n" for i, w in enumerate(WORDS))
+    )
+    found = data(train=str(file), regression=True)
+    batch = found.split("train").batch(np.arange(5), 0, 0)
+    assert batch.labels.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert batch.labels.dtype == torch.float32
+    assert found.n_classes == 1
+    file.write_text('{"text": "x", "label": "1.5"}\n{"text": "y", "label": "many"}\n')
+    with pytest.raises(InputError, match=r"x.jsonl, line 2: the label 'many' is not a number"):
+        data(train=str(file), regression=True).setup()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("x", "0"), ("y", "0")], "All training rows have the label '0'"),
+        ([("x", "0"), ("y", "1"), ("z", "9")], "line 4: the label '9' is none of 0, 1"),
+    ],
+)
+def test_bad_labels(rows: list[tuple[str, ...]], message: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "x.tsv", rows, ("text", "label"))
+    classes = ["0", "1"] if len(rows) == 3 else None
+    with pytest.raises(InputError, match=message):
+        data(train=file, classes=classes).setup()
+
+
+def test_a_label_of_validation_that_training_lacks(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.tsv", [("x", "no"), ("y", "yes")], ("text", "label"))
+    val = write(tmp_path / "b.tsv", [("x", "maybe")], ("text", "label"))
+    with pytest.raises(InputError, match=r"b.tsv, line 2: the label 'maybe' is none of no, yes"):
+        data(train=train, val=val).setup()
+
+
+def test_classes_are_in_the_order_of_their_numbers() -> None:
+    assert find_classes(["10", "9", "1"]) == ["1", "9", "10"]
+    assert find_classes(["b", "a", "10"]) == ["10", "a", "b"]
+
+
+def test_a_smaller_draw_is_part_of_a_larger_and_both_are_balanced() -> None:
+    labels = np.array([0] * 700 + [1] * 300)
+    few, more = (set(draw(labels, n, seed=3).tolist()) for n in (100, 200))
+    assert len(few) == 100
+    assert few < more
+    assert sum(labels[list(few)]) == 50
+    assert draw(labels, 100, seed=4).tolist() != sorted(few)
+    everything = draw(labels, 1000, seed=0)
+    assert everything.tolist() == list(range(1000))
+    with pytest.raises(InputError, match="train_rows is 1001, but there are 1000"):
+        draw(labels, 1001, seed=0)
+
+
+def test_a_part_held_out_shares_no_text_but_may_share_labels(pairs: dict[str, str]) -> None:
+    found = data(train=pairs["train"], val=0.3, text="a")
+    train, val = (set(found.read()[name].columns[0]) for name in ("train", "val"))
+    assert len(train) + len(val) == 40
+    assert not train & val
+    assert len(val) > 4
+
+
+def test_too_long_rows(pairs: dict[str, str]) -> None:
+    assert data(**pairs, text=["a", "b"], max_len=12).split("train").longest == 12
+    with pytest.raises(InputError, match=r"train.tsv, line \d+ has \d+ tokens, but max_len allows"):
+        data(**pairs, text=["a", "b"], max_len=12, too_long="error").setup()
+
+
+def test_embedded() -> None:
+    found = SequenceData()
+    assert found.class_names == ["de", "en"]
+    assert len(found.split("train")) == 4000
+    assert set(found.artifacts()) == {"tokenizer", "class_names", "max_len", "separators"}
+
+
+def test_every_task_of_glue_has_its_columns(tmp_path: Path) -> None:
+    for name, task in TASKS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        labels = task.classes or ("0.5", "4.5")
+        columns = [*task.text, task.label]
+        if isinstance(task.label, int):
+            header, width = None, 4
+        else:
+            header, width = ["index", *columns], len(columns) + 1
+        for split in ("train", "dev", "dev_matched", "dev_mismatched"):
+            rows = []
+            for i in range(6):
+                row = [f"words {i}"] * width
+                row[task.label if isinstance(task.label, int) else -1] = labels[i % len(labels)]
+                rows.append("\t".join(row))
+            text = "\n".join([*(["\t".join(map(str, header))] if header else []), *rows]) + "\n"
+            with gzip.open(folder / f"{split}.tsv.gz", "wt") as file:
+                file.write(text)
+        found = GlueData(task=name, folder=str(tmp_path), tokenizer=CHARS)  # type: ignore[arg-type]
+        assert found.n_classes == (len(task.classes) or 1)
+        assert len(found.split("train")) == len(found.split("test")) == 6
+        assert found.split("train").batch(np.arange(6), 0, 0).labels.unique().numel() > 1
+    other = GlueData(task="MNLI", folder=str(tmp_path), dev="dev_mismatched", tokenizer=CHARS)
+    other.setup()
+    assert "dev_mismatched" in str(other.parts["test"])
+
+
+def test_glue_without_its_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"There is no file .*CoLA/train.tsv"):
+        GlueData(task="CoLA", folder=str(tmp_path)).setup()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("task", "train", "dev"),
+    [("CoLA", 8551, 1043), ("SST-2", 67349, 872), ("MRPC", 3668, 408), ("RTE", 2490, 277),
+     ("STS-B", 5749, 1500), ("WNLI", 635, 71)],
+)  # fmt: skip
+def test_glue_itself(task: Any, train: int, dev: int) -> None:
+    found = GlueData(task=task, tokenizer=CHARS)
+    raw = found.read()
+    assert (len(raw["train"]), len(raw["test"])) == (train, dev)
