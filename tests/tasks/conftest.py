@@ -1,5 +1,6 @@
 """Tiny data for each family, and one training run in fp64 that ends after one optimizer step."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,36 @@ import torch
 from lightning import Callback, Trainer
 
 from fourfold.callbacks.resume import ExactResume
-from fourfold.data import CausalTextData, ImageData, MaskedTextData, TranslationData
+from fourfold.data import (
+    CausalTextData,
+    ImageData,
+    MaskedTextData,
+    QuestionData,
+    SequenceData,
+    TokenData,
+    TranslationData,
+)
 from fourfold.data.tokenizer_training import TokenizerConfig
-from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViTConfig
+from fourfold.models import (
+    CausalClassifierConfig,
+    CausalLMConfig,
+    EncoderDecoderConfig,
+    MaskedLMConfig,
+    SequenceClassifierConfig,
+    SpanExtractorConfig,
+    TokenClassifierConfig,
+    ViTConfig,
+)
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks import (
     CausalLanguageModeling,
+    CausalSequenceClassification,
     ImageClassification,
     MaskedLanguageModeling,
+    QuestionAnswering,
+    SequenceClassification,
     Task,
+    TokenClassification,
     Translation,
 )
 
@@ -43,7 +65,26 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines = sentences(16, 10 * k + j)
             (folder / f"{split}.{lang}").write_text("\n".join(lines) + "\n")
         (folder / f"{split}.txt").write_text("\n".join(sentences(60, 100 + k)) + "\n")
+        write_labelled(folder, split, 40, 200 + k)
     return folder
+
+
+def write_labelled(folder: Path, split: str, n: int, seed: int) -> None:
+    """Labelled pairs (.tsv), tagged words (.conll) and questions (.json) that follow a rule."""
+    rng = random.Random(seed)
+    rows, tagged, asked = ["a\tb\tkind\tscore"], [], []
+    for i, text in enumerate(sentences(n, seed)):
+        words = text.split()
+        rows.append(f"{text}\t{rng.choice(WORDS)}\t{len(words) % 3}\t{len(words) / 2}")
+        tags = ["B-odd" if word in WORDS[::2] else "O" for word in words]
+        tagged.append("\n".join(f"{w}\t{t}" for w, t in zip(words, tags, strict=True)) + "\n")
+        answer = rng.choice(words)
+        answers = [{"text": answer, "answer_start": text.index(answer)}]
+        qas = [{"id": str(i), "question": f"where is {answer}", "answers": answers}]
+        asked.append({"context": text, "qas": qas})
+    (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    (folder / f"{split}.conll").write_text("\n".join(tagged) + "\n")
+    (folder / f"{split}.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
 
 
 def translation(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
@@ -99,6 +140,50 @@ def images(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
     return ImageClassification(config, SGD, FLAT), data
 
 
+ENCODER: dict[str, Any] = {**SMALL, "attn_dropout": 0.0, "vocab_size": None, "max_len": 96}
+CHARS = TokenizerConfig(kind="char")
+
+
+def labelled(texts: Path, label: str, **kwargs: Any) -> Any:
+    files: dict[str, Any] = {name: str(texts / f"{name}.tsv") for name in ("train", "val", "test")}
+    return SequenceData(
+        "files", **files, text=["a", "b"], label=label, regression=label == "score",
+        tokenizer=CHARS, max_len=96, batch_size=kwargs.pop("max_rows", 16), **kwargs,
+    )  # fmt: skip
+
+
+def sequences(texts: Path, label: str = "kind", **kwargs: Any) -> tuple[Task, Any]:
+    config = SequenceClassifierConfig(**ENCODER, head_dropout=0.0)
+    return SequenceClassification(config, SGD, FLAT), labelled(texts, label, **kwargs)
+
+
+def scores(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    return sequences(texts, "score", **kwargs)
+
+
+def causal_sequences(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    config = CausalClassifierConfig(**ENCODER, head_dropout=0.0)
+    return CausalSequenceClassification(config, SGD, FLAT), labelled(texts, "kind", **kwargs)
+
+
+def words(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    files: dict[str, Any] = {k: str(texts / f"{k}.conll") for k in ("train", "val", "test")}
+    rows = kwargs.pop("max_rows", 16)
+    data = TokenData(**files, tokenizer=CHARS, max_len=24, batch_size=rows, **kwargs)
+    return TokenClassification(TokenClassifierConfig(**ENCODER, head_dropout=0.0), SGD, FLAT), data
+
+
+def questions(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    files: dict[str, Any] = {k: str(texts / f"{k}.json") for k in ("train", "val", "test")}
+    data = QuestionData(
+        **files, tokenizer=CHARS, max_len=48, stride=10, max_question=20,
+        batch_size=kwargs.pop("max_rows", 16), **kwargs,
+    )  # fmt: skip
+    return QuestionAnswering(SpanExtractorConfig(**ENCODER), SGD, FLAT, max_answer=8), data
+
+
+DOWNSTREAM = {"sequences": sequences, "scores": scores, "causal_sequences": causal_sequences,
+              "words": words, "questions": questions}  # fmt: skip
 FAMILIES = {"translation": translation, "causal": causal, "masked": masked, "images": images}
 
 

@@ -1,0 +1,253 @@
+"""Downstream tasks: losses, scores, and what learns and what does not."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning import Trainer
+
+from fourfold.core.errors import InputError
+from fourfold.metrics.answers import overlap
+from fourfold.models.lora import is_lora
+from fourfold.optim import OptimizerConfig, depths
+from fourfold.tasks import load_task
+from fourfold.tasks.tuning import TuningConfig
+from tests.tasks.conftest import DOWNSTREAM, sequences, train
+
+tasks = pytest.mark.parametrize("name", DOWNSTREAM)
+
+
+def trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
+        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, num_sanity_val_steps=0, **options,
+    )  # fmt: skip
+
+
+def built(name: str, texts: Path, **options: Any) -> tuple[Any, Any]:
+    """A task with its model in fp64, whose weights are noise, and its data."""
+    task, data = DOWNSTREAM[name](texts, **options)
+    found = {field: getattr(data, field) for field in task.from_data}
+    task.config = type(task.config)(**{**vars(task.config), **found})
+    task.configure_model()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            parameter.normal_(std=0.3)
+    task.artifacts = data.artifacts()
+    return task.double().eval(), data
+
+
+@tasks
+def test_accumulation_leaves_the_gradient_alone(name: str, texts: Path, tmp_path: Path) -> None:
+    whole = train(*DOWNSTREAM[name](texts, max_rows=2000), tmp_path)
+    for rows in (7, 3):
+        cut = train(
+            *DOWNSTREAM[name](texts, max_rows=rows), tmp_path, accumulate_grad_batches=10_000
+        )
+        for key, weight in whole.items():
+            torch.testing.assert_close(cut[key], weight, rtol=1e-12, atol=1e-12, msg=key)
+
+
+@tasks
+def test_scores_do_not_depend_on_the_batches(name: str, texts: Path, tmp_path: Path) -> None:
+    found = []
+    for rows in (1000, 3):
+        torch.manual_seed(0)
+        task, data = DOWNSTREAM[name](texts, max_rows=rows)
+        trainer(tmp_path).test(task, data, verbose=False)
+        found.append(task.summary)
+    assert found[0].keys() == found[1].keys()
+    for key, value in found[0].items():
+        assert math.isclose(found[1][key], value, rel_tol=1e-6, abs_tol=1e-12), key
+
+
+@tasks
+def test_a_checkpoint_alone_is_enough(name: str, texts: Path, tmp_path: Path) -> None:
+    task, data = DOWNSTREAM[name](texts)
+    fit = trainer(tmp_path, max_steps=1, limit_val_batches=0)
+    fit.fit(task, data)
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    again = load_task(tmp_path / "a.ckpt")
+    assert type(again) is type(task)
+    for key, value in task.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[key], value.float())
+    assert again.artifacts == task.artifacts
+
+
+@tasks
+def test_a_step_is_the_plain_formula(name: str, texts: Path) -> None:
+    task, data = built(name, texts)
+    batch = next(iter(data.train_dataloader()))
+    total, count = task.step(batch)
+    model = task.model
+    if name == "sequences":
+        logits = model(batch.ids, batch.segments, batch.mask)
+        plain = F.cross_entropy(logits, batch.labels, reduction="sum")
+    elif name == "scores":
+        logits = model(batch.ids, batch.segments, batch.mask)
+        plain = ((logits[:, 0] - batch.labels) ** 2).sum()
+    elif name == "causal_sequences":  # GPT-1, eq. 5; each row alone
+        plain = torch.zeros((), dtype=torch.float64)
+        for ids, mask, label in zip(batch.ids, batch.mask, batch.labels, strict=True):
+            row = ids[mask][None]
+            h = model.hidden(row)
+            logits = model.classifier(h[:, -1])
+            language = F.cross_entropy(model.logits(h)[0, :-1], row[0, 1:])
+            plain += F.cross_entropy(logits, label[None]) + 0.5 * language
+    elif name == "words":
+        logits = model(batch.ids, None, batch.mask)
+        plain = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    else:
+        logits = model(batch.ids, batch.segments, batch.mask)
+        logits = logits.masked_fill(~batch.mask[..., None], -torch.inf)
+        halves = zip(logits.unbind(-1), (batch.starts, batch.ends), strict=True)
+        plain = sum(F.cross_entropy(z, y, reduction="sum") for z, y in halves) / 2
+    rows = (batch.labels != -100).sum() if name == "words" else len(batch.ids)
+    assert count == rows
+    torch.testing.assert_close(total, plain)
+
+
+def test_answers_are_the_best_of_all_spans(texts: Path) -> None:
+    """Against every pair of tokens, one by one."""
+    task, data = built("questions", texts)
+    dataset = data.questions("val")
+    batch = dataset.batch(torch.arange(12).numpy(), 0, 0)
+    start, end = task.logits(batch)
+    for row, found in enumerate(task.answers(batch, dataset, 5)):
+        window = dataset.windows[row]
+        context = dataset.questions[window.question].context
+        places = batch.context[row].nonzero()[:, 0].tolist()
+        every = sorted(
+            (float(start[row, i] + end[row, j]), window.text(context, i, j))
+            for i in places for j in places if i <= j < i + 8
+        )[::-1]  # fmt: skip
+        assert [text for _, text in every[:5]] == [answer.text for answer in found]
+        assert found[0].score == pytest.approx(every[0][0])
+        assert found[0].null == pytest.approx(float(start[row, 0] + end[row, 0]))
+
+
+def test_a_question_is_answered_once_over_all_its_windows(texts: Path, tmp_path: Path) -> None:
+    task, data = DOWNSTREAM["questions"](texts)
+    torch.manual_seed(0)
+    trainer(tmp_path).test(task, data, verbose=False)
+    dataset = data.questions("test")
+    assert len(dataset) > len(dataset.questions)  # there are several windows
+    best: dict[int, Any] = {}
+    with torch.no_grad():
+        for batch in data.test_dataloader():
+            rows = batch.index.tolist()
+            for row, (answer,) in zip(rows, task.answers(batch, dataset, 1), strict=True):
+                q = dataset.windows[row].question
+                if q not in best or answer.score > best[q].score:
+                    best[q] = answer
+    total = sum(overlap(best[q].text, x.answers[0]) for q, x in enumerate(dataset.questions))
+    assert task.summary["test/f1"] == pytest.approx(total / len(dataset.questions))
+
+
+def changed(texts: Path, folder: Path, tuning: TuningConfig, **options: Any) -> set[str]:
+    """Names of the weights that a training moves, after one step or `max_epochs`."""
+    torch.manual_seed(0)
+    task, data = sequences(texts, max_rows=2000)
+    task.tuning = tuning
+    task.optimizer_config = OptimizerConfig("adamw", lr=0.1)
+    before: dict[str, Any] = {}
+    build = task.configure_model
+
+    def remember() -> None:
+        if task.model is None:
+            build()
+            before.update({k: v.clone() for k, v in task.model.state_dict().items()})
+
+    task.configure_model = remember  # type: ignore[method-assign]
+    trainer(folder, limit_val_batches=0, **({"max_steps": 1} | options)).fit(task, data)
+    after = task.model.state_dict()
+    return {name for name, value in before.items() if not torch.equal(after[name], value)}
+
+
+HEAD = {f"classifier.{part}.{p}" for part in ("pool", "classify") for p in ("weight", "bias")}
+
+
+def test_a_linear_probe_moves_the_head_alone(texts: Path, tmp_path: Path) -> None:
+    assert changed(texts, tmp_path, TuningConfig(freeze="all")) == HEAD
+
+
+def test_without_freezing_all_layers_move(texts: Path, tmp_path: Path) -> None:
+    moved = changed(texts, tmp_path, TuningConfig())
+    assert {"embed.tokens.weight", "stack.blocks.0.ff.up.weight"} | HEAD <= moved
+
+
+def test_frozen_layers_are_the_lowest(texts: Path, tmp_path: Path) -> None:
+    moved = changed(texts, tmp_path, TuningConfig(freeze=1))
+    assert moved == HEAD  # the only block, and what enters it
+    with pytest.raises(InputError, match="freeze is 2, but the model has 1 layers"):
+        changed(texts, tmp_path, TuningConfig(freeze=2))
+
+
+def test_layers_thaw_from_the_top(texts: Path, tmp_path: Path) -> None:
+    """Howard and Ruder 2018: first the head, then a layer more, at last what enters."""
+    tuning = TuningConfig(unfreeze_every=1)
+    assert changed(texts, tmp_path, tuning, max_steps=1) == HEAD
+    second = changed(texts, tmp_path, tuning, max_steps=2, max_epochs=2)
+    assert any("blocks.0" in name for name in second)
+    assert not any(name.startswith("embed.") for name in second)
+    third = changed(texts, tmp_path, tuning, max_steps=3, max_epochs=3)
+    assert "embed.tokens.weight" in third
+
+
+def test_low_rank_learns_itself_and_the_head(texts: Path, tmp_path: Path) -> None:
+    moved = changed(texts, tmp_path, TuningConfig(lora_rank=2), max_steps=2, max_epochs=2)
+    assert {name for name in moved if not is_lora(name)} == HEAD
+    assert {n.split(".attn.")[1] for n in moved if is_lora(n)} == {"q.a", "q.b", "v.a", "v.b"}
+
+
+def test_low_rank_survives_a_checkpoint(texts: Path, tmp_path: Path) -> None:
+    task, data = sequences(texts)
+    task.tuning = TuningConfig(lora_rank=2)
+    task.init_args["tuning"] = vars(task.tuning)
+    fit = trainer(tmp_path, max_steps=2, limit_val_batches=0)
+    fit.fit(task, data)
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    again = load_task(tmp_path / "a.ckpt")
+    batch = next(iter(data.test_dataloader()))
+    torch.testing.assert_close(
+        again.double().logits(batch),
+        task.eval().logits(batch),  # type: ignore[operator]
+    )
+
+
+def test_every_weight_has_a_depth(texts: Path) -> None:
+    for name in DOWNSTREAM:
+        task, _ = built(name, texts)
+        found = depths(task.model)
+        assert set(found.values()) == {0, 1, 2}
+        assert all(
+            (depth == 2) == (not key.startswith(("embed.", "stack.")))
+            for key, depth in found.items()
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"freeze": 1, "lora_rank": 2}, "leave out freeze"),
+        ({"resize": "nearest"}, "resize is 'nearest'"),
+        ({"lora_rank": -1}, "lora_rank is -1"),
+        ({"unfreeze_every": 0}, "unfreeze_every is 0"),
+    ],
+)
+def test_tuning_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TuningConfig(**options)
+
+
+def test_a_head_with_fewer_classes_than_the_data(texts: Path, tmp_path: Path) -> None:
+    task, data = sequences(texts)
+    task.config = replace(task.config, n_classes=2)
+    with pytest.raises(InputError, match="n_classes is 2, but the data need 3"):
+        trainer(tmp_path, max_steps=1).fit(task, data)

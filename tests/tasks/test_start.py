@@ -1,0 +1,159 @@
+"""`init_from`: from a checkpoint, a run, a directory of transformers, under another tokenizer."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer
+
+import fourfold
+from fourfold.core.errors import InputError
+from fourfold.data.tokenizer_files import make_tokenizer
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig
+from fourfold.tasks import SequenceClassification, Translation
+from fourfold.tasks.start import read_source, same_words, start_from
+from tests.tasks.conftest import (
+    ENCODER,
+    FLAT,
+    SGD,
+    causal_sequences,
+    masked,
+    sequences,
+    translation,
+)
+
+
+def fitted(task: Any, data: Any, folder: Path, **options: Any) -> Trainer:
+    trainer = Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        limit_val_batches=0, use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(task, data, **options)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def pretrained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A masked LM of the shape that the downstream tasks have, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    task, data = masked(texts)
+    torch.manual_seed(5)
+    fitted(task, data, folder).save_checkpoint(folder / "a.ckpt")
+    return folder / "a.ckpt"
+
+
+def test_a_task_begins_with_it_and_says_so(
+    pretrained: Path, texts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    _, data = sequences(texts)
+    task = SequenceClassification(
+        SequenceClassifierConfig(**ENCODER), replace(SGD, lr=1e-12), FLAT, init_from=str(pretrained)
+    )
+    fitted(task, data, tmp_path)
+    source = fourfold.load(pretrained).state_dict()
+    for name, value in task.model.state_dict().items():
+        if name.startswith("stack."):
+            torch.testing.assert_close(value, source[name], rtol=0, atol=1e-9)
+    said = capsys.readouterr().out
+    assert f"init_from {pretrained}: MaskedLM" in said
+    assert "resized   embed.positions.weight (32, 16): to (96, 16), its first 32 rows" in said
+    assert "loaded    stack.blocks.0.attn.q.weight (16, 16)" in said
+    assert "new       classifier.classify.weight (3, 16)" in said
+    assert "left out  head.bias" in said
+    # The data have fewer characters than the masked LM saw: each keeps its own vector.
+    old, new = (read_source(pretrained).tokenizer, data.tokenizer.to_str())
+    pairs = same_words(old, new)
+    assert pairs is not None
+    table = task.model.embed.tokens.weight
+    torch.testing.assert_close(
+        table[pairs[1]], source["embed.tokens.weight"][pairs[0]], rtol=0, atol=1e-9
+    )
+
+
+def test_a_resumed_training_does_not_begin_again(
+    pretrained: Path, texts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    def start(path: str) -> tuple[Any, Any]:
+        task, data = sequences(texts)
+        return type(task)(task.config, SGD, FLAT, init_from=path), data
+
+    task, data = start(str(pretrained))
+    fitted(task, data, tmp_path).save_checkpoint(tmp_path / "b.ckpt")
+    capsys.readouterr()
+    moved = tmp_path / "gone.ckpt"  # where the weights came from is no longer there
+    task, data = start(str(moved))
+    fitted(task, data, tmp_path, ckpt_path=tmp_path / "b.ckpt", weights_only=True)
+    assert "init_from" not in capsys.readouterr().out
+    assert fourfold.load(tmp_path / "b.ckpt")  # nor is it asked for to use the checkpoint
+
+
+def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -> None:
+    hf = pytest.importorskip("transformers")
+    config = hf.BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=96,
+    )  # fmt: skip
+    hf.BertModel(config).save_pretrained(tmp_path / "bert")
+    task, data = sequences(texts)
+    changed = replace(task.config, norm_eps=1e-12, vocab_size=60)
+    task = type(task)(changed, SGD, FLAT, init_from=str(tmp_path / "bert"))
+    fitted(task, data, tmp_path)
+    assert "init_from" in capsys.readouterr().out
+
+
+def test_other_layers_and_no_such_source(pretrained: Path, texts: Path, tmp_path: Path) -> None:
+    task, data = sequences(texts)
+    for path, change, message in (
+        (str(pretrained), {"n_heads": 4}, r"a\.ckpt: its layers have n_heads 2"),
+        (str(tmp_path / "no.ckpt"), {}, r"no\.ckpt: there is no such checkpoint"),
+    ):
+        wrong = type(task)(replace(task.config, **change), SGD, FLAT, init_from=path)
+        with pytest.raises(InputError, match=message):
+            fitted(wrong, data, tmp_path)
+
+
+def test_an_encoder_decoder_from_two_models(pretrained: Path, texts: Path, tmp_path: Path) -> None:
+    shape = {**ENCODER, "activation": "gelu", "norm_placement": "post", "norm_eps": 1e-12}
+    shape.pop("attn_dropout")
+    config = EncoderDecoderConfig(
+        **shape, positions="learned", tie="decoder", embed_scale=False, embed_norm=True
+    )
+    _, pairs = translation(texts)
+    both = {"encoder": str(pretrained), "decoder": str(pretrained)}
+    task = Translation(config, replace(SGD, lr=1e-12), FLAT, init_from=both)
+    fitted(task, pairs, tmp_path)
+    source = fourfold.load(pretrained).state_dict()
+    for side in ("encoder", "decoder"):
+        found = task.model.get_parameter(f"{side}.blocks.0.ff.up.weight")
+        expected = source["stack.blocks.0.ff.up.weight"]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    with pytest.raises(InputError, match="'middle' is no part of a model"):
+        start_from(task.model, {"middle": str(pretrained)}, None, "bicubic")
+
+
+def test_words_of_two_tokenizers() -> None:
+    a = train_tokenizer(TokenizerConfig(kind="char"), ["abc"], mask=True)
+    b = train_tokenizer(TokenizerConfig(kind="char"), ["cbx"], mask=False)
+    assert same_words(a.to_str(), a.to_str()) is None
+    assert same_words(None, a.to_str()) is None
+    pairs = same_words(a.to_str(), b.to_str())
+    assert pairs is not None
+    names = [t.core.id_to_token for t in (a, b)]
+    shared = {(names[0](i), names[1](j)) for i, j in zip(*(p.tolist() for p in pairs), strict=True)}
+    assert {("b", "b"), ("c", "c"), ("<s>", "<s>")} <= shared
+    assert all(left == right for left, right in shared)
+
+
+def test_special_tokens_are_known_by_their_role(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    bert = make_tokenizer(TokenizerConfig(file=str(tmp_path / "vocab.txt")), [], mask=True)
+    ours = train_tokenizer(TokenizerConfig(kind="char"), ["a"], mask=True)
+    pairs = same_words(bert.to_str(), ours.to_str())
+    assert pairs is not None
+    found = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
+    assert found[ours.bos_id] == bert.bos_id
+    assert found[ours.mask_id or 0] == bert.mask_id
