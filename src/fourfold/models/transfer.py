@@ -56,7 +56,7 @@ class Report:
     def lines(self) -> list[str]:
         """For the reader: layers that fared alike share a line."""
         return [
-            f"  {word:<9} {name} {shape}{how and ': ' + how}"
+            f"  {word.replace('_', ' '):<9} {name} {shape}{how and ': ' + how}"
             for word, part in vars(self).items()
             for name, shape, how in _together(part)
         ]

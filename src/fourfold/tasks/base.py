@@ -133,9 +133,8 @@ class Task(LightningModule):
             self._complete_config()
             self._refuse_long_rows()
         self.model = self.model_class(self.config)
-        # A checkpoint that training goes on from, or that is tested, has all weights itself.
-        begins = self._trainer is not None and not self.trainer.ckpt_path
-        if self.init_from and begins:
+        # Not for a task out of a checkpoint, which has all weights itself.
+        if self.init_from and self._trainer is not None:
             words = self.artifacts.get("tokenizer")
             report = start_from(self.model, self.init_from, words, self.tuning.resize)
             if self.trainer.is_global_zero:
