@@ -59,6 +59,7 @@ def test_placement_of_norms(placement: str, cross: bool, norm: str) -> None:
             "gelu_tanh",
             lambda x: x / (1 + (-2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).exp()),
         ),
+        ("quick_gelu", lambda x: x / (1 + (-1.702 * x).exp())),
         ("silu", lambda x: x / (1 + (-x).exp())),
     ],
 )

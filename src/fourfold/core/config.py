@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fourfold.core.errors import InputError
 
 WORDS = {
-    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    "activation": ("relu", "gelu", "gelu_tanh", "quick_gelu", "silu"),
     "feed_forward": ("mlp", "glu"),
     "norm": ("layer", "rms"),
     "norm_placement": ("post", "pre"),
@@ -27,7 +27,8 @@ class TransformerConfig:
         d_head: Width of a query and key per head; None means d_model / n_heads.
         d_value: Width of a value per head; None means d_head (differs in Vaswani Table 3 B).
         d_ff: Hidden width of the feed-forward layer.
-        activation: relu, gelu (exact), gelu_tanh (approximate: GPT-2, original BERT), silu.
+        activation: relu, gelu (exact), gelu_tanh (approximate: GPT-2, original BERT), quick_gelu
+            (cruder: CLIP), silu.
         feed_forward: mlp (two matrices) or glu (gated, three matrices; Shazeer 2020).
         norm: layer (LayerNorm) or rms (RMSNorm).
         norm_placement: post (Vaswani, BERT, GPT-1) or pre (GPT-2, ViT).

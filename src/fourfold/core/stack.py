@@ -19,10 +19,17 @@ from fourfold.core.cache import KVCache, LayerCache
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Lowered, Mask
 
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,  # Vaswani et al. 2017, eq. 2
     "gelu": F.gelu,  # Hendrycks and Gimpel 2016, exact
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # its approximation: GPT-2, original BERT
+    "quick_gelu": quick_gelu,  # the cruder approximation of the same paper: CLIP
     "silu": F.silu,  # Elfwing et al. 2017; with glu: SwiGLU, Shazeer 2020
 }
 

@@ -21,6 +21,7 @@ ACTIVATION_WORDS = {
     "relu": ("relu",),
     "gelu": ("gelu", "gelu_python"),
     "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "quick_gelu": ("quick_gelu",),
     "silu": ("silu", "swish"),
 }
 
