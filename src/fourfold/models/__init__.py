@@ -11,11 +11,14 @@ from fourfold.models.classifiers import (
     TokenClassifier,
     TokenClassifierConfig,
 )
+from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 from fourfold.models.vit import ViT, ViTConfig
 
 __all__ = [
+    "CLIP",
+    "CLIPConfig",
     "CausalClassifier",
     "CausalClassifierConfig",
     "CausalLM",

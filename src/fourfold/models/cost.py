@@ -51,6 +51,7 @@ def parameters(model: nn.Module) -> Parts:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 counts[part] += parameter.numel()
+    counts["head"] += sum(p.numel() for p in model.parameters(recurse=False))  # of no module
     return Parts(**counts)
 
 
