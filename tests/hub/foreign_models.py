@@ -21,6 +21,21 @@ IMAGE = {
 }  # fmt: skip
 
 
+def clip(text: dict[str, Any], image: dict[str, Any]) -> Any:
+    """Towers of different widths and depths, heads of different widths."""
+    words = {
+        "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 50, "vocab_size": 61,
+        "max_position_embeddings": 23, "num_hidden_layers": 1, "bos_token_id": 0, "pad_token_id": 1,
+    }  # fmt: skip
+    pixels = {
+        "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 70,
+        "num_hidden_layers": 2, "image_size": 12, "patch_size": 4,
+    }  # fmt: skip
+    return hf.CLIPConfig(
+        text_config={**words, **text}, vision_config={**pixels, **image}, projection_dim=20
+    )
+
+
 def bert(**more: Any) -> Any:
     return hf.BertConfig(**{**BERT, "num_hidden_layers": 2, "max_position_embeddings": 23, **more})
 
@@ -68,6 +83,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**SEQ2SEQ)),
     "bart-scaled": lambda: hf.BartForConditionalGeneration(
         hf.BartConfig(**SEQ2SEQ, scale_embedding=True, activation_function="relu")
+    ),
+    "clip": lambda: hf.CLIPModel(clip({"eos_token_id": 7}, {})),
+    "clip-gelu-highest": lambda: hf.CLIPModel(
+        clip({"eos_token_id": 2, "hidden_act": "gelu"}, {"hidden_act": "gelu"})
     ),
 }  # fmt: skip
 

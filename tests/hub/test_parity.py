@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fourfold
 from fourfold.hub import directory, foreign
 from fourfold.losses import IGNORED
-from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, ViT
+from fourfold.models import CLIP, CausalLM, EncoderDecoder, MaskedLM, ViT
 from tests.hub.foreign_models import MODELS, ids, make, padding
 
 LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
@@ -41,6 +41,8 @@ def run(ours: nn.Module, theirs: Any, lengths: list[int]) -> tuple[Tensor, Tenso
         return run_causal(ours, theirs, x, padding(lengths, left=True))
     if isinstance(ours, EncoderDecoder):
         return run_pairs(ours, theirs, x, mask)
+    if isinstance(ours, CLIP):
+        return run_towers(ours, theirs, x, mask)
     assert isinstance(ours, ViT)
     side, dtype = ours.config.image_size, next(ours.parameters()).dtype
     images = torch.randn(len(lengths), 3, side, side, dtype=dtype)
@@ -105,6 +107,20 @@ def run_pairs(ours: EncoderDecoder, theirs: Any, x: Tensor, mask: Tensor) -> Any
     )  # fmt: skip
     logits = ours(x, tgt, mask)
     return logits, out.logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), out.loss
+
+
+def run_towers(ours: CLIP, theirs: Any, x: Tensor, mask: Tensor) -> Any:
+    eos = theirs.config.text_config.eos_token_id
+    ends = mask.sum(1, keepdim=True) - 1
+    if eos == 2:  # by the highest number, wherever it stands
+        x = x.masked_fill(~mask, 1)
+    else:
+        x = torch.where(x == eos, 8, x).scatter(1, ends, eos).masked_fill(~mask, eos)
+    images = torch.randn(len(x), 3, 12, 12, dtype=next(ours.parameters()).dtype)
+    out = theirs(input_ids=x, attention_mask=mask.long(), pixel_values=images, return_loss=True)
+    logits, labels = ours(images, x, mask), torch.arange(len(x))
+    loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
+    return logits, out.logits_per_image, loss, out.loss
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])

@@ -26,13 +26,33 @@ ACTIVATION_WORDS = {
 }
 
 
+def said_of(config: Json, key: str) -> tuple[Any, ...]:
+    """What config.json says under a key, as the only entry; a dot goes one section down."""
+    value: Any = config
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return ()
+        value = value[name]
+    return (value,)
+
+
+def say(config: dict[str, Any], key: str, value: Any) -> None:
+    """Write it where `said_of` finds it."""
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = dict(config.get(section) or {})  # not in another's dictionary
+        config[section] = inner
+        config = inner
+    config[name] = value
+
+
 @dataclass(frozen=True)
 class Field:
     """One field of our config, and where config.json says it.
 
     Args:
         ours: Our field.
-        theirs: Their keys, which must agree with each other.
+        theirs: Their keys, which must agree with each other; "section.key" in a section.
         default: What an absent key means.
         read: Their value to ours.
         write: Our value to theirs.
@@ -50,7 +70,7 @@ class Field:
         Raises:
             InputError: Keys that we have one field for disagree.
         """
-        said = {key: config[key] for key in self.theirs if key in config}
+        said = {key: value for key in self.theirs for value in said_of(config, key)}
         values = list(said.values()) or [self.default]
         if any(value != values[0] for value in values):
             both = " and ".join(f"{key} {value}" for key, value in said.items())
@@ -63,15 +83,18 @@ def field(ours: str, *theirs: str, default: Any = None) -> Field:
     return Field(ours, theirs, default)
 
 
-def activation(theirs: str, default: str, words: Mapping[str, str] | None = None) -> Field:
+def activation(
+    theirs: str | tuple[str, ...], default: str, words: Mapping[str, str] | None = None
+) -> Field:
     """The activation by their word for it; `words` are an architecture's own."""
+    keys = (theirs,) if isinstance(theirs, str) else theirs
     own = words or {}
     ours = {word: name for name, several in ACTIVATION_WORDS.items() for word in several}
     ours.update(own)
     writes = {name: several[0] for name, several in ACTIVATION_WORDS.items()}
     writes.update({name: word for word, name in own.items()})
     return Field(
-        "activation", (theirs,), default,
+        "activation", keys, default,
         lambda word: ours.get(word, word), lambda name: writes[name],
     )  # fmt: skip
 
@@ -117,8 +140,9 @@ class Architecture:
             InputError: It says something that no model of ours can be.
         """
         for key, value in self.must.items():
-            if key in config and config[key] != value:
-                raise InputError(f"{where}: {key} is {config[key]}, but must be {value}")
+            for said in said_of(config, key):
+                if said != value:
+                    raise InputError(f"{where}: {key} is {said}, but must be {value}")
         values = {field.ours: field.value(config, where) for field in self.fields}
         try:
             return self.config(**{**values, **self.fixed, **self.told(names, config)})
@@ -128,12 +152,12 @@ class Architecture:
     def write_config(self, config: Any) -> dict[str, Any]:
         """config.json for a config of ours."""
         said = {"architectures": [self.class_of(config)], "model_type": self.model_type}
-        said.update(self.written(config))
-        said.update(self.must)
         whole = spelled_out(config)
+        entries = {**self.written(config), **self.must}
         for entry in self.fields:
-            value = entry.write(getattr(whole, entry.ours))
-            said.update(dict.fromkeys(entry.theirs, value))
+            entries.update(dict.fromkeys(entry.theirs, entry.write(getattr(whole, entry.ours))))
+        for key, value in entries.items():
+            say(said, key, value)
         return said
 
     def cannot_say(self, config: Any, names: Collection[str]) -> list[str]:

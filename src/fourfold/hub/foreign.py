@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fourfold.core.errors import InputError
 from fourfold.hub import directory
-from fourfold.hub.architecture import Architecture, choose
+from fourfold.hub.architecture import Architecture, choose, said_of, say
 from fourfold.hub.bert import BERT, DISTILBERT, ROBERTA
+from fourfold.hub.clip import CLIP
 from fourfold.hub.gpt import GPT1, GPT2
 from fourfold.hub.marian import BART, MARIAN, PEGASUS
 from fourfold.hub.vit import DEIT, VIT
@@ -19,7 +20,7 @@ from fourfold.hub.waves import in_halves
 
 # In the order in which a model without a history is offered to them.
 ARCHITECTURES: tuple[Architecture, ...] = (
-    DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART,
+    DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, CLIP,
 )  # fmt: skip
 
 
@@ -86,7 +87,9 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
     theirs, left = architecture.keys.write(model.state_dict(), rest)
     if left:
         raise InputError(f"{architecture.model_type} has no place for {', '.join(left)}")
-    said = {**architecture.write_config(model.config), **(more or {})}
+    said = architecture.write_config(model.config)
+    for key, value in (more or {}).items():
+        say(said, key, value)
     if isinstance(origin, Origin):
         said = _kept(architecture, origin.config, said, theirs)
         theirs = {name: x.to(_dtype(origin.config)) for name, x in theirs.items()}
@@ -109,10 +112,12 @@ def _kept(
     before = architecture.read_config(old, names, architecture.model_type)
     after = architecture.read_config(new, names, architecture.model_type)
     changed = [f for f in architecture.fields if getattr(before, f.ours) != getattr(after, f.ours)]
-    renewed = {key: new[key] for field in changed for key in field.theirs}
-    if renewed:
-        renewed.update(architecture.written(after))
-    return {"architectures": new["architectures"], **old, **renewed}
+    kept = {"architectures": new["architectures"], **old}
+    renewed = [key for field in changed for key in field.theirs]
+    for key in (*renewed, *(architecture.written(after) if renewed else ())):
+        for value in said_of(new, key):
+            say(kept, key, value)
+    return kept
 
 
 def _known(config: Mapping[str, Any], path: Path) -> Architecture:

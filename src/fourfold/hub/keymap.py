@@ -54,6 +54,8 @@ FUSED_TURNED = Layout(lambda x: _thirds(_turn(x)), lambda *parts: (_turn(torch.c
 REVERSED = Layout(lambda x: (x.flip(0),), lambda x: (x.flip(0),))
 # One more dimension of size 1 in front.
 WITH_ONE = Layout(lambda x: (x[0],), lambda x: (x[None],))
+# A vector there is a table of one row here.
+AS_ROW = Layout(lambda x: (x[None],), lambda x: (x[0],))
 # Tokens in front of the patches, each (1, 1, D), here one table (N, D).
 TOKENS = Layout(
     lambda *tokens: (torch.cat([x[0] for x in tokens]),),
