@@ -181,7 +181,7 @@ def test_images_of_several_sizes_are_cached_only_if_told_to(tmp_path) -> None:
 
 
 def test_too_many_images_stay_encoded(folder, monkeypatch) -> None:
-    monkeypatch.setattr("fourfold.data.images.IN_MEMORY", 1000)
+    monkeypatch.setattr("fourfold.data.image_split.IN_MEMORY", 1000)
     data = ImageData(str(folder), batch_size=4)
     data.train_dataloader()
     assert data.split("train").decoded is None

@@ -1,5 +1,6 @@
 """Data: batches, tokenizers, sources and DataModules."""
 
+from fourfold.data.captions import CaptionData
 from fourfold.data.glue import GlueData
 from fourfold.data.images import ImageData
 from fourfold.data.masked_text import MaskedTextData
@@ -19,3 +20,4 @@ __all__ = [
     "TokenData",
     "TranslationData",
 ]
+__all__ = ["CaptionData", "CausalTextData", "ImageData", "MaskedTextData", "TranslationData"]

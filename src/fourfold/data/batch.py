@@ -100,3 +100,14 @@ class SpanBatch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
     epoch: int = 0
     position: int = 0
+
+
+class CaptionBatch(NamedTuple):
+    """Images with a text each, which runs from BOS to EOS."""
+
+    images: Tensor  # (B, C, H, W) float
+    ids: Tensor  # (B, T) long
+    mask: Tensor  # (B, T) bool, True = real token
+    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    epoch: int = 0
+    position: int = 0

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fourfold.core.errors import InputError
 from fourfold.data.augment import Augment, Mix
 from fourfold.data.batch import ImageBatch
 from fourfold.data.datamodule import BatchDataset
+from fourfold.data.image_files import IN_MEMORY
 from fourfold.data.image_sets import Images
 from fourfold.data.sampler import Plan
 from fourfold.data.transforms import EvalTransform
@@ -39,6 +41,18 @@ class ImageSplit(BatchDataset):
         self.images, self.plan, self.n_channels = images, plan, n_channels
         self.change, self.mix = change, mix
         self.decoded: Tensor | None = None
+
+    def keep(self, cache: str) -> None:
+        """Decodes all images if `cache` says so, before workers are forked: they share the pixels.
+
+        Raises:
+            InputError: they must be cached, but cannot be.
+        """
+        if cache == "none":
+            return
+        reason = self.decode(at_most=IN_MEMORY if cache == "auto" else 1 << 62)
+        if reason and cache == "memory":
+            raise InputError(f"The images of {self.images.origin} cannot be cached: {reason}.")
 
     def decode(self, at_most: int) -> str | None:
         """Decodes all images into one tensor, once.

@@ -15,7 +15,6 @@ from fourfold.core.errors import InputError
 from fourfold.data.augment import Augment, Mix
 from fourfold.data.batch import ImageBatch
 from fourfold.data.datamodule import BatchDataset, EpochData
-from fourfold.data.image_files import IN_MEMORY
 from fourfold.data.image_sets import Images, cut
 from fourfold.data.image_sources import Splits, open_source
 from fourfold.data.image_split import ImageSplit
@@ -91,7 +90,7 @@ class ImageData(EpochData):
         train, config = images["train"], self.transform
         self._class_names = train.class_names
         self._n_channels = channels = self._n_channels or train.n_channels
-        self._size = size = config.size or _native_size(train, channels)
+        self._size = size = config.size or native_size(train, channels)
         same = EvalTransform(config, size, channels)
         mix = (
             Mix(config, len(train.class_names), self.seed)
@@ -125,11 +124,8 @@ class ImageData(EpochData):
 
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
         split = self.split(name)
-        # Before workers are forked, so that they share the pixels.
-        if self.cache != "none" and isinstance(split, ImageSplit):
-            reason = split.decode(at_most=IN_MEMORY if self.cache == "auto" else 1 << 62)
-            if reason and self.cache == "memory":
-                raise InputError(f"The images of {split.images.origin} cannot be cached: {reason}.")
+        if isinstance(split, ImageSplit):
+            split.keep(self.cache)
         return super()._loader(name, start)
 
     @property
@@ -159,15 +155,7 @@ class ImageData(EpochData):
     def artifacts(self) -> dict[str, Any]:
         """What `eval_transform` and a classifier's output need."""
         change = EvalTransform(self.transform, self.image_size, self.n_channels)
-        return {
-            "class_names": list(self.class_names),
-            "image_size": self.image_size,
-            "n_channels": self.n_channels,
-            "mean": change.normalize.mean.tolist(),
-            "std": change.normalize.std.tolist(),
-            "eval_crop": self.transform.eval_ratio,
-            "interpolation": self.transform.interpolation,
-        }
+        return {"class_names": list(self.class_names), **change.described()}
 
 
 def _require_all_classes(train: Images) -> None:
@@ -179,7 +167,8 @@ def _require_all_classes(train: Images) -> None:
         raise InputError(f"The class {name!r} has no training images in {train.origin}.")
 
 
-def _native_size(images: Images, n_channels: int) -> int:
+def native_size(images: Images, n_channels: int) -> int:
+    """Side of the first image, which must be square."""
     height, width = images.pixels(0, n_channels).shape[-2:]
     if height != width:
         raise InputError(

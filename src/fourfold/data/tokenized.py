@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import BatchDataset, EpochData
@@ -24,6 +24,7 @@ class TokenizedData(EpochData):
     """
 
     needs_mask = False
+    special: ClassVar[Sequence[str] | None] = None  # tokens in another order than the usual one
 
     def __init__(self, tokenizer: TokenizerConfig, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__(seed, num_workers)
@@ -50,7 +51,9 @@ class TokenizedData(EpochData):
             if not self._config.file and "train" not in raw:
                 raise InputError("a tokenizer is trained on `train`: give that, or tokenizer.file")
             texts = [] if self._config.file else self.training_texts(raw["train"])
-            tokenizer = make_tokenizer(self._config, texts, mask=self.needs_mask)
+            tokenizer = make_tokenizer(
+                self._config, texts, mask=self.needs_mask, special=self.special
+            )
             if self.trainer is not None and self.trainer.world_size > 1:
                 # Unigram's training is not the same to the last bit in every process.
                 text = self.trainer.strategy.broadcast(tokenizer.to_str())

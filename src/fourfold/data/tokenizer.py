@@ -20,7 +20,7 @@ from fourfold.data.ragged import Ragged
 # Role: the names it goes by, ours first. GPT-2 has one special token for everything.
 ROLES = {
     "pad": ("<pad>", "[PAD]", "<|endoftext|>"),
-    "bos": ("<s>", "[CLS]", "<|endoftext|>"),
+    "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>"),
     "eos": ("</s>", "[SEP]", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),

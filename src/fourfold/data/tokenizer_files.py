@@ -15,13 +15,20 @@ from fourfold.data.tokenizer import ROLES, Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer, wordpiece
 
 
-def make_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool) -> Tokenizer:
+def make_tokenizer(
+    config: TokenizerConfig,
+    texts: Sequence[str],
+    *,
+    mask: bool,
+    special: Sequence[str] | None = None,
+) -> Tokenizer:
     """Reads the tokenizer of `config`, or trains it on `texts`.
 
     Args:
         config: what to make.
         texts: training text, not touched when files are given.
         mask: whether a mask token is needed (masked language models).
+        special: as `train_tokenizer`.
 
     Raises:
         InputError: missing or broken files, an unknown kind, or no mask token where one is needed.
@@ -29,7 +36,7 @@ def make_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool)
     if config.file is not None:
         tokenizer = _read(config.file, config.merges, config.lowercase)
     else:
-        tokenizer = train_tokenizer(config, texts, mask=mask)
+        tokenizer = train_tokenizer(config, texts, mask=mask, special=special)
     if mask and tokenizer.mask_id is None:
         raise InputError(
             f"The tokenizer {config.file} has no mask token ({' or '.join(ROLES['mask'])}),"
@@ -77,6 +84,13 @@ def _read_bert(file: str, lowercase: bool) -> Tokenizer:
     return Tokenizer(wordpiece(vocab, special, lowercase), file)
 
 
+def _require_gpt2(file: str, vocab: dict[str, int]) -> None:
+    if "<|endoftext|>" not in vocab:
+        raise InputError(f"{file} has no entry <|endoftext|>, so it is not GPT-2's vocabulary.")
+    if any(token.endswith("</w>") for token in vocab):  # CLIP's: read as GPT-2's, no word would fit
+        raise InputError(f"{file} marks the ends of words, as GPT-2 does not: give tokenizer.json.")
+
+
 def _read_gpt2(file: str, merges_file: str) -> Tokenizer:
     """GPT-2's `encoder.json` and `vocab.bpe`."""
     try:
@@ -85,8 +99,7 @@ def _read_gpt2(file: str, merges_file: str) -> Tokenizer:
         raise InputError(f"{file}, line {error.lineno}: broken JSON ({error.msg}).") from error
     if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
         raise InputError(f"{file} must map tokens to numbers.")
-    if "<|endoftext|>" not in vocab:
-        raise InputError(f"{file} has no entry <|endoftext|>, so it is not GPT-2's vocabulary.")
+    _require_gpt2(file, vocab)
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise InputError(f"{file} must number its {len(vocab)} tokens from 0 without gaps.")
     merges = []

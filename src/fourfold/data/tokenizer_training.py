@@ -58,7 +58,13 @@ def _metaspace() -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer, d
     )
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool) -> Tokenizer:
+def train_tokenizer(
+    config: TokenizerConfig,
+    texts: Sequence[str],
+    *,
+    mask: bool,
+    special: Sequence[str] | None = None,
+) -> Tokenizer:
     """The tokenizer that `config` asks for, trained on `texts`.
 
     The same in every process, except that unigram's scores differ in the last digits.
@@ -67,11 +73,12 @@ def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], *, mask: bool
         config: kind and size.
         texts: the training texts.
         mask: whether to have a mask token (masked language models).
+        special: names of the special tokens in another order than the usual one.
 
     Raises:
         InputError: an unknown kind, or a vocabulary without room.
     """
-    special = SPECIAL if mask else SPECIAL[:4]
+    special = list(special or (SPECIAL if mask else SPECIAL[:4]))
     if config.vocab_size <= len(special):
         raise InputError(
             f"vocab_size={config.vocab_size} leaves no room beside {', '.join(special)}."

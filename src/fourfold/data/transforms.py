@@ -160,6 +160,17 @@ class EvalTransform:
             return self.normalize(fit(pixels, self.size, self.ratio, self.interpolation))
         return torch.cat([self(image[None]) for image in pixels])
 
+    def described(self) -> dict[str, Any]:
+        """What `eval_transform` needs to do the same."""
+        return {
+            "image_size": self.size,
+            "n_channels": len(self.normalize.mean),
+            "mean": self.normalize.mean.tolist(),
+            "std": self.normalize.std.tolist(),
+            "eval_crop": self.ratio,
+            "interpolation": self.interpolation,
+        }
+
 
 def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Image], Tensor]:
     """The function from an image file, or an opened image, to model input (C, H, W) float32.

@@ -5,6 +5,7 @@ from fourfold.metrics.classes import ClassScores, NumberScores
 from fourfold.metrics.corpus import CorpusScores
 from fourfold.metrics.direction import less_is_better
 from fourfold.metrics.perplexity import Perplexity
+from fourfold.metrics.retrieval import Retrieval
 from fourfold.metrics.tags import TagScores
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "CorpusScores",
     "NumberScores",
     "Perplexity",
+    "Retrieval",
     "TagScores",
     "less_is_better",
 ]
