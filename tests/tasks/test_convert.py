@@ -28,6 +28,7 @@ AUTO: dict[str, Any] = {
     "distilbert": hf.AutoModelForMaskedLM,
     "gpt1": hf.AutoModelForCausalLM,
     "gpt2": hf.AutoModelForCausalLM,
+    "clip": hf.AutoModel,
     "vit": hf.AutoModelForImageClassification,
     "deit": hf.DeiTForImageClassificationWithTeacher,  # Auto takes the one without a second head
     "marian": hf.AutoModelForSeq2SeqLM,
@@ -48,6 +49,9 @@ def output(theirs: Any) -> Tensor:
     if theirs.config.model_type in ("vit", "deit"):
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
         return theirs.eval()(pixel_values=images)[0]
+    if theirs.config.model_type == "clip":
+        images = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+        return theirs.eval()(input_ids=ids(2, 9), pixel_values=images).logits_per_image
     more = {"decoder_input_ids": ids(2, 7, 5)} if theirs.config.is_encoder_decoder else {}
     return theirs.eval()(input_ids=ids(2, 9), **more)[0]
 

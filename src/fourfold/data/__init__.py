@@ -11,6 +11,7 @@ from fourfold.data.token_classification import TokenData
 from fourfold.data.translation import TranslationData
 
 __all__ = [
+    "CaptionData",
     "CausalTextData",
     "GlueData",
     "ImageData",
@@ -20,4 +21,3 @@ __all__ = [
     "TokenData",
     "TranslationData",
 ]
-__all__ = ["CaptionData", "CausalTextData", "ImageData", "MaskedTextData", "TranslationData"]

@@ -16,6 +16,7 @@ from fourfold.hub.directory import read_json
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 IMAGES = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # where newer files have that in a section
 # Pillow's numbers for ways to resize, which config files use.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 # What a sentence gets around it, by the family of the model.
@@ -23,6 +24,7 @@ _AROUND = {
     "MaskedLM": "{bos} $A {eos}",
     "EncoderDecoder": "$A {eos}",
     "CausalLM": "$A",
+    "CLIP": "{bos} $A {eos}",
 }
 
 # Where config.json says which token a decoder begins with.
@@ -88,10 +90,12 @@ def read_images(path: Path, config: Mapping[str, Any], side: int, channels: int)
     Raises:
         InputError: The images are resized in a way that we do not have.
     """
-    said = read_json(path / IMAGES) if (path / IMAGES).is_file() else {}
+    file = path / (IMAGES if (path / IMAGES).is_file() else PROCESSOR)
+    said = read_json(file) if file.is_file() else {}
+    said = said.get("image_processor", said)
     resample = said.get("resample", 2)
     if resample not in _RESAMPLE:
-        raise InputError(f"{path / IMAGES}: resample is {resample}, but must be 2 or 3")
+        raise InputError(f"{file}: resample is {resample}, but must be 2 or 3")
     size, crop = said.get("size", side), said.get("crop_size", side)
     scaled = size if isinstance(size, int) else size.get("shortest_edge", size.get("height", side))
     cut = crop if isinstance(crop, int) else crop.get("height", side)
@@ -107,8 +111,18 @@ def read_images(path: Path, config: Mapping[str, Any], side: int, channels: int)
     }
 
 
-def write_images(path: Path, artifacts: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Write preprocessor_config.json; returns what config.json says of the classes."""
+def write_images(
+    path: Path, artifacts: Mapping[str, Any], kind: str, *, keep_shape: bool = False
+) -> dict[str, Any]:
+    """Write preprocessor_config.json; returns what config.json says of the classes, if any.
+
+    Args:
+        path: The directory.
+        artifacts: Of the data.
+        kind: Their class.
+        keep_shape: Whether images that are not square keep their shape and lose their borders, as
+            in training here.
+    """
     side, share = artifacts["image_size"], artifacts["eval_crop"]
     scaled = round(side / share)
     said = {
@@ -122,9 +136,13 @@ def write_images(path: Path, artifacts: Mapping[str, Any], kind: str) -> dict[st
         "resample": next(n for n, w in _RESAMPLE.items() if w == artifacts["interpolation"]),
         "size": {"height": scaled, "width": scaled},
     }
-    if share < 1:
+    if keep_shape:
+        said |= {"size": {"shortest_edge": scaled}, "do_convert_rgb": artifacts["n_channels"] == 3}
+    if share < 1 or keep_shape:
         said |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
     (path / IMAGES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    if "class_names" not in artifacts:
+        return {}
     names = artifacts["class_names"]
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},

@@ -4,6 +4,7 @@ from fourfold.tasks.base import Task
 from fourfold.tasks.causal_classification import CausalSequenceClassification
 from fourfold.tasks.causal_lm import CausalLanguageModeling
 from fourfold.tasks.checkpoint import load_task, read_file
+from fourfold.tasks.contrastive import ContrastiveLearning
 from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
 from fourfold.tasks.question_answering import QuestionAnswering
@@ -14,6 +15,7 @@ from fourfold.tasks.translation import Translation
 __all__ = [
     "CausalLanguageModeling",
     "CausalSequenceClassification",
+    "ContrastiveLearning",
     "ImageClassification",
     "MaskedLanguageModeling",
     "QuestionAnswering",

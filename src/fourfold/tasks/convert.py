@@ -12,9 +12,10 @@ from torch import nn
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
 from fourfold.hub import foreign, processing
-from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, ViT
+from fourfold.models import CLIP, CausalLM, EncoderDecoder, MaskedLM, ViT
 from fourfold.tasks import (
     CausalLanguageModeling,
+    ContrastiveLearning,
     ImageClassification,
     MaskedLanguageModeling,
     Task,
@@ -28,6 +29,7 @@ TASKS: dict[type[nn.Module], type[Task]] = {
     MaskedLM: MaskedLanguageModeling,
     CausalLM: CausalLanguageModeling,
     ViT: ImageClassification,
+    CLIP: ContrastiveLearning,
 }
 
 
@@ -52,11 +54,13 @@ def import_directory(source: Path, target: Path) -> list[str]:
     task = TASKS[type(model)](model.config)  # type: ignore[call-arg]
     task.model = model
     checkpoint: dict[str, Any] = {} if origin is None else {"origin": asdict(origin)}
-    if isinstance(model, ViT) and origin is not None:
+    if hasattr(model.config, "image_size") and origin is not None:
         size, channels = model.config.image_size, model.config.n_channels
         task.artifacts = processing.read_images(found.path, origin.config, size, channels)
-    elif found.tokenizer:
-        task.artifacts = {"tokenizer": found.tokenizer}
+        if isinstance(model, CLIP):
+            del task.artifacts["class_names"]  # its data have none
+    if found.tokenizer:
+        task.artifacts = {"tokenizer": found.tokenizer, **task.artifacts}
     checkpoint["state_dict"] = task.state_dict()
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
@@ -90,15 +94,7 @@ def export_checkpoint(source: Path, target: Path) -> list[str]:
     # Beside the target and renamed, so that nothing half-written is ever there.
     part = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
     try:
-        more: dict[str, Any] = {}
-        if isinstance(model, ViT):
-            kind = "DeiTImageProcessor" if task.artifacts["eval_crop"] < 1 else "ViTImageProcessor"
-            more = processing.write_images(part, task.artifacts, kind)
-        elif "tokenizer" in task.artifacts:
-            length: int = model.config.max_len  # type: ignore[assignment, union-attr]
-            family = type(model).__name__
-            more = processing.write_tokenizer(part, task.artifacts["tokenizer"], family, length)
-        named = foreign.write(model, part, more)
+        named = foreign.write(model, part, _write_beside(part, task, model))
         part.chmod(0o755)  # mkdtemp lets nobody else in
         if target.exists():
             target.rmdir()
@@ -106,6 +102,21 @@ def export_checkpoint(source: Path, target: Path) -> list[str]:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return [f"{source}: {type(task).__name__} as {named}", f"wrote {target}"]
+
+
+def _write_beside(folder: Path, task: Task, model: Any) -> dict[str, Any]:
+    """Write tokenizer and preprocessing, if any; returns what config.json says of them."""
+    found, more, two_towers = task.artifacts, {}, isinstance(model, CLIP)
+    if "tokenizer" in found:
+        family, length = type(model).__name__, model.config.max_len
+        more = processing.write_tokenizer(folder, found["tokenizer"], family, length)
+    if two_towers:  # which have a rule of their own for the end of a text
+        more = {f"text_config.{k}": n for k, n in more.items() if k != "eos_token_id"}
+    if "eval_crop" in found:
+        kind = "DeiTImageProcessor" if found["eval_crop"] < 1 else "ViTImageProcessor"
+        kind = "CLIPImageProcessor" if two_towers else kind
+        more |= processing.write_images(folder, found, kind, keep_shape=two_towers)
+    return more
 
 
 def load_with_origin(path: Path) -> tuple[Task, nn.Module]:
