@@ -51,6 +51,18 @@ def test_vit_total_is_the_papers(plan) -> None:
     assert float(said["FLOPs, forward, one image"].split()[0]) == pytest.approx(35.2, rel=0.01)
 
 
+def test_an_image_costs_beside_its_text(plan) -> None:
+    said = plan("clip/b32", "--devices", "8", "--memory", "40")
+    assert said["parameters"] == "151,277,313"
+    # ViT-B/32 without its classifier is 4.409 GMACs, the text tower 77 tokens of 12 x 3.15 M and
+    # attention: 2.945 + 0.073.
+    assert float(said["FLOPs, forward, one image with 77 tokens"].split()[0]) == pytest.approx(
+        2 * (4.37 + 3.02), rel=0.01
+    )
+    assert "FLOPs, forward, per token" not in said
+    assert said["options"] == "a pair is then compared among 4,096: another recipe"
+
+
 def test_a_masked_lm_trains_its_head_on_hidden_places_alone(plan) -> None:
     said = plan("bert/base")
     blocks, head = 2 * 48.318e9, 2 * 512 * 768 * (768 + 30522)

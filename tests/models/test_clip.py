@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from fourfold.core.attention import attention_backend
 from fourfold.core.errors import InputError
 from fourfold.models import CLIP, CLIPConfig
-from fourfold.models.cost import parameters
+from fourfold.models.cost import forward_flops, image_tokens, parameters
+from fourfold.models.memory import activation_bytes
 from tests.tiny import assert_same
 
 EOS = 28
@@ -162,7 +165,7 @@ def test_first_weights() -> None:
                 assert has(matrix.weight, (2 * depth * width) ** -0.5)
     assert has(model.text_projection.weight, 192**-0.5)
     assert has(model.image_projection.weight, 256**-0.5)
-    assert math.isclose(float(model.log_scale.exp()), 1 / 0.07, rel_tol=1e-6)
+    assert math.isclose(model.log_scale.exp().item(), 1 / 0.07, rel_tol=1e-6)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
@@ -211,6 +214,17 @@ def test_wrong_input_is_said() -> None:
         model.encode_text(torch.zeros(1, 11, dtype=torch.long))
     with pytest.raises(InputError, match=r"\(2, 4, 4\)"):
         model.encode_image(torch.zeros(1, 2, 4, 4).double())
+
+
+def test_flops_and_kept_bytes() -> None:
+    with torch.device("meta"):
+        model, x, ids = CLIP(TINY), images(1), torch.zeros(1, 9, dtype=torch.long)
+    with attention_backend("naive"), FlopCounterMode(display=False) as counter:
+        model.encode_image(x.float())
+        model.encode_text(ids)
+    assert forward_flops(TINY, 9).total == counter.get_total_flops()
+    towers = activation_bytes(TINY, 9, 0) + activation_bytes(TINY.image_tower, 5)
+    assert activation_bytes(TINY, 9, image_tokens(TINY)) == towers
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
 pytorch_model.bin, with its tokenizer or preprocessor_config.json): BERT, RoBERTa, DistilBERT, GPT,
-GPT-2, ViT, DeiT, Marian, Pegasus, BART; or of nanoGPT's ckpt.pt. The checkpoint works with
+GPT-2, ViT, DeiT, CLIP, Marian, Pegasus, BART; or of nanoGPT's ckpt.pt. The checkpoint works with
 translate, generate, fill, classify, export and fourfold.load. It is a new file, such as x.ckpt."""
 
 EXPORT = """usage: fourfold export CHECKPOINT DIRECTORY

@@ -6,6 +6,7 @@ from dataclasses import fields
 from fourfold.commands.overview import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.core.errors import InputError
+from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import Parts, forward_flops, image_tokens, parameters
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.memory import Memory, split_batch, training_memory
@@ -67,12 +68,15 @@ def row_length(recipe: Recipe, asked: int | None) -> int:
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
     """Bytes on one device for a micro-batch of `batch` rows or tokens."""
     tokens = batch if recipe.counts_tokens else batch * length
+    source = tokens if isinstance(recipe.config, EncoderDecoderConfig) else 0
+    if isinstance(recipe.config, CLIPConfig):
+        source = batch * image_tokens(recipe.config)
     optimizer = recipe.task.optimizer_config.name
     return training_memory(
         recipe.config,
         recipe.n_parameters,
         tokens,
-        tokens if isinstance(recipe.config, EncoderDecoderConfig) else 0,
+        source,
         precision=recipe.precision,
         optimizer=optimizer,
         replicated=devices > 1,
@@ -93,10 +97,12 @@ def _compute(recipe: Recipe, length: int) -> list[str]:
     unit = "image" if is_image else f"row of {length:,} tokens"
     if isinstance(config, EncoderDecoderConfig):
         unit = f"pair of {length:,} and {length:,} tokens"
+    if isinstance(config, CLIPConfig):
+        unit = f"image with {length:,} tokens"
     names = ("embeddings", "blocks", "head")
     rows = [(name, f"{getattr(flops, name) / 1e9:,.3f} G") for name in names]
     lines = _table(f"FLOPs, forward, one {unit}", f"{flops.total / 1e9:,.3f} G", rows)
-    if not is_image:
+    if not is_image and not isinstance(config, CLIPConfig):
         lines.append(_row("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
     return [*lines, *_training(recipe, forward_flops(config, tokens, scored=recipe.scored), length)]
 
@@ -134,6 +140,8 @@ def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) ->
         f"  --trainer.devices {devices} --trainer.accumulate_grad_batches {accumulation}"
         f" --{key} {micro}",
     ]
+    if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
+        lines.append(f"a pair is then compared among {micro * devices:,}: another recipe")
     configured = total * recipe.devices
     if configured != total:
         lines.append(f"as configured, {recipe.devices} devices would take {configured:,} {kind}")

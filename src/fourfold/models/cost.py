@@ -15,6 +15,7 @@ from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
 from fourfold.core.errors import InputError
 from fourfold.core.stack import Stack
 from fourfold.models.causal_lm import CausalLMConfig
+from fourfold.models.clip import CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLMConfig
 from fourfold.models.vit import ViTConfig
@@ -77,7 +78,7 @@ def forward_flops(
     source: int | None = None,
     scored: float = 1.0,
 ) -> Parts:
-    """FLOPs of one forward pass of one sequence, sentence pair or image.
+    """FLOPs of one forward pass of one sequence, sentence pair, image, or image with its text.
 
     Args:
         config: One of the four families'.
@@ -98,12 +99,14 @@ def forward_flops(
     return Parts(2 * macs.embeddings, 2 * macs.blocks, round(2 * macs.head * scored))
 
 
-def image_tokens(config: ViTConfig) -> int:
+def image_tokens(config: ViTConfig | CLIPConfig) -> int:
     """What an image becomes in the blocks: patches N, class token, distillation token."""
+    if isinstance(config, CLIPConfig):
+        return _patches(config) + 1
     return _patches(config) + (config.pool == "cls") + config.distillation
 
 
-def _patches(config: ViTConfig) -> int:
+def _patches(config: ViTConfig | CLIPConfig) -> int:
     return (config.image_size // config.patch_size) ** 2
 
 
@@ -149,3 +152,13 @@ def _(config: ViTConfig, length: int, source: int | None) -> Parts:
     hidden = config.d_model * width if config.representation_size else 0
     head = (1 + config.distillation) * (hidden + width * _known("n_classes", config.n_classes))
     return Parts(entry, config.n_layers * block_macs(config, image_tokens(config)), head)
+
+
+@_family_macs.register
+def _(config: CLIPConfig, length: int, source: int | None) -> Parts:
+    tower = config.image_tower
+    entry = _patches(config) * config.patch_size**2 * config.n_channels * tower.d_model
+    texts = config.n_layers * block_macs(config, length)
+    images = tower.n_layers * block_macs(tower, image_tokens(config))
+    # One vector each; how it compares with others depends on how many they are.
+    return Parts(entry, texts + images, config.d_embed * (config.d_model + tower.d_model))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from fourfold.core.config import TransformerConfig, check_word
 from fourfold.core.errors import InputError
 from fourfold.losses import SLICE
+from fourfold.models.clip import CLIPConfig
+from fourfold.models.cost import image_tokens
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 
 # Lightning's word for it: (bytes of a weight, bytes of a number in a matrix product).
@@ -58,7 +60,7 @@ def training_memory(
         config: One of the four families'.
         n_parameters: Of the whole model.
         tokens: Places of the micro-batch, padding included (of the target for an encoder-decoder).
-        source: Its source places.
+        source: Its source places, or those of its images (CLIP).
         precision: Lightning's word, a row of PRECISIONS.
         optimizer: A row of STATES.
         replicated: Whether DDP keeps a second copy of the gradients to send.
@@ -75,7 +77,7 @@ def training_memory(
         gradients=n_parameters * weight * (2 if replicated else 1),
         optimizer=n_parameters * weight * STATES[optimizer],
         activations=activation_bytes(config, tokens, source, precision),
-        loss=_loss_bytes(config, tokens, compute),
+        loss=_loss_bytes(config, tokens, source, compute),
     )
 
 
@@ -84,6 +86,9 @@ def activation_bytes(
 ) -> int:
     """Bytes that the stacks keep for the backward pass of so many tokens."""
     keeper = _Keeper(config, *PRECISIONS[precision])
+    if isinstance(config, CLIPConfig):
+        tower = _Keeper(config.image_tower, *PRECISIONS[precision])
+        return keeper.stack(config.n_layers, tokens) + tower.stack(config.image_n_layers, source)
     if not isinstance(config, EncoderDecoderConfig):
         return keeper.stack(config.n_layers, tokens)
     depth = config.n_decoder_layers or config.n_layers
@@ -142,8 +147,13 @@ def _mask(p: float, width: int) -> int:
     return width if p else 0  # a byte a number
 
 
-def _loss_bytes(config: TransformerConfig, tokens: int, compute: int) -> int:
-    """A slice of logits and twice its size in passing; gradients of hidden states and matrix."""
+def _loss_bytes(config: TransformerConfig, tokens: int, source: int, compute: int) -> int:
+    """A slice of logits and twice its size in passing; gradients of hidden states and matrix.
+
+    A CLIP's logits are those of every image with every text of the device, one way and the other.
+    """
+    if isinstance(config, CLIPConfig):
+        return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
     rows = getattr(config, "vocab_size", None)
     if rows is None:
         return 0
