@@ -15,12 +15,14 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.core.stack import Stack
 from fourfold.models import (
+    T5,
     CausalLM,
     CausalLMConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
     MaskedLM,
     MaskedLMConfig,
+    T5Config,
     ViT,
     ViTConfig,
 )
@@ -32,17 +34,37 @@ CONFIGS: dict[str, TransformerConfig] = {
     "causal": CausalLMConfig(**LANGUAGE, attn_dropout=0.0),
     "masked": MaskedLMConfig(**LANGUAGE, attn_dropout=0.0, next_sentence=True),
     "encoder_decoder": EncoderDecoderConfig(**LANGUAGE),
+    # Distances beyond the last bucket, and more width in the heads than in the stream.
+    "t5": T5Config(
+        **SHAPE,
+        vocab_size=V,
+        d_head=5,
+        attn_dropout=0.0,
+        ff_dropout=0.0,
+        n_buckets=8,
+        max_distance=7,
+        n_decoder_layers=1,
+    ),
     "vit": ViTConfig(**SHAPE, image_size=8, patch_size=2, n_channels=2, n_classes=5),
 }
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "causal": CausalLM,
     "masked": MaskedLM,
     "encoder_decoder": EncoderDecoder,
+    "t5": T5,
     "vit": ViT,
 }
 # What reads a sequence: a decoder is one too, with a source of its own for each row.
-READERS = ("causal", "masked", "encoder", "decoder", "stack")
-CAUSAL = ("causal", "decoder")
+STACKS = {  # of a family with two
+    "encoder": ("encoder_decoder", "encoder"),
+    "decoder": ("encoder_decoder", "decoder"),
+    "t5_encoder": ("t5", "encoder"),
+    "t5_decoder": ("t5", "decoder"),
+}
+DECODERS = ("decoder", "t5_decoder")
+PAIRS = ("encoder_decoder", "t5")
+READERS = ("causal", "masked", *STACKS, "stack")
+CAUSAL = ("causal", *DECODERS)
 BACKENDS = ("naive", "sdpa", "flex")  # auto on a CPU in fp64 is sdpa
 
 
@@ -90,12 +112,12 @@ class Reader:
             self.table = torch.randn(V, SHAPE["d_model"], dtype=torch.float64)
             self.model: Any = Stack(TransformerConfig(**SHAPE, norm_placement="pre")).double()
         else:
-            family = "encoder_decoder" if kind in ("encoder", "decoder") else kind
+            family, self.stack = STACKS.get(kind, (kind, "stack"))
             self.model = build(family)
 
     def source(self, n_rows: int, length: int = 5) -> dict[str, Tensor]:
         """What a decoder reads besides; nothing for others."""
-        if self.kind != "decoder":
+        if self.kind not in DECODERS:
             return {}
         mask = torch.arange(length) < torch.tensor([[length - i % 3] for i in range(n_rows)])
         return {"src": tokens(n_rows, length), "src_mask": mask}
@@ -114,7 +136,7 @@ class Reader:
             return self.model.hidden(ids, mask, cache, documents)
         if self.kind == "masked":
             return self.model.encode(ids, None, mask, documents)
-        if self.kind == "encoder":
+        if self.kind.endswith("encoder"):
             return self.model.encode(ids, mask, documents)
         if self.kind == "stack":
             return self.model(self.table[ids], Mask(keys=mask, documents=documents))

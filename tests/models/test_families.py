@@ -15,7 +15,7 @@ from fourfold.core.positions import PositionTable
 from fourfold.core.stack import Block, FeedForward
 from fourfold.losses import linear_cross_entropy
 from fourfold.models import ViT, ViTConfig
-from tests.tiny import CONFIGS, MODELS, SHAPE, V, assert_same, build, tokens
+from tests.tiny import CONFIGS, MODELS, PAIRS, SHAPE, V, assert_same, build, tokens
 
 families = pytest.mark.parametrize("family", MODELS)
 
@@ -23,7 +23,7 @@ families = pytest.mark.parametrize("family", MODELS)
 def inputs(family: str, n_rows: int = 2, length: int = 6) -> tuple[Tensor, ...]:
     if family == "vit":
         return (torch.randn(n_rows, 2, 8, 8, dtype=torch.float64),)
-    if family == "encoder_decoder":
+    if family in PAIRS:
         return tokens(n_rows, length + 1), tokens(n_rows, length)
     return (tokens(n_rows, length),)
 
@@ -38,7 +38,10 @@ def test_logits_have_their_shape(family: str) -> None:
 TIES = [
     ("encoder_decoder", {"tie": "all"}, 1),
     ("encoder_decoder", {"tie": "decoder"}, 2),
+    ("encoder_decoder", {"tie": "embeddings"}, 2),
     ("encoder_decoder", {"tie": "none"}, 3),
+    ("t5", {}, 1),
+    ("t5", {"tie": "embeddings"}, 2),
     ("causal", {"tie": True}, 1),
     ("causal", {"tie": False}, 2),
     ("masked", {}, 1),
@@ -89,8 +92,8 @@ def test_ties_outlive_copies(family: str, changes: dict[str, Any], n_matrices: i
         twin.head.weight.add_(1.0)
     assert not torch.equal(twin(*given), before)
     assert torch.equal(model(*given), before)
-    embed = twin.tgt_embed if family == "encoder_decoder" else twin.embed
-    tied = changes.get("tie") not in (False, "none")
+    embed = twin.tgt_embed if family in PAIRS else twin.embed
+    tied = changes.get("tie") not in (False, "embeddings", "none")
     assert (embed.tokens.weight is twin.head.weight) is tied
 
 
@@ -186,12 +189,12 @@ def test_compiles_without_a_break(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["causal", "masked", "encoder_decoder"])
+@pytest.mark.parametrize("family", ["causal", "masked", *PAIRS])
 def test_compiles_with_masks(family: str) -> None:
     model, given = build(family), inputs(family)
     mask = torch.ones_like(given[0], dtype=torch.bool)
     mask[0, -2:] = False
-    name = "src_mask" if family == "encoder_decoder" else "mask"
+    name = "src_mask" if family in PAIRS else "mask"
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_same(compiled(*given, **{name: mask}), model(*given, **{name: mask}))
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import Reader, assert_same, backend, backends, causal_readers, readers, tokens
+from tests.tiny import (
+    DECODERS,
+    Reader,
+    assert_same,
+    backend,
+    backends,
+    causal_readers,
+    readers,
+    tokens,
+)
 
 
 @causal_readers
@@ -29,8 +38,8 @@ def test_the_future_cannot_change_the_past(kind: str, name: str) -> None:
 def test_no_gradient_flows_to_the_future(kind: str, name: str) -> None:
     read = Reader(kind)
     ids = torch.arange(8)[None]  # every token once: a row of the table is a place
-    source = {"src": tokens(1, 4) % 8 + 8} if kind == "decoder" else {}
-    if kind == "decoder":
+    source = {"src": tokens(1, 4) % 8 + 8} if kind in DECODERS else {}
+    if kind in DECODERS:
         table = read.model.src_embed.tokens.weight
     else:
         table = read.model.embed.tokens.weight
@@ -40,7 +49,7 @@ def test_no_gradient_flows_to_the_future(kind: str, name: str) -> None:
     assert (table.grad[:4] != 0).any(-1).all()
 
 
-@pytest.mark.parametrize("kind", ["masked", "encoder", "stack"])
+@pytest.mark.parametrize("kind", ["masked", "encoder", "t5_encoder", "stack"])
 def test_an_encoder_looks_both_ways(kind: str) -> None:
     read, ids = Reader(kind), tokens(1, 6)
     changed = ids.clone()
@@ -108,8 +117,7 @@ def test_no_gradient_flows_to_padding(kind: str, name: str) -> None:
     heard: list[Tensor] = []
     blocks = read.model.blocks if kind == "stack" else None
     if blocks is None:
-        stack = {"encoder": "encoder", "decoder": "decoder"}.get(kind, "stack")
-        blocks = getattr(read.model, stack).blocks
+        blocks = getattr(read.model, read.stack).blocks
 
     def listen(_: object, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         heard.append(args[0].detach().requires_grad_())
@@ -151,7 +159,7 @@ def test_packed_documents_are_as_alone(kind: str, name: str, padding: str | None
     ids, documents, mask = tokens(1, sum(lengths)), number(lengths), None
     source: dict[str, Tensor] = {}
     src_lengths = [2, 4, 1]
-    if kind == "decoder":
+    if kind in DECODERS:
         src = tokens(1, sum(src_lengths))
         source = {"src": src, "src_documents": number(src_lengths)}
     shift = 0
@@ -166,7 +174,7 @@ def test_packed_documents_are_as_alone(kind: str, name: str, padding: str | None
         packed = read(ids, mask, documents, **source)
         for i, end in enumerate(accumulate(lengths)):
             own = slice(shift + end - lengths[i], shift + end)
-            if kind == "decoder":
+            if kind in DECODERS:
                 stop = sum(src_lengths[: i + 1])
                 source_alone = {"src": src[:, stop - src_lengths[i] : stop]}
             else:
@@ -180,7 +188,7 @@ def test_packed_documents_learn_as_alone(kind: str, name: str) -> None:
     read, lengths = Reader(kind), [4, 2]
     ids, documents = tokens(1, 6), number(lengths)
     packed_source, alone_sources = {}, [{}, {}]
-    if kind == "decoder":
+    if kind in DECODERS:
         src = tokens(1, 5)
         packed_source = {"src": src, "src_documents": number([2, 3])}
         alone_sources = [{"src": src[:, :2]}, {"src": src[:, 2:]}]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from math import inf
 
 from fourfold.commands.overview import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
@@ -59,10 +60,10 @@ def row_length(recipe: Recipe, asked: int | None) -> int:
         return image_tokens(config)
     if asked is None:
         asked = PAIR if isinstance(config, EncoderDecoderConfig) else recipe.length
-    limit: int = config.max_len  # type: ignore[attr-defined]
+    limit: float = config.max_len or inf  # type: ignore[attr-defined]
     if asked is not None and not 1 <= asked <= limit:
         raise InputError(f"--length is {asked}, but must lie between 1 and max_len {limit}")
-    return asked or limit
+    return int(asked or limit)
 
 
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:

@@ -1,4 +1,5 @@
 """The four families, each a specialisation of the same block, and their downstream heads."""
+"""The families, each a specialisation of the same block."""
 
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import (
@@ -14,10 +15,12 @@ from fourfold.models.classifiers import (
 from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
+from fourfold.models.t5 import T5, T5Config
 from fourfold.models.vit import ViT, ViTConfig
 
 __all__ = [
     "CLIP",
+    "T5",
     "CLIPConfig",
     "CausalClassifier",
     "CausalClassifierConfig",
@@ -31,6 +34,7 @@ __all__ = [
     "SequenceClassifierConfig",
     "SpanExtractor",
     "SpanExtractorConfig",
+    "T5Config",
     "TokenClassifier",
     "TokenClassifierConfig",
     "ViT",

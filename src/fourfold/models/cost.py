@@ -81,7 +81,7 @@ def forward_flops(
     """FLOPs of one forward pass of one sequence, sentence pair, image, or image with its text.
 
     Args:
-        config: One of the four families'.
+        config: One of the families'.
         length: Tokens T (of the target for an encoder-decoder); None means `max_len`. An image's
             follows from its config.
         source: Source tokens S of an encoder-decoder; None means as many as `length`.
@@ -136,6 +136,8 @@ def _(config: MaskedLMConfig, length: int, source: int | None) -> Parts:
 
 @_family_macs.register
 def _(config: EncoderDecoderConfig, length: int, source: int | None) -> Parts:
+    if not length:
+        raise InputError("without a max_len the model has no length of its own: give one")
     source = source or length
     encoder = config.n_layers * block_macs(config, source)
     depth = config.n_decoder_layers or config.n_layers

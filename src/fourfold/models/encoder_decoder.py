@@ -4,12 +4,14 @@ Shapes: B batch, S source tokens, T target tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fourfold.core.cache import KVCache, look_back
 from fourfold.core.config import TransformerConfig, check_positive, check_word
 from fourfold.core.embeddings import TokenEmbedding
+from fourfold.core.errors import InputError
 from fourfold.core.init import initialise
 from fourfold.core.masks import Mask
 from fourfold.core.stack import Stack
@@ -22,11 +24,12 @@ class EncoderDecoderConfig(TransformerConfig):
 
     Args:
         vocab_size: V, shared by both languages; None in a run's config means: the tokenizer's.
-        max_len: Longest sequence in tokens, on either side.
+        max_len: Longest sequence in tokens, on either side; None means that there is no limit, for
+            which positions must be none.
         positions: none, learned, sinusoidal or sinusoidal_halves.
         n_decoder_layers: Depth of the decoder; None means n_layers.
         tie: Which of the three matrices are one: all (the paper), decoder (target embedding
-            and output) or none.
+            and output), embeddings (source and target, T5 v1.1) or none.
         embed_scale: Whether token vectors are multiplied by sqrt(d_model) (the paper, 3.4).
         embed_norm: Whether the sum of token and position is normalised (BART).
         output_bias: Whether each word has a free number of its own (Marian, BART).
@@ -34,7 +37,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """
 
     vocab_size: int | None = 37000
-    max_len: int = 1024
+    max_len: int | None = 1024
     positions: str = "sinusoidal"
     n_decoder_layers: int | None = None
     tie: str = "all"
@@ -45,13 +48,17 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("tie", self.tie, ("all", "decoder", "none"))
+        check_word("tie", self.tie, ("all", "decoder", "embeddings", "none"))
         for field in ("vocab_size", "max_len", "n_decoder_layers"):
             check_positive(field, getattr(self, field))
+        if self.max_len is None and self.positions != "none":
+            raise InputError(f"max_len is missing: {self.positions} positions need a number")
 
 
 class EncoderDecoder(nn.Module):
     """Predicts a target sentence from a source sentence."""
+
+    stack: ClassVar[type[Stack]] = Stack  # what encoder and decoder are
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -59,11 +66,11 @@ class EncoderDecoder(nn.Module):
         self.config = config
         self.src_embed = self._embedding(config, config.vocab_size)
         self.tgt_embed = self._embedding(config, config.vocab_size)
-        if config.tie == "all":
+        if config.tie in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
-        self.encoder = Stack(config)
-        self.decoder = Stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
-        shared = None if config.tie == "none" else self.tgt_embed.tokens
+        self.encoder = self.stack(config)
+        self.decoder = self.stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
+        shared = self.tgt_embed.tokens if config.tie in ("all", "decoder") else None
         self.head = VocabularyHead(config, config.vocab_size, shared, bias=config.output_bias)
         initialise(self, config.init)
 
@@ -72,7 +79,7 @@ class EncoderDecoder(nn.Module):
         return TokenEmbedding(
             config,
             vocab_size,
-            config.max_len,
+            config.max_len or 0,
             config.positions,
             scale=config.embed_scale,
             norm=config.embed_norm,

@@ -40,6 +40,7 @@ class VocabularyHead(nn.Module):
         self.transform = nn.Linear(config.d_model, config.d_model) if transform else None
         self.norm = make_norm(config) if transform else None
         self.activation = ACTIVATIONS[config.activation]
+        self.scale = 1.0  # on hidden states; T5's is another
 
     @property
     def weight(self) -> Tensor:
@@ -54,6 +55,8 @@ class VocabularyHead(nn.Module):
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
             h = self.norm(y.to(h.dtype))  # in fp32 under autocast, on every device
+        if self.scale != 1.0:
+            h = h * self.scale
         return h, self.weight, self.bias
 
     def forward(self, h: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def training_memory(
     """Bytes on one device for a micro-batch.
 
     Args:
-        config: One of the four families'.
+        config: One of the families'.
         n_parameters: Of the whole model.
         tokens: Places of the micro-batch, padding included (of the target for an encoder-decoder).
         source: Its source places, or those of its images (CLIP).

@@ -1,0 +1,164 @@
+"""What T5 alone has: distances in buckets, its scales, and no longest sequence."""
+
+import pytest
+import torch
+
+import fourfold
+from fourfold.core.cache import KVCache
+from fourfold.core.errors import InputError
+from fourfold.models import T5, EncoderDecoder, EncoderDecoderConfig, T5Config
+from fourfold.models.cost import forward_flops, parameters
+from fourfold.models.t5 import RelativeBias
+from tests.tiny import V, assert_same, build, tokens
+
+V11 = {
+    "feed_forward": "glu", "activation": "gelu_tanh", "tie": "embeddings", "scale_output": False,
+}  # fmt: skip
+
+
+def bucket(ahead: int, n: int, longest: int, both_ways: bool) -> int:
+    """The paper's buckets, one distance at a time and in whole numbers.
+
+    Beyond e = n / 2, bucket e + j begins at the distance e (longest / e)^(j / (n - e)).
+    """
+    first = 0
+    if both_ways:
+        n //= 2
+        first = n if ahead > 0 else 0
+    elif ahead > 0:
+        return 0
+    away, e = abs(ahead), n // 2
+    if away < e:
+        return first + away
+    steps = n - e
+    begun = [j for j in range(steps) if away**steps * e**j >= longest**j * e**steps]
+    return first + e + max(begun)
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize(("n", "longest"), [(32, 128), (8, 7), (8, 13), (12, 100), (5, 4), (4, 3)])
+def test_buckets(n: int, longest: int, both_ways: bool) -> None:
+    bias, far = RelativeBias(1, n, longest, both_ways), 3 * longest
+    ahead = torch.arange(-far, far + 1)
+    assert bias.buckets(ahead).tolist() == [
+        bucket(a, n, longest, both_ways) for a in ahead.tolist()
+    ]
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (9, 9), (1, 9), (3, 9)])
+def test_a_bias_is_of_the_last_queries(q_len: int, k_len: int, both_ways: bool) -> None:
+    bias = RelativeBias(3, 8, 7, both_ways)
+    found = bias(q_len, k_len)
+    assert found.shape == (1, 3, q_len, k_len)
+    for i in range(q_len):
+        for j in range(k_len):
+            row = bucket(j - (k_len - q_len + i), 8, 7, both_ways)
+            assert torch.equal(found[0, :, i, j], bias.table.weight[row])
+
+
+def test_the_bias_counts_in_both_stacks_and_not_between_them() -> None:
+    model, src, tgt = build("t5"), tokens(2, 9), tokens(2, 9)
+    before = model.encode(src)
+    with torch.no_grad():
+        model.decoder.bias.table.weight.normal_()
+    assert torch.equal(model.encode(src), before)
+    heard = []
+    for block in model.decoder.blocks:
+        block.cross_attn.register_forward_hook(
+            lambda _, args, kwargs, y: heard.append(kwargs.get("bias")), with_kwargs=True
+        )
+    model(src, tgt)
+    assert heard == [None]
+
+
+def test_a_row_longer_than_all_distances() -> None:
+    model, src = build("t5"), tokens(1, 50)
+    cache, memory = KVCache(), model.encode(src)
+    tgt = tokens(1, 40)
+    whole = model.decode(tgt, memory)
+    steps = [model.decode(piece, memory, cache=cache) for piece in tgt.split(1, dim=1)]
+    assert_same(torch.cat(steps, 1), whole)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_decoding_is_the_same_without_a_cache(beam: int) -> None:
+    model, src = build("t5"), tokens(4, 7)
+    mask = torch.arange(7) < torch.tensor([[7], [2], [5], [1]])
+    given = {"src_mask": mask, "beam": beam, "bos_id": 0, "eos_id": 1, "max_len": 20}
+    fast, scores = fourfold.beam_search(model, src, **given)
+    slow, again = fourfold.beam_search(model, src, **given, use_cache=False)
+    assert torch.equal(fast, slow)
+    assert_same(scores, again)
+    alone, _ = fourfold.beam_search(model, src[1:2, :2], **{**given, "src_mask": None})
+    assert torch.equal(alone[0], fast[1, : alone.shape[1]])
+    assert (fast[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 60_506_624),  # t5-small
+        ({"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}, 222_903_552),  # t5-base
+        ({"n_layers": 8, "n_heads": 6, "d_ff": 1024, **V11}, 76_961_152),  # t5-v1_1-small
+        (
+            {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 2048, **V11},
+            247_577_856,  # t5-v1_1-base
+        ),
+    ],
+)
+def test_parameters_of_the_released_models(changes: dict[str, object], expected: int) -> None:
+    with torch.device("meta"):
+        model = T5(T5Config(**changes))
+    assert parameters(model).total == sum(p.numel() for p in model.parameters()) == expected
+
+
+def test_scores_and_logits_begin_at_one() -> None:
+    torch.manual_seed(0)
+    model = T5(T5Config(d_model=96, d_head=24, n_layers=1, n_heads=4, d_ff=64, vocab_size=500))
+    x, attn = torch.randn(1, 200, 96), model.encoder.blocks[0].attn
+    q, k = (y.unflatten(-1, (4, 24)).transpose(1, 2) for y in (attn.q(x), attn.k(x)))
+    assert (q @ k.mT).std().item() == pytest.approx(1.0, rel=0.05)
+    assert model.logits(x).std().item() == pytest.approx(1.0, rel=0.05)
+    assert model.src_embed.tokens.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    assert model.encoder.bias.table.weight.std().item() == pytest.approx(96**-0.5, rel=0.2)
+    own = T5(T5Config(d_model=96, n_layers=1, vocab_size=500, tie="embeddings", scale_output=False))
+    assert own.logits(x).std().item() == pytest.approx(1.0, rel=0.05)
+
+
+def test_dropout_stands_where_t5_has_it() -> None:
+    """On embeddings, weights, inside and after the sub-layers, and behind the last norm."""
+    model = T5(T5Config(d_model=8, d_head=4, n_heads=2, n_layers=1, d_ff=8, vocab_size=V))
+    block = model.decoder.blocks[0]
+    assert block.attn.dropout == block.cross_attn.dropout == block.ff.dropout.p == 0.1
+    assert block.dropout.p == model.src_embed.dropout.p == 0.1
+    model.encoder.dropout.p = model.decoder.dropout.p = 0.9999
+    memory = model.train().encode(tokens(1, 5))
+    assert (memory == 0).all()
+    assert (model.decode(tokens(1, 5), memory) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"n_buckets": 3}, "n_buckets is 3, but must be at least 4"),
+        ({"max_distance": 16}, "less than twice the max_distance 16"),
+        ({"positions": "sinusoidal"}, "max_len is missing: sinusoidal positions need a number"),
+    ],
+)
+def test_what_no_t5_can_be(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        T5Config(**changes)
+
+
+def test_a_cost_needs_a_length() -> None:
+    assert forward_flops(T5Config(), 10).total == forward_flops(T5Config(), 10, source=10).total
+    with pytest.raises(InputError, match="no length of its own"):
+        forward_flops(T5Config())
+
+
+def test_a_pair_of_stacks_without_positions_has_no_limit() -> None:
+    config = EncoderDecoderConfig(
+        d_model=8, n_heads=2, vocab_size=V, positions="none", max_len=None
+    )
+    assert EncoderDecoder(config)(tokens(1, 3), tokens(1, 2000)).shape == (1, 2000, V)
