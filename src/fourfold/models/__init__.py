@@ -1,5 +1,4 @@
 """The four families, each a specialisation of the same block, and their downstream heads."""
-"""The families, each a specialisation of the same block."""
 
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import (

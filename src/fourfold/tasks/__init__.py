@@ -9,6 +9,7 @@ from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
 from fourfold.tasks.question_answering import QuestionAnswering
 from fourfold.tasks.sequence_classification import SequenceClassification
+from fourfold.tasks.text_to_text import TextToText
 from fourfold.tasks.token_classification import TokenClassification
 from fourfold.tasks.translation import Translation
 
@@ -21,6 +22,7 @@ __all__ = [
     "QuestionAnswering",
     "SequenceClassification",
     "Task",
+    "TextToText",
     "TokenClassification",
     "Translation",
     "load_task",

@@ -64,7 +64,7 @@ def load_task(path: str | Path, expect: str | None = None) -> "Task":
 
     Args:
         path: A `.ckpt` file written by `fourfold fit`.
-        expect: Class name the task must have.
+        expect: Name of the class that the task must be of, or of one derived from it.
 
     Raises:
         InputError: As `read_checkpoint`; or another task than expected; or weights that do not fit.
@@ -75,11 +75,12 @@ def load_task(path: str | Path, expect: str | None = None) -> "Task":
 def rebuild(content: dict[str, Any], path: str | Path, expect: str | None = None) -> "Task":
     """`load_task` of what `read_checkpoint` gave."""
     saved = content["fourfold"]
-    if expect is not None and saved["task"] != expect:
-        raise InputError(f"{path}: a checkpoint of {saved['task']}, but {expect} is needed")
-    task_class = getattr(importlib.import_module("fourfold.tasks"), saved["task"], None)
+    tasks = importlib.import_module("fourfold.tasks")
+    task_class = getattr(tasks, saved["task"], None)
     if task_class is None:
         raise InputError(f"{path}: the task {saved['task']!r} is not known here")
+    if expect is not None and not issubclass(task_class, getattr(tasks, expect)):
+        raise InputError(f"{path}: a checkpoint of {saved['task']}, but {expect} is needed")
     task: Task = task_class.from_init_args(saved["init_args"])
     try:
         task.load_state_dict(content["state_dict"])

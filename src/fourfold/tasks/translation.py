@@ -1,6 +1,6 @@
 """Translation with an encoder-decoder (Vaswani et al. 2017)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Translation(Task):
         start: `init_from` and `tuning` of `Task`.
     """
 
-    model_class = EncoderDecoder
+    model_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
     batch_class = PairBatch
     config_class = EncoderDecoderConfig
 
