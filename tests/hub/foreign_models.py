@@ -19,6 +19,13 @@ IMAGE = {
     "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 50, "num_hidden_layers": 2,
     "image_size": 12, "patch_size": 4, "num_labels": 5,
 }  # fmt: skip
+# Heads wider than the stream, stacks of unequal depth, and rows beyond the last bucket.
+T5 = {
+    "d_model": 36, "d_kv": 10, "d_ff": 50, "num_heads": 3, "num_layers": 2,
+    "num_decoder_layers": 1, "vocab_size": 61, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 13, "pad_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
 
 
 def clip(text: dict[str, Any], image: dict[str, Any]) -> Any:
@@ -50,6 +57,31 @@ def distilbert() -> Any:
     return hf.DistilBertConfig(
         dim=36, n_heads=3, hidden_dim=50, n_layers=1, vocab_size=61, max_position_embeddings=23
     )
+
+
+def t5(own_head: bool = False, **more: Any) -> Any:
+    model = hf.T5ForConditionalGeneration(hf.T5Config(**T5, **more))
+    if own_head:  # as from_pretrained does where a checkpoint has both matrices
+        model.lm_head.weight = nn.Parameter(torch.randn(61, 36))
+        model.all_tied_weights_keys.pop("lm_head.weight")
+    return model
+
+
+class ExactNorm(nn.RMSNorm):
+    """T5's norm; theirs takes the mean of squares in fp32 even where all else is fp64."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__(len(theirs.weight), eps=theirs.variance_epsilon)
+        self.weight = theirs.weight
+
+
+def exact(model: Any) -> Any:
+    """A model of theirs in fp64, with all of its arithmetic in fp64."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "T5LayerNorm":
+                setattr(module, name, ExactNorm(child))
+    return model.double()
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -88,6 +120,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "clip-gelu-highest": lambda: hf.CLIPModel(
         clip({"eos_token_id": 2, "hidden_act": "gelu"}, {"hidden_act": "gelu"})
     ),
+    "t5": lambda: t5(),
+    "t5-gated-own-head": lambda: t5(
+        own_head=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    "t5-gated-tied-unscaled": lambda: t5(feed_forward_proj="gated-silu", tie_word_embeddings=False),
 }  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from fourfold.cli import main
 from fourfold.core.errors import InputError
 from fourfold.hub import directory
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
-from tests.hub.foreign_models import MODELS, ids, make
-from tests.tiny import CONFIGS, build
+from tests.hub.foreign_models import MODELS, exact, ids, make
+from tests.tiny import CONFIGS, PAIRS, build
 
 AUTO: dict[str, Any] = {
     "encoder": hf.AutoModel,
@@ -34,6 +34,7 @@ AUTO: dict[str, Any] = {
     "marian": hf.AutoModelForSeq2SeqLM,
     "pegasus": hf.AutoModelForSeq2SeqLM,
     "bart": hf.AutoModelForSeq2SeqLM,
+    "t5": hf.AutoModelForSeq2SeqLM,
 }
 
 
@@ -95,6 +96,19 @@ def test_there_and_back_from_the_shell(name: str, tmp_path: Path, capsys: Any) -
             {"norm_eps": 1e-5, "positions": "learned", "embed_norm": True, "output_bias": True},
             "BartForConditionalGeneration",
         ),
+        ("t5", {}, "T5ForConditionalGeneration"),
+        (
+            "t5",
+            {
+                "feed_forward": "glu",
+                "activation": "gelu_tanh",
+                "tie": "embeddings",
+                "scale_output": False,
+            },
+            "T5ForConditionalGeneration",
+        ),
+        ("t5", {"tie": "embeddings"}, "T5ForConditionalGeneration"),
+        ("t5", {"feed_forward": "glu", "activation": "gelu"}, "T5ForConditionalGeneration"),
     ],
 )
 def test_a_model_of_ours_says_the_same_there(
@@ -104,12 +118,13 @@ def test_a_model_of_ours_says_the_same_there(
     fourfold.save(ours, tmp_path / "there")
     assert directory.read_config(tmp_path / "there")["architectures"] == [kind]
     theirs = getattr(hf, kind).from_pretrained(tmp_path / "there", dtype=torch.float64).eval()
+    theirs = exact(theirs)
     x, tgt = torch.randint(4, 29, (2, 9)), torch.randint(4, 29, (2, 6))
     with torch.no_grad():
         if family == "vit":
             images = torch.randn(3, 2, 8, 8, dtype=torch.float64)
             mine, their = ours(images), theirs(pixel_values=images).logits
-        elif family == "encoder_decoder":
+        elif family in PAIRS:
             mine, their = ours(x, tgt), theirs(input_ids=x, decoder_input_ids=tgt).logits
         else:
             mine, their = ours(x), theirs(input_ids=x)[0]
@@ -128,6 +143,9 @@ def test_a_model_of_ours_says_the_same_there(
         ("vit", {"pool": "mean"}, "pool=mean"),
         ("encoder_decoder", {"tie": "none"}, "tie=none"),
         ("encoder_decoder", {"norm_eps": 1e-3}, "norm_eps=0.001"),
+        ("t5", {"norm": "layer"}, "t5 cannot have norm=layer"),
+        ("t5", {"tie": "none"}, "t5 cannot have tie=none"),
+        ("t5", {"attn_scale": None}, "t5 cannot have attn_scale=None"),
     ],
 )
 def test_what_transformers_does_not_have_is_said(

@@ -17,10 +17,11 @@ import tokenizers
 from fourfold.core.errors import InputError
 from fourfold.data.ragged import Ragged
 
-# Role: the names it goes by, ours first. GPT-2 has one special token for everything.
+# Role: the names it goes by, ours first. GPT-2 has one special token for everything, and T5 begins
+# a text with padding.
 ROLES = {
     "pad": ("<pad>", "[PAD]", "<|endoftext|>"),
-    "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>"),
+    "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>", "<pad>"),
     "eos": ("</s>", "[SEP]", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),

@@ -196,7 +196,7 @@ def choose(architectures: Iterable[Architecture], model: nn.Module) -> Architect
     config: Any = model.config
     reasons = []
     for architecture in architectures:
-        if not isinstance(model, architecture.family) or not architecture.suits(config):
+        if type(model) is not architecture.family or not architecture.suits(config):
             continue
         names = architecture.keys.write(model.state_dict(), {})[0].keys()
         wrong = architecture.cannot_say(config, names)
@@ -205,5 +205,5 @@ def choose(architectures: Iterable[Architecture], model: nn.Module) -> Architect
         reasons.append(f"{architecture.model_type} cannot have {', '.join(wrong)}")
     raise InputError(
         f"no architecture of transformers that fourfold knows is this {type(model).__name__}: "
-        + ("; ".join(reasons) or "it is none of the four families")
+        + ("; ".join(reasons) or "it is none of the families")
     )

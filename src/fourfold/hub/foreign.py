@@ -15,12 +15,13 @@ from fourfold.hub.bert import BERT, DISTILBERT, ROBERTA
 from fourfold.hub.clip import CLIP
 from fourfold.hub.gpt import GPT1, GPT2
 from fourfold.hub.marian import BART, MARIAN, PEGASUS
+from fourfold.hub.t5 import T5_BOTH
 from fourfold.hub.vit import DEIT, VIT
 from fourfold.hub.waves import in_halves
 
 # In the order in which a model without a history is offered to them.
 ARCHITECTURES: tuple[Architecture, ...] = (
-    DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, CLIP,
+    DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5_BOTH, CLIP,
 )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
     """Write a model as a directory that transformers' `from_pretrained` reads.
 
     Args:
-        model: A model of one of the four families.
+        model: A model of one of the families.
         path: The directory, made if it does not exist.
         more: What config.json says besides, unless the model came with a config.json.
 

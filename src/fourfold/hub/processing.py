@@ -23,12 +23,13 @@ _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _AROUND = {
     "MaskedLM": "{bos} $A {eos}",
     "EncoderDecoder": "$A {eos}",
+    "T5": "$A {eos}",
     "CausalLM": "$A",
     "CLIP": "{bos} $A {eos}",
 }
 
 # Where config.json says which token a decoder begins with.
-_BEGINS = {"EncoderDecoder": ("decoder_start_token_id",)}
+_BEGINS = dict.fromkeys(("EncoderDecoder", "T5"), ("decoder_start_token_id",))
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
@@ -59,7 +60,7 @@ def read_tokenizer(path: Path) -> str | None:
     return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
-def write_tokenizer(path: Path, text: str, family: str, max_len: int) -> dict[str, int]:
+def write_tokenizer(path: Path, text: str, family: str, max_len: int | None) -> dict[str, int]:
     """Write the files that `AutoTokenizer` reads; returns what config.json says of the tokens."""
     tokenizer = Tokenizer.from_str(text)
     core, ids = tokenizer.core, {}
@@ -74,7 +75,7 @@ def write_tokenizer(path: Path, text: str, family: str, max_len: int) -> dict[st
         core.post_processor = TemplateProcessing(template, special_tokens=around)
     said = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_len,
+        **({} if max_len is None else {"model_max_length": max_len}),
         "clean_up_tokenization_spaces": False,
         **names,
     }

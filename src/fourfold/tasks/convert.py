@@ -12,13 +12,14 @@ from torch import nn
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
 from fourfold.hub import foreign, processing
-from fourfold.models import CLIP, CausalLM, EncoderDecoder, MaskedLM, ViT
+from fourfold.models import CLIP, T5, CausalLM, EncoderDecoder, MaskedLM, ViT
 from fourfold.tasks import (
     CausalLanguageModeling,
     ContrastiveLearning,
     ImageClassification,
     MaskedLanguageModeling,
     Task,
+    TextToText,
     Translation,
 )
 from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
@@ -26,6 +27,7 @@ from fourfold.tasks.start import read_foreign
 
 TASKS: dict[type[nn.Module], type[Task]] = {
     EncoderDecoder: Translation,
+    T5: TextToText,
     MaskedLM: MaskedLanguageModeling,
     CausalLM: CausalLanguageModeling,
     ViT: ImageClassification,

@@ -32,7 +32,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     with everything that fourfold had no place for.
 
     Args:
-        model: A model of one of the four families.
+        model: A model of one of the families.
         path: The directory, made if it does not exist.
 
     Raises:
