@@ -123,6 +123,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "t5": lambda: t5(),
     "t5-gated-own-head": lambda: t5(
         own_head=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    ),
     "t5-gated-tied-unscaled": lambda: t5(feed_forward_proj="gated-silu", tie_word_embeddings=False),
 }  # fmt: skip
 
