@@ -116,6 +116,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "bart-scaled": lambda: hf.BartForConditionalGeneration(
         hf.BartConfig(**SEQ2SEQ, scale_embedding=True, activation_function="relu")
     ),
+    "bert-classes": lambda: hf.BertForSequenceClassification(bert(num_labels=5)),
+    "bert-number": lambda: hf.BertForSequenceClassification(bert(num_labels=1)),
+    "bert-tags": lambda: hf.BertForTokenClassification(bert(num_labels=4)),
+    "bert-spans": lambda: hf.BertForQuestionAnswering(bert()),
+    "roberta-classes": lambda: hf.RobertaForSequenceClassification(roberta(num_labels=5)),
+    "roberta-tags": lambda: hf.RobertaForTokenClassification(roberta(num_labels=4)),
+    "roberta-spans": lambda: hf.RobertaForQuestionAnswering(roberta()),
     "clip": lambda: hf.CLIPModel(clip({"eos_token_id": 7}, {})),
     "clip-gelu-highest": lambda: hf.CLIPModel(
         clip({"eos_token_id": 2, "hidden_act": "gelu"}, {"hidden_act": "gelu"})

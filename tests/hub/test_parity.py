@@ -11,7 +11,16 @@ from torch import Tensor, nn
 import fourfold
 from fourfold.hub import directory, foreign
 from fourfold.losses import IGNORED
-from fourfold.models import CLIP, CausalLM, EncoderDecoder, MaskedLM, ViT
+from fourfold.models import (
+    CLIP,
+    CausalLM,
+    EncoderDecoder,
+    MaskedLM,
+    SequenceClassifier,
+    SpanExtractor,
+    TokenClassifier,
+    ViT,
+)
 from tests.hub.foreign_models import MODELS, exact, ids, make, padding
 
 LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
@@ -35,6 +44,8 @@ def run(ours: nn.Module, theirs: Any, lengths: list[int]) -> tuple[Tensor, Tenso
     """Our output, theirs, our loss, theirs; outputs where there is something to compare."""
     mask = padding(lengths)
     x = ids(*mask.shape)
+    if isinstance(ours, SequenceClassifier | TokenClassifier | SpanExtractor):
+        return run_head(ours, theirs, x, mask)
     if isinstance(ours, MaskedLM):
         return run_masked(ours, theirs, x, mask)
     if isinstance(ours, CausalLM):
@@ -81,6 +92,39 @@ def run_masked(ours: MaskedLM, theirs: Any, x: Tensor, mask: Tensor) -> Any:
     logits = ours(x, segments, mask)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     return logits[mask], out.logits[mask], loss, out.loss
+
+
+def run_head(ours: Any, theirs: Any, x: Tensor, mask: Tensor) -> Any:
+    """The heads of downstream tasks; a model of theirs with one class learns a number."""
+    more, segments = {}, None
+    if ours.config.n_segments > 1:
+        more["token_type_ids"] = segments = (torch.arange(x.shape[1]) > 3).long().expand_as(x)
+    x = x.masked_fill(~mask, theirs.config.pad_token_id)
+    logits = ours(x, segments, mask)
+    if isinstance(ours, SpanExtractor):
+        places = mask.sum(1) - 1, mask.sum(1) // 2
+        more |= {"start_positions": places[1], "end_positions": places[0]}
+        out = theirs(input_ids=x, attention_mask=mask.long(), **more)
+        their = torch.stack([out.start_logits, out.end_logits], -1)
+        # Theirs lets padding compete, whose scores are nobody's business.
+        losses = [
+            (F.cross_entropy(start, places[1]) + F.cross_entropy(end, places[0])) / 2
+            for start, end in (
+                z.masked_fill(~mask[..., None], -torch.inf).unbind(-1) for z in (logits, their)
+            )
+        ]
+        assert not mask.all() or close(losses[1], out.loss, 1e-6)
+        return logits[mask], their[mask], *losses
+    if isinstance(ours, TokenClassifier):
+        labels = (x % 4).masked_fill(~mask, IGNORED)
+        out = theirs(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits[mask], out.logits[mask], loss, out.loss
+    number = ours.config.n_classes == 1
+    labels = torch.arange(len(x)).to(logits.dtype if number else torch.long)
+    out = theirs(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
+    loss = F.mse_loss(logits[:, 0], labels) if number else F.cross_entropy(logits, labels)
+    return logits, out.logits, loss, out.loss
 
 
 def run_causal(ours: CausalLM, theirs: Any, x: Tensor, mask: Tensor) -> Any:
@@ -161,7 +205,8 @@ def mapped_gradients(theirs: Any, ours: nn.Module, folder: Path) -> dict[str, Te
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     theirs.save_pretrained(folder)
     read = directory.read_tensors(folder)
-    architecture = foreign._known(directory.read_config(folder), folder)
+    candidates = foreign._known(directory.read_config(folder), folder)
+    architecture = next(a for a in candidates if a.family is type(ours))
     if ours.origin.bare:
         read = {architecture.prefix + key: value for key, value in read.items()}
     mapped, _ = architecture.keys.read(read, ours.state_dict(), "")
@@ -186,4 +231,5 @@ def test_round_trip_gives_the_same_bytes_and_the_same_logits(name: str, tmp_path
         torch.manual_seed(0)
         first = run(ours, theirs, lengths)[1]
         torch.manual_seed(0)
-        assert torch.equal(first, run(ours, again, lengths)[1])
+        # Of the same bytes; only where a matrix has one row may another alignment round otherwise.
+        torch.testing.assert_close(run(ours, again, lengths)[1], first, rtol=1e-6, atol=1e-6)

@@ -117,6 +117,7 @@ class Architecture:
         written: What else a config.json of our own making says of a config.
         constants: What both compute rather than learn, by their names and ours, where it is stored.
         suits: Whether a config without a history is best written so.
+        holds: Whether tensors of these names are its own, where several share a model_type.
     """
 
     model_type: str
@@ -132,6 +133,7 @@ class Architecture:
     written: Callable[[Any], dict[str, Any]] = lambda config: {}
     constants: Mapping[str, str] = field_of_dataclass(default_factory=dict)
     suits: Callable[[Any], bool] = lambda config: True
+    holds: Callable[[Collection[str]], bool] = lambda names: True
 
     def read_config(self, config: Json, names: Collection[str], where: str) -> TransformerConfig:
         """Our config for their config.json and the names of their tensors.
@@ -181,10 +183,13 @@ def spelled_out(config: Any) -> Any:
     return replace(config, **said)
 
 
+UNSEEN = ("init", "ff_dropout", "drop_path", "head_dropout")
+
+
 def comparable(config: Any) -> dict[str, Any]:
     """The fields that make the model: not how its weights began, nor what training drops where."""
     fields = asdict(spelled_out(config))
-    return {k: v for k, v in fields.items() if k not in ("init", "ff_dropout", "drop_path")}
+    return {k: v for k, v in fields.items() if k not in UNSEEN}
 
 
 def choose(architectures: Iterable[Architecture], model: nn.Module) -> Architecture:

@@ -7,15 +7,15 @@ from fourfold.hub.architecture import Architecture, Field, activation, field
 from fourfold.hub.keymap import FROM_TWO, REVERSED, Copy, Ignored, KeyMap, Line, Rule
 from fourfold.models import MaskedLM, MaskedLMConfig
 
-_POST_NORM = {"norm_placement": "post", "positions": "learned"}
-_POSITIONS = "embed.positions.weight"
-_MUST = {
+POST_NORM = {"norm_placement": "post", "positions": "learned"}
+POSITIONS = "embed.positions.weight"
+MUST = {
     "is_decoder": False,
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
     "tie_word_embeddings": True,
 }
-_BERT_FIELDS = (
+BERT_FIELDS = (
     field("vocab_size", "vocab_size", default=30522),
     field("d_model", "hidden_size", default=768),
     field("n_layers", "num_hidden_layers", default=12),
@@ -29,7 +29,7 @@ _BERT_FIELDS = (
 )
 
 
-def _encoder(root: str) -> tuple[Line, ...]:
+def encoder(root: str) -> tuple[Line, ...]:
     """The layers, whose names RoBERTa took over from BERT."""
     layer = root + "encoder.layer.{i}."
     return (
@@ -61,21 +61,28 @@ def _bert_class(config: MaskedLMConfig) -> str:
     return "BertForNextSentencePrediction" if config.next_sentence else "BertModel"
 
 
+BERT_LENGTH = field("max_len", "max_position_embeddings", default=512)
+# Its positions begin after padding, which is token 1.
+ROBERTA_LENGTH = Field(
+    "max_len", ("max_position_embeddings",), 514, lambda n: n - 2, lambda n: n + 2
+)
+ROBERTA_MUST = {**MUST, "pad_token_id": 1}
+
 BERT = Architecture(
     model_type="bert",
     family=MaskedLM,
     config=MaskedLMConfig,
-    fields=(*_BERT_FIELDS, field("max_len", "max_position_embeddings", default=512)),
-    fixed=_POST_NORM,
-    must=_MUST,
+    fields=(*BERT_FIELDS, BERT_LENGTH),
+    fixed=POST_NORM,
+    must=MUST,
     told=_bert_told,
     class_of=_bert_class,
     suits=lambda config: config.n_segments > 0,
     prefix="bert.",
     keys=KeyMap(
         (
-            *_encoder("bert."),
-            Rule(_POSITIONS, "bert.embeddings.position_embeddings.weight"),
+            *encoder("bert."),
+            Rule(POSITIONS, "bert.embeddings.position_embeddings.weight"),
             Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
             Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
             Rule("head.bias", "cls.predictions.bias"),
@@ -99,18 +106,18 @@ ROBERTA = Architecture(
     family=MaskedLM,
     config=MaskedLMConfig,
     fields=(
-        *_BERT_FIELDS,
-        Field("max_len", ("max_position_embeddings",), 514, lambda n: n - 2, lambda n: n + 2),
+        *BERT_FIELDS,
+        ROBERTA_LENGTH,
     ),
-    fixed=_POST_NORM,
-    must={**_MUST, "pad_token_id": 1},  # the positions begin after it
+    fixed=POST_NORM,
+    must=ROBERTA_MUST,
     told=_roberta_told,
     class_of=lambda config: "RobertaForMaskedLM" if config.head else "RobertaModel",
     prefix="roberta.",
     keys=KeyMap(
         (
-            *_encoder("roberta."),
-            Rule(_POSITIONS, "roberta.embeddings.position_embeddings.weight", FROM_TWO),
+            *encoder("roberta."),
+            Rule(POSITIONS, "roberta.embeddings.position_embeddings.weight", FROM_TWO),
             Rule("head.transform.{p}", "lm_head.dense.{p}"),
             Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
             Rule("head.bias", "lm_head.bias"),
@@ -145,7 +152,7 @@ DISTILBERT = Architecture(
         field("max_len", "max_position_embeddings", default=512),
     ),
     # Whether its positions began as waves makes no difference to what they are now.
-    fixed={**_POST_NORM, "norm_eps": 1e-12, "n_segments": 0},
+    fixed={**POST_NORM, "norm_eps": 1e-12, "n_segments": 0},
     must={"tie_word_embeddings": True},
     told=_distilbert_told,
     class_of=lambda config: "DistilBertForMaskedLM" if config.head else "DistilBertModel",
@@ -153,7 +160,7 @@ DISTILBERT = Architecture(
     keys=KeyMap(
         (
             Rule("embed.tokens.weight", "distilbert.embeddings.word_embeddings.weight"),
-            Rule(_POSITIONS, "distilbert.embeddings.position_embeddings.weight"),
+            Rule(POSITIONS, "distilbert.embeddings.position_embeddings.weight"),
             Rule("embed.norm.{p}", "distilbert.embeddings.LayerNorm.{p}"),
             Rule("stack.blocks.{i}.attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
             Rule("stack.blocks.{i}.attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),

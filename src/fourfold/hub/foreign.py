@@ -13,6 +13,7 @@ from fourfold.hub import directory
 from fourfold.hub.architecture import Architecture, choose, said_of, say
 from fourfold.hub.bert import BERT, DISTILBERT, ROBERTA
 from fourfold.hub.clip import CLIP
+from fourfold.hub.fine_tuned import FINE_TUNED
 from fourfold.hub.gpt import GPT1, GPT2
 from fourfold.hub.marian import BART, MARIAN, PEGASUS
 from fourfold.hub.t5 import T5_BOTH
@@ -21,7 +22,8 @@ from fourfold.hub.waves import in_halves
 
 # In the order in which a model without a history is offered to them.
 ARCHITECTURES: tuple[Architecture, ...] = (
-    DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5_BOTH, CLIP,
+    *FINE_TUNED, DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5_BOTH,
+    CLIP,
 )  # fmt: skip
 
 
@@ -47,8 +49,9 @@ def read(path: Path) -> nn.Module:
         InputError: The directory is broken, or holds something that no model of ours is.
     """
     said = directory.read_config(path)
-    architecture = _known(said, path)
+    candidates = _known(said, path)
     theirs = {_modern(name): x for name, x in directory.read_tensors(path).items()}
+    architecture = next(a for a in candidates if a.holds(theirs.keys()))
     bare = not any(name.startswith(architecture.prefix) for name in theirs)
     if bare:
         theirs = {architecture.prefix + name: x for name, x in theirs.items()}
@@ -81,7 +84,8 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
     """
     origin = getattr(model, "origin", None)
     if isinstance(origin, Origin):
-        architecture, rest = _known(origin.config, path), origin.rest
+        candidates, rest = _known(origin.config, path), origin.rest
+        architecture = next(a for a in candidates if type(model) is a.family)
     else:
         model = in_halves(model)
         architecture, rest = choose(ARCHITECTURES, model), {}
@@ -121,15 +125,16 @@ def _kept(
     return kept
 
 
-def _known(config: Mapping[str, Any], path: Path) -> Architecture:
+def _known(config: Mapping[str, Any], path: Path) -> list[Architecture]:
+    """The architectures of a model_type, the last of which holds whatever the others do not."""
     named = config.get("model_type")
-    for architecture in ARCHITECTURES:
-        if architecture.model_type == named:
-            return architecture
-    names = ", ".join(a.model_type for a in ARCHITECTURES)
-    raise InputError(
-        f"{path / directory.CONFIG}: model_type is {named!r}, but fourfold knows {names}"
-    )
+    found = [a for a in ARCHITECTURES if a.model_type == named]
+    if not found:
+        names = ", ".join(dict.fromkeys(a.model_type for a in ARCHITECTURES))
+        raise InputError(
+            f"{path / directory.CONFIG}: model_type is {named!r}, but fourfold knows {names}"
+        )
+    return found
 
 
 def _modern(name: str) -> str:

@@ -1,17 +1,19 @@
 """What stands beside the weights: the tokenizer of a text model, the preprocessing of images."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.hub.directory import read_json
+from fourfold.models import CLIP, CausalLM, EncoderDecoder, MaskedLM
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -19,17 +21,14 @@ IMAGES = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # where newer files have that in a section
 # Pillow's numbers for ways to resize, which config files use.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
-# What a sentence gets around it, by the family of the model.
-_AROUND = {
-    "MaskedLM": "{bos} $A {eos}",
-    "EncoderDecoder": "$A {eos}",
-    "T5": "$A {eos}",
-    "CausalLM": "$A",
-    "CLIP": "{bos} $A {eos}",
+# What a sentence gets around it, and a pair where the family reads pairs.
+_PAIR = "{bos}:0 $A:0 {eos}:0 $B:1 {eos}:1"
+_AROUND: dict[type[nn.Module], tuple[str, str | None]] = {
+    MaskedLM: ("{bos} $A {eos}", _PAIR),
+    EncoderDecoder: ("$A {eos}", None),
+    CausalLM: ("$A", None),
+    CLIP: ("{bos} $A {eos}", None),
 }
-
-# Where config.json says which token a decoder begins with.
-_BEGINS = dict.fromkeys(("EncoderDecoder", "T5"), ("decoder_start_token_id",))
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
@@ -60,7 +59,7 @@ def read_tokenizer(path: Path) -> str | None:
     return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
-def write_tokenizer(path: Path, text: str, family: str, max_len: int | None) -> dict[str, int]:
+def write_tokenizer(path: Path, text: str, model: nn.Module, max_len: int | None) -> dict[str, int]:
     """Write the files that `AutoTokenizer` reads; returns what config.json says of the tokens."""
     tokenizer = Tokenizer.from_str(text)
     core, ids = tokenizer.core, {}
@@ -70,18 +69,25 @@ def write_tokenizer(path: Path, text: str, family: str, max_len: int | None) -> 
         if number is not None:
             ids[role], names[f"{role}_token"] = number, core.id_to_token(number)
     if core.post_processor is None:
-        template = _AROUND[family].format(bos=names["bos_token"], eos=names["eos_token"])
-        around = [(names[f"{role}_token"], ids[role]) for role in ("bos", "eos")]
-        core.post_processor = TemplateProcessing(template, special_tokens=around)
-    said = {
+        single, pair = next(found for kind, found in _AROUND.items() if isinstance(model, kind))
+        called = {"bos": names["bos_token"], "eos": names["eos_token"]}
+        core.post_processor = TemplateProcessing(
+            single=single.format(**called),
+            pair=pair and pair.format(**called),
+            special_tokens=[(names[f"{role}_token"], ids[role]) for role in ("bos", "eos")],
+        )
+    said: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **({} if max_len is None else {"model_max_length": max_len}),
         "clean_up_tokenization_spaces": False,
         **names,
     }
+    if getattr(model.config, "n_segments", 0) > 1:
+        said["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     (path / TOKENIZER).write_text(core.to_str(), encoding="utf-8")
     (path / TOKENIZER_CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    begins = dict.fromkeys(_BEGINS.get(family, ()), ids["bos"])
+    # With which token a decoder begins.
+    begins = {"decoder_start_token_id": ids["bos"]} if isinstance(model, EncoderDecoder) else {}
     return begins | {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
 
 
@@ -100,9 +106,8 @@ def read_images(path: Path, config: Mapping[str, Any], side: int, channels: int)
     size, crop = said.get("size", side), said.get("crop_size", side)
     scaled = size if isinstance(size, int) else size.get("shortest_edge", size.get("height", side))
     cut = crop if isinstance(crop, int) else crop.get("height", side)
-    names = config.get("id2label") or {}
     return {
-        "class_names": [names[key] for key in sorted(names, key=int)],
+        "class_names": class_names(config),
         "image_size": side,
         "n_channels": channels,
         "mean": list(said.get("image_mean", [0.5] * channels)),
@@ -144,8 +149,27 @@ def write_images(
     (path / IMAGES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     if "class_names" not in artifacts:
         return {}
-    names = artifacts["class_names"]
+    return labels(artifacts["class_names"])
+
+
+def class_names(config: Mapping[str, Any]) -> list[str]:
+    """Names of the classes in the order of their numbers, none if config.json has none."""
+    names = config.get("id2label") or {}
+    return [names[key] for key in sorted(names, key=int)]
+
+
+def labels(names: Sequence[str]) -> dict[str, Any]:
+    """What config.json says of classes of these names."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
+
+
+def separators(text: str) -> int:
+    """EOS tokens that a tokenizer (as JSON) puts between two sentences: 1, or RoBERTa's 2."""
+    tokenizer = Tokenizer.from_str(text)
+    if tokenizer.core.post_processor is None:
+        return 1
+    ids = tokenizer.core.encode("a", "b").ids
+    return 2 if ids.count(tokenizer.eos_id) == 3 else 1

@@ -1,27 +1,9 @@
 """ViT and DeiT as transformers writes them."""
 
-from collections.abc import Collection
-from typing import Any
-
-from fourfold.hub.architecture import Architecture, Field, activation, field
+from fourfold.hub.architecture import Architecture, activation, field
 from fourfold.hub.keymap import TOKENS, WITH_ONE, KeyMap, Rule
+from fourfold.hub.labels import N_CLASSES, back, counted
 from fourfold.models import ViT, ViTConfig
-
-
-def _labels(n_classes: int) -> dict[str, str]:
-    return {str(i): f"LABEL_{i}" for i in range(n_classes)}
-
-
-def _named_back(config: ViTConfig) -> dict[str, Any]:
-    assert config.n_classes is not None
-    return {"label2id": {name: int(i) for i, name in _labels(config.n_classes).items()}}
-
-
-def _classes(names: Collection[str], config: Any) -> dict[str, Any]:
-    if "id2label" not in config and "num_labels" in config:
-        return {"n_classes": config["num_labels"]}
-    return {}
-
 
 _FIELDS = (
     field("d_model", "hidden_size", default=768),
@@ -35,7 +17,7 @@ _FIELDS = (
     field("image_size", "image_size", default=224),
     field("patch_size", "patch_size", default=16),
     field("n_channels", "num_channels", default=3),
-    Field("n_classes", ("id2label",), (None, None), len, _labels),
+    N_CLASSES,
 )
 _FIXED = {"norm_placement": "pre", "positions": "learned", "pool": "cls"}
 
@@ -69,11 +51,11 @@ VIT = Architecture(
     fields=_FIELDS,
     fixed={**_FIXED, "distillation": False},
     must={"qkv_bias": True},
-    told=_classes,
+    told=counted,
     class_of=lambda config: "ViTForImageClassification",
     prefix="vit.",
     keys=_keys("vit.", ("cls_token",), ("classifier",)),
-    written=_named_back,
+    written=back,
 )
 
 DEIT = Architecture(
@@ -83,7 +65,7 @@ DEIT = Architecture(
     fields=_FIELDS,
     fixed={**_FIXED, "distillation": True},
     must={"qkv_bias": True},
-    told=_classes,
+    told=counted,
     class_of=lambda config: "DeiTForImageClassificationWithTeacher",
     prefix="deit.",
     keys=_keys(
@@ -91,5 +73,5 @@ DEIT = Architecture(
         ("cls_token", "distillation_token"),
         ("cls_classifier", "distillation_classifier"),
     ),
-    written=_named_back,
+    written=back,
 )

@@ -9,30 +9,24 @@ from typing import Any
 
 from torch import nn
 
+import fourfold.tasks
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
 from fourfold.hub import foreign, processing
-from fourfold.models import CLIP, T5, CausalLM, EncoderDecoder, MaskedLM, ViT
-from fourfold.tasks import (
-    CausalLanguageModeling,
-    ContrastiveLearning,
-    ImageClassification,
-    MaskedLanguageModeling,
-    Task,
-    TextToText,
-    Translation,
-)
+from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
+from fourfold.models.lora import merge_lora
+from fourfold.tasks import Task
 from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
-from fourfold.tasks.start import read_foreign
+from fourfold.tasks.start import Source, read_foreign
 
-TASKS: dict[type[nn.Module], type[Task]] = {
-    EncoderDecoder: Translation,
-    T5: TextToText,
-    MaskedLM: MaskedLanguageModeling,
-    CausalLM: CausalLanguageModeling,
-    ViT: ImageClassification,
-    CLIP: ContrastiveLearning,
-}
+
+def task_of(model: nn.Module) -> type[Task]:
+    """The task whose model this is."""
+    known: list[Any] = [getattr(fourfold.tasks, name) for name in fourfold.tasks.__all__]
+    found: type[Task] = next(
+        kind for kind in known if getattr(kind, "model_class", None) is type(model)
+    )
+    return found
 
 
 def import_directory(source: Path, target: Path) -> list[str]:
@@ -53,16 +47,9 @@ def import_directory(source: Path, target: Path) -> list[str]:
     found = read_foreign(source)
     model: Any = found.model
     origin: foreign.Origin | None = getattr(model, "origin", None)
-    task = TASKS[type(model)](model.config)  # type: ignore[call-arg]
-    task.model = model
+    task = task_of(model)(model.config)  # type: ignore[call-arg]
+    task.model, task.artifacts = model, _read_beside(found, origin)
     checkpoint: dict[str, Any] = {} if origin is None else {"origin": asdict(origin)}
-    if hasattr(model.config, "image_size") and origin is not None:
-        size, channels = model.config.image_size, model.config.n_channels
-        task.artifacts = processing.read_images(found.path, origin.config, size, channels)
-        if isinstance(model, CLIP):
-            del task.artifacts["class_names"]  # its data have none
-    if found.tokenizer:
-        task.artifacts = {"tokenizer": found.tokenizer, **task.artifacts}
     checkpoint["state_dict"] = task.state_dict()
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
@@ -73,6 +60,25 @@ def import_directory(source: Path, target: Path) -> list[str]:
         f"{source}: {named}, {n:,} parameters, as {type(task).__name__}",
         f"wrote {target} ({beside})",
     ]
+
+
+def _read_beside(source: Source, origin: foreign.Origin | None) -> dict[str, Any]:
+    """What stands beside the weights, as the data that train such a model would give it."""
+    model: Any = source.model
+    found: dict[str, Any] = {"tokenizer": source.tokenizer} if source.tokenizer else {}
+    if origin is None:
+        return found
+    if hasattr(model.config, "image_size"):
+        size, channels = model.config.image_size, model.config.n_channels
+        found |= processing.read_images(source.path, origin.config, size, channels)
+        if isinstance(model, CLIP):
+            del found["class_names"]  # its data have none
+    elif hasattr(model.config, "n_classes"):
+        names = processing.class_names(origin.config) if model.config.n_classes > 1 else []
+        found |= {"class_names": names, "max_len": model.config.max_len}
+    if source.tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
+        found["separators"] = processing.separators(source.tokenizer)
+    return found
 
 
 def export_checkpoint(source: Path, target: Path) -> list[str]:
@@ -110,8 +116,10 @@ def _write_beside(folder: Path, task: Task, model: Any) -> dict[str, Any]:
     """Write tokenizer and preprocessing, if any; returns what config.json says of them."""
     found, more, two_towers = task.artifacts, {}, isinstance(model, CLIP)
     if "tokenizer" in found:
-        family, length = type(model).__name__, model.config.max_len
-        more = processing.write_tokenizer(folder, found["tokenizer"], family, length)
+        length = model.config.max_len
+        more = processing.write_tokenizer(folder, found["tokenizer"], model, length)
+        if found.get("class_names"):
+            more |= processing.labels(found["class_names"])
     if two_towers:  # which have a rule of their own for the end of a text
         more = {f"text_config.{k}": n for k, n in more.items() if k != "eos_token_id"}
     if "eval_crop" in found:
@@ -131,7 +139,7 @@ def load_with_origin(path: Path) -> tuple[Task, nn.Module]:
         path = path / "checkpoints" / "last.ckpt"
     content = read_checkpoint(path)
     task = rebuild(content, path)
-    model: nn.Module = task.model
+    model = merge_lora(task.model)
     if "origin" in content:
         model.origin = foreign.Origin(**content["origin"])  # type: ignore[assignment]
     return task, model
