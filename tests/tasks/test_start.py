@@ -94,12 +94,19 @@ def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=24, max_position_embeddings=96,
     )  # fmt: skip
-    hf.BertModel(config).save_pretrained(tmp_path / "bert")
+    theirs = hf.BertModel(config)
+    theirs.save_pretrained(tmp_path / "bert")
     task, data = sequences(texts)
     changed = replace(task.config, norm_eps=1e-12, vocab_size=60)
-    task = type(task)(changed, SGD, FLAT, init_from=str(tmp_path / "bert"))
+    still = replace(SGD, lr=1e-12)
+    task = type(task)(changed, still, FLAT, init_from=str(tmp_path / "bert"))
     fitted(task, data, tmp_path)
-    assert "init_from" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    # The pooler, which a masked LM has no place for, is not lost on a classifier.
+    assert "loaded    classifier.pool.weight (16, 16)" in said
+    assert "new       classifier.classify.weight" in said
+    found = task.model.classifier.pool.weight
+    torch.testing.assert_close(found, theirs.pooler.dense.weight, rtol=0, atol=1e-9)
 
 
 def test_other_layers_and_no_such_source(pretrained: Path, texts: Path, tmp_path: Path) -> None:

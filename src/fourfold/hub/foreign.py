@@ -68,6 +68,21 @@ def read(path: Path) -> nn.Module:
     return model.eval()
 
 
+def leftovers(source: nn.Module, target: nn.Module) -> dict[str, Tensor]:
+    """What a directory held beside the model read from it, and `target` has a place for.
+
+    Such as BERT's pooler, which a language model does not have and a classifier does.
+    """
+    origin = getattr(source, "origin", None)
+    if not isinstance(origin, Origin):
+        return {}
+    named, wanted = origin.config.get("model_type"), target.state_dict()
+    fits = [a for a in ARCHITECTURES if a.model_type == named and a.family is type(target)]
+    return {
+        k: x.float() for a in fits for k, x in a.keys.read_some(origin.rest, wanted, "").items()
+    }
+
+
 def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -> str:
     """Write a model as a directory that transformers' `from_pretrained` reads.
 

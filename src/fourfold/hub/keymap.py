@@ -163,6 +163,17 @@ class KeyMap:
                 )
         return ours, rest
 
+    def read_some(
+        self, theirs: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str
+    ) -> dict[str, Tensor]:
+        """Those of their tensors that have a place among `wanted`, by our names."""
+        ours: dict[str, Tensor] = {}
+        for name in theirs:
+            found = self._rule_of(name, wanted)
+            if found is not None and found[0].our_names:
+                self._apply(*found, theirs, ours, {}, where)
+        return ours
+
     def write(
         self, ours: Mapping[str, Tensor], rest: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], list[str]]:

@@ -67,6 +67,7 @@ def transfer(
     source: nn.Module,
     role: str = "model",
     *,
+    more: Mapping[str, Tensor] | None = None,
     tokens: tuple[Tensor, Tensor] | None = None,
     resize: str = "bicubic_antialias",
 ) -> Report:
@@ -76,6 +77,7 @@ def transfer(
         target: Whose parameters are overwritten.
         source: A model of any family.
         role: A row of ROLES: which part of the target the source becomes.
+        more: Tensors that came with the source and that it has no place for, by the target's names.
         tokens: Rows of the source's vocabulary and of the target's that are the same word, each
             (n,) int64; None means that both number them alike.
         resize: A row of RESIZES, for grids of positions.
@@ -87,7 +89,8 @@ def transfer(
     check_word("resize", resize, tuple(RESIZES))
     check_word("role", role, tuple(ROLES))
     _refuse_other_layers(source.config, target.config)  # type: ignore[arg-type]
-    theirs = _renamed({**dict(source.named_buffers()), **source.state_dict()}, ROLES[role])
+    stored = {**source.state_dict(), **(more or {})}
+    theirs = _renamed({**dict(source.named_buffers()), **stored}, ROLES[role])
     how = _Rules(target, tokens, resize)
     report, used, ours = Report(), set[str](), target.state_dict()
     folded = _fold_segment(theirs, ours)
@@ -105,7 +108,7 @@ def transfer(
             report.loaded.append((name, shown, ""))
         with torch.no_grad():
             old.copy_(made)
-    stored = _renamed(source.state_dict(), ROLES[role])
+    stored = _renamed(stored, ROLES[role])
     left = [name for name in stored if name not in used]
     report.left_out = [(name, tuple(stored[name].shape), "") for name in left]
     if not used:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.hub import directory, foreign, nanogpt, processing
+from fourfold.hub.foreign import leftovers
 from fourfold.models.lora import merge_lora
 from fourfold.models.transfer import ROLES, transfer
 from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
@@ -96,9 +97,9 @@ def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, res
             raise InputError(f"init_from: {part!r} is no part of a model: not {', '.join(ROLES)}")
         n = sum(p.numel() for p in source.model.parameters())
         lines.append(f"init_from {path}: {type(source.model).__name__}, {n:,} parameters")
-        words = same_words(source.tokenizer, tokenizer)
+        words, more = same_words(source.tokenizer, tokenizer), leftovers(source.model, model)
         try:
-            report = transfer(model, source.model, part, tokens=words, resize=resize)
+            report = transfer(model, source.model, part, more=more, tokens=words, resize=resize)
         except InputError as error:
             raise InputError(f"init_from {path}: {error}") from error
         lines += report.lines()
