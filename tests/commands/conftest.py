@@ -37,6 +37,12 @@ def _write_text(folder: Path) -> None:
     for name, part in (("train", rows), ("val", rows[:8]), ("test", rows[8:20])):
         (folder / f"{name}.a").write_text("".join(" ".join(row) + "\n" for row in part))
         (folder / f"{name}.b").write_text("".join(" ".join(row[::-1]) + "\n" for row in part))
+        # Pairs that are the same or not, and words that are numbers below six or not.
+        pairs = [(row, row if i % 2 else row[::-1], i % 2) for i, row in enumerate(part)]
+        table = [f"{' '.join(a)}\t{' '.join(b)}\t{('other', 'same')[k]}\n" for a, b, k in pairs]
+        (folder / f"{name}.tsv").write_text("a\tb\tlabel\n" + "".join(table))
+        tags = [[f"{w}\t{'B-low' if w in WORDS[:5] else 'O'}\n" for w in row] for row in part]
+        (folder / f"{name}.conll").write_text("\n".join("".join(words) for words in tags))
 
 
 def _text_parts(folder: Path) -> dict[str, object]:
@@ -66,6 +72,22 @@ def recipes(text: Path) -> dict[str, dict[str, object]]:
                 "CausalTextData",
                 {**_text_parts(text), "block_size": 16, "batch_size": 4,
                  "tokenizer": {"kind": "byte_bpe", "vocab_size": 300}},
+            ),
+        },
+        "classes": {
+            "model": ("SequenceClassification", {"max_len": 16}),
+            "data": (
+                "SequenceData",
+                {"source": "files", "text": ["a", "b"], "max_len": 16, "batch_size": 8,
+                 "tokenizer": tokenizer, **{n: str(text / f"{n}.tsv") for n in pairs}},
+            ),
+        },
+        "tags": {
+            "model": ("TokenClassification", {"max_len": 16}),
+            "data": (
+                "TokenData",
+                {"max_len": 16, "batch_size": 8, "tokenizer": tokenizer,
+                 **{n: str(text / f"{n}.conll") for n in pairs}},
             ),
         },
         "mlm": {

@@ -120,6 +120,32 @@ def test_images_are_classified(ask: Ask, here: Path) -> None:
         assert name in result.err
 
 
+def test_sentences_and_pairs_are_classified(ask: Ask) -> None:
+    given = "one two\ttwo one\n\nthree\nfour five six\tfour five six\n"
+    found = [line.split("\t") for line in lines(ask("classify", "classes", given))]
+    assert [len(row) for row in found] == [2, 1, 2, 2]
+    assert all(row[0] in ("same", "other") and 0.5 <= float(row[1]) <= 1 for row in found if row[0])
+    both = lines(ask("classify", "classes", given, "--top-k", 5))[0].split("\t")
+    assert sorted(both[::2]) == ["other", "same"]
+    assert sum(map(float, both[1::2])) == pytest.approx(1, abs=1e-3)
+    alone = [lines(ask("classify", "classes", f"{line}\n"))[0] for line in given.split("\n")[:-1]]
+    assert alone == ["\t".join(row) for row in found]  # whatever stood beside it
+    result = ask("classify", "classes", "one\ttwo\tthree\n")
+    assert (result.code, "line 1: 3 texts" in result.err) == (2, True)
+    result = ask("classify", "classes", "one " * 40 + "\n")
+    assert (result.code, "more than the 16" in result.err) == (2, True)
+    assert len(lines(ask("classify", "classes", "one " * 40 + "\n", "--truncate"))) == 1
+
+
+def test_words_are_tagged(ask: Ask) -> None:
+    given = "one two  nine\n\nfive\n"
+    found = [line.split() for line in lines(ask("classify", "tags", given))]
+    assert [len(row) for row in found] == [3, 0, 1]
+    assert all(tag in ("O", "B-low") for row in found for tag in row)
+    cut = lines(ask("classify", "tags", "one " * 40 + "\n", "--truncate"))[0].split()
+    assert 1 < len(cut) < 40
+
+
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_precisions(precision: str, ask: Ask) -> None:
     for verb, family in (("translate", "mt"), ("fill", "mlm")):

@@ -13,12 +13,27 @@ from typing import Any, NoReturn
 
 from fourfold.core.errors import InputError
 
-# Verb: the task that it needs, what it does.
+# Verb: what it does.
 VERBS = {
-    "translate": ("Translation", "Translates one sentence a line."),
-    "generate": ("CausalLanguageModeling", "Continues one prompt a line."),
-    "fill": ("MaskedLanguageModeling", "Fills [MASK] or <mask> in each line."),
-    "classify": ("ImageClassification", "Prints path, class and probability of one image a line."),
+    "translate": "Translates one sentence a line.",
+    "generate": "Continues one prompt a line.",
+    "fill": "Fills [MASK] or <mask> in each line.",
+    "classify": (
+        "Prints path, class and probability of one image a line; of a text classifier class and"
+        " probability (or the number) of one sentence a line, or of a pair with a tab between; of a"
+        " tagger the tags of each word."
+    ),
+}
+# Verb and task: the module that does it, and the class in it.
+WORKERS = {
+    "translate": {"Translation": ("translate", "Translate")},
+    "generate": {"CausalLanguageModeling": ("generate", "Generate")},
+    "fill": {"MaskedLanguageModeling": ("fill", "Fill")},
+    "classify": {
+        "ImageClassification": ("classify", "Classify"),
+        "SequenceClassification": ("classify_text", "ClassifyText"),
+        "TokenClassification": ("tag", "Tag"),
+    },
 }
 BATCH = {"translate": 32, "generate": 32, "fill": 32, "classify": 64}
 PRECISIONS = ("32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
@@ -44,15 +59,14 @@ class OptionParser(ArgumentParser):
 def make_parser(verb: str) -> ArgumentParser:
     """The options of a verb."""
     parser = OptionParser(
-        prog=f"fourfold {verb}", description=VERBS[verb][1], epilog=ABOUT, allow_abbrev=False
+        prog=f"fourfold {verb}", description=VERBS[verb], epilog=ABOUT, allow_abbrev=False
     )
     add = parser.add_argument
     add("--checkpoint", required=True, metavar="PATH", help="checkpoint file or run directory")
     add("--batch-size", type=int, default=BATCH[verb], help="lines at a time (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     add("--precision", default="32-true", choices=PRECISIONS, help="(%(default)s)")
-    if verb != "classify":
-        add("--truncate", action="store_true", help="cut lines that are too long for the model")
+    add("--truncate", action="store_true", help="cut lines that are too long for the model")
     if verb in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the penalty")
@@ -128,7 +142,7 @@ def run(verb: str, options: Namespace) -> None:
     from fourfold.tasks import load_task
 
     path = RunDirectory.checkpoint_in(options.checkpoint)
-    task = load_task(path, expect=VERBS[verb][0])
+    task = load_task(path, expect=tuple(WORKERS[verb]))
     device = choose_device(options.device)
     settle(task, device, options.precision)
     worker = make_verb(verb, task, options)
@@ -145,5 +159,6 @@ def make_verb(verb: str, task: Any, options: Namespace) -> Any:
     """The object that does the work."""
     from importlib import import_module
 
-    module = import_module(f"fourfold.commands.verbs.{verb}")
-    return getattr(module, verb.capitalize())(task, options)
+    names = [kind.__name__ for kind in type(task).__mro__]
+    module, worker = next(WORKERS[verb][name] for name in names if name in WORKERS[verb])
+    return getattr(import_module(f"fourfold.commands.verbs.{module}"), worker)(task, options)

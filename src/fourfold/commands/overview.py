@@ -18,7 +18,7 @@ use a checkpoint: lines in, lines out
   translate  one sentence a line to its translation
   generate   one prompt a line to its continuation
   fill       one line with [MASK] or <mask> to the line filled in
-  classify   one image file a line to its class and probability
+  classify   one image file, or one sentence, a line to its class and probability
 
 exchange weights with transformers
   import     a directory of transformers to a checkpoint

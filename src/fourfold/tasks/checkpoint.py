@@ -59,12 +59,12 @@ def _refuse_damage(path: Path) -> None:
         raise InputError(f"{path}: the checkpoint is damaged: {damaged} is not what was written")
 
 
-def load_task(path: str | Path, expect: str | None = None) -> "Task":
+def load_task(path: str | Path, expect: str | tuple[str, ...] | None = None) -> "Task":
     """Rebuild a task with its model, weights, tokenizer and preprocessing, in eval mode.
 
     Args:
         path: A `.ckpt` file written by `fourfold fit`.
-        expect: Name of the class that the task must be of, or of one derived from it.
+        expect: Names of the classes that the task must be one of, or derived from.
 
     Raises:
         InputError: As `read_checkpoint`; or another task than expected; or weights that do not fit.
@@ -72,15 +72,19 @@ def load_task(path: str | Path, expect: str | None = None) -> "Task":
     return rebuild(read_checkpoint(path), path, expect)
 
 
-def rebuild(content: dict[str, Any], path: str | Path, expect: str | None = None) -> "Task":
+def rebuild(
+    content: dict[str, Any], path: str | Path, expect: str | tuple[str, ...] | None = None
+) -> "Task":
     """`load_task` of what `read_checkpoint` gave."""
     saved = content["fourfold"]
     tasks = importlib.import_module("fourfold.tasks")
     task_class = getattr(tasks, saved["task"], None)
     if task_class is None:
         raise InputError(f"{path}: the task {saved['task']!r} is not known here")
-    if expect is not None and not issubclass(task_class, getattr(tasks, expect)):
-        raise InputError(f"{path}: a checkpoint of {saved['task']}, but {expect} is needed")
+    wanted = (expect,) if isinstance(expect, str) else expect or ("Task",)
+    if not issubclass(task_class, tuple(getattr(tasks, name) for name in wanted)):
+        needed = " or ".join(wanted)
+        raise InputError(f"{path}: a checkpoint of {saved['task']}, but {needed} is needed")
     task: Task = task_class.from_init_args(saved["init_args"])
     try:
         task.load_state_dict(content["state_dict"])

@@ -1,0 +1,153 @@
+"""From weights of another task to a measured one, from the shell: init_from, seeds, resuming."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import fourfold
+
+Run = Callable[..., Any]
+Train = Callable[[str], Path]
+
+
+@pytest.fixture
+def pretrained(trained: Train) -> Path:
+    """The run directory of a masked LM with vectors of its own size and words of its own."""
+    return trained("mlm")
+
+
+def config_of(run_dir: Path) -> Any:
+    return yaml.safe_load((run_dir / "config.yaml").read_text())
+
+
+def test_a_config_takes_shape_and_words_from_its_source(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path
+) -> None:
+    recipe = yaml.safe_load(configs["classes"].read_text())
+    recipe["model"]["init_args"].pop("config")
+    recipe["data"]["init_args"].pop("tokenizer")
+    (here / "c.yaml").write_text(yaml.safe_dump(recipe))
+    run_dir = here / "r"
+    call = ["--config", here / "c.yaml", "--run_dir", run_dir, "--model.init_from", pretrained]
+    result = run("fit", *call, "--model.config.dropout", "0.25")
+    assert result.code == 0, result.err
+    assert "loaded    stack.blocks.0.attn.q.weight (16, 16)" in result.out
+    assert "loaded    embed.tokens.weight" in result.out  # the words are the source's
+    settled = config_of(run_dir)
+    shape, source = settled["model"]["init_args"]["config"], fourfold.load(pretrained).config
+    for name in ("d_model", "n_layers", "n_heads", "d_ff", "max_len", "vocab_size"):
+        assert shape[name] == getattr(source, name), name
+    assert shape["dropout"] == 0.25  # what is written stays
+    assert shape["n_classes"] is None
+    assert settled["data"]["init_args"]["tokenizer"]["file"].endswith("last.ckpt")
+    # Measured, used and continued without the source.
+    moved = here / "moved"
+    shutil.copytree(pretrained, moved)
+    again = run("test", *call)
+    assert again.code == 0, again.err
+    assert "init_from" not in again.out
+    assert "test/accuracy" in json.loads((run_dir / "metrics.json").read_text())
+
+
+def test_what_a_run_began_with_may_be_gone_when_it_goes_on(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path
+) -> None:
+    source = here / "source"
+    shutil.copytree(pretrained, source)
+    call = ["fit", "--config", configs["classes"], "--run_dir", here / "r",
+            "--model.init_from", source]  # fmt: skip
+    assert run(*call, "--trainer.max_steps", 1).code == 0
+    shutil.rmtree(source)
+    result = run(*call, "--trainer.max_steps", 2)
+    assert result.code == 0, result.err
+    assert "init_from" not in result.out
+    steps = torch.load(here / "r/checkpoints/last.ckpt", weights_only=True)["global_step"]
+    assert steps == 2
+
+
+def test_another_shape_than_the_sources_is_one_sentence(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path
+) -> None:
+    call = ["fit", "--config", configs["classes"], "--run_dir", here / "r"]
+    for options, message in (
+        (
+            ["--model.init_from", pretrained, "--model.config.n_heads", 4],
+            "n_heads 2, but the model",
+        ),
+        (["--model.init_from", here / "nothing.ckpt"], "there is no such checkpoint file"),
+        (["--model.init_from", pretrained, "--model.tuning.freeze", 7], "the model has 1 layers"),
+    ):
+        result = run(*call, *options)
+        assert result.code == 2
+        assert message in result.err
+        assert not (here / "r").exists()
+
+
+def test_weights_are_measured_as_they_are(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path
+) -> None:
+    """Without a run of its own a test measures what a training would begin with."""
+    call = ["--config", configs["mlm"], "--run_dir"]
+    assert run("test", *call, pretrained).code == 0
+    expected = json.loads((pretrained / "metrics.json").read_text())["test/ppl_token"]
+    file = pretrained / "checkpoints/best.ckpt"
+    result = run("test", *call, here / "fresh", "--model.init_from", file)
+    assert result.code == 0, result.err
+    found = json.loads((here / "fresh/metrics.json").read_text())
+    assert found["test/ppl_token"] == pytest.approx(expected)
+    assert found["run"]["checkpoint"] == str(file)
+
+
+def test_low_rank_trains_and_is_merged_for_transformers(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path
+) -> None:
+    call = ["--config", configs["classes"], "--run_dir", here / "r"]
+    more = ["--model.init_from", pretrained, "--model.tuning.lora_rank", 2]
+    assert run("fit", *call, *more).code == 0
+    assert run("test", *call, *more).code == 0
+    names = fourfold.load(here / "r").state_dict()
+    assert not [name for name in names if name.endswith((".a", ".b"))]
+    assert run("export", here / "r/checkpoints/last.ckpt", here / "out").code == 0
+
+
+def test_several_seeds(run: Run, configs: dict[str, Path], here: Path) -> None:
+    call = ["seeds", "--seeds", "3,5", "--run_dir", "s", "--config", configs["classes"]]
+    result = run(*call)
+    assert result.code == 0, result.err
+    summary = json.loads((here / "s/seeds.json").read_text())
+    each = {s: json.loads((here / f"s/seed_{s}/metrics.json").read_text()) for s in (3, 5)}
+    assert config_of(here / "s/seed_5")["seed_everything"] == 5
+    for name in ("test/accuracy", "test/loss"):
+        values = [each[s][name] for s in (3, 5)]
+        entry = summary[name]
+        assert entry["seeds"] == {"3": values[0], "5": values[1]}
+        assert entry["mean"] == pytest.approx(sum(values) / 2)
+        assert entry["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+        assert entry["best"] == (min if name == "test/loss" else max)(values)
+    assert len(set(summary["test/loss"]["seeds"].values())) == 2  # they do differ
+    before = (here / "s/seed_3/metrics.json").stat().st_mtime_ns
+    assert run(*call).code == 0
+    assert (here / "s/seed_3/metrics.json").stat().st_mtime_ns == before  # not done again
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seeds", "1,x", "--run_dir", "s"], "must be whole numbers such as 0,1,2"),
+        (["--seeds", "1,1", "--run_dir", "s"], "names a seed twice"),
+        (["--seeds", "1"], "--run_dir DIR"),
+        (["--run_dir", "s", "--seed_everything", "3"], "give --seeds"),
+    ],
+)
+def test_seeds_that_cannot_be(
+    options: list[str], message: str, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("seeds", *options, "--config", configs["classes"])
+    assert result.code == 2
+    assert message in result.err
