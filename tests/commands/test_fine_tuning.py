@@ -1,6 +1,7 @@
 """From weights of another task to a measured one, from the shell: init_from, seeds, resuming."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 
 import fourfold
+from fourfold.data.tokenizer import Tokenizer
 
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
@@ -102,6 +105,47 @@ def test_weights_are_measured_as_they_are(
     found = json.loads((here / "fresh/metrics.json").read_text())
     assert found["test/ppl_token"] == pytest.approx(expected)
     assert found["run"]["checkpoint"] == str(file)
+
+
+def test_any_text_is_measured_with_a_stride(
+    run: Run, trained: Train, here: Path, text: Path, root: Path
+) -> None:
+    """Against windows cut one by one: each token once, with as much past as the stride leaves."""
+    assert run("export", trained("lm") / "checkpoints/last.ckpt", here / "gpt2").code == 0
+    config = root / "configs/gpt2/perplexity.yaml"
+    call = ["test", "--config", config, "--run_dir", here / "r", "--model.init_from", here / "gpt2",
+            "--data.test", text / "test.a", "--data.block_size", 16]  # fmt: skip
+    found = {}
+    for past in (0, 12):
+        result = run(*call, "--data.eval_context", past)
+        assert result.code == 0, result.err
+        found[past] = json.loads((here / "r/metrics.json").read_text())
+    model = fourfold.load(here / "gpt2")
+    tokenizer = Tokenizer.from_str((here / "gpt2/tokenizer.json").read_text())
+    raw = (text / "test.a").read_text()
+    # So that each token has one before it, the text begins and ends with the end of a text.
+    ids = torch.tensor([[tokenizer.eos_id, *tokenizer.encode(raw), tokenizer.eos_id]])
+    for past, metrics in found.items():
+        total, seen = 0.0, 0
+        for begin in range(0, ids.shape[1] - 1, 16 - past):
+            window = ids[:, begin : begin + 17]
+            with torch.no_grad():
+                nll = F.cross_entropy(model(window[:, :-1])[0], window[0, 1:], reduction="none")
+            fresh = nll[past if begin else 0 :]
+            total, seen = total + float(fresh.sum()), seen + len(fresh)
+            if begin + 17 >= ids.shape[1]:
+                break
+        assert seen == ids.shape[1] - 1
+        assert metrics["test/ppl_token"] == pytest.approx(math.exp(total / seen), rel=1e-5)
+        n_bytes, n_words = len(raw.encode()), len(raw.split())
+        assert metrics["test/ppl_byte"] == pytest.approx(math.exp(total / n_bytes), rel=1e-5)
+        assert metrics["test/ppl_word"] == pytest.approx(math.exp(total / n_words), rel=1e-4)
+    assert found[12]["test/loss"] != found[0]["test/loss"]
+    result = run("fit", "--config", config, "--run_dir", here / "s", "--data.test", text / "test.a",
+                 "--model.init_from", here / "gpt2")  # fmt: skip
+    assert result.code == 2
+    assert "'train'" in result.err
+    assert not (here / "s").exists()
 
 
 def test_low_rank_trains_and_is_merged_for_transformers(
