@@ -142,7 +142,8 @@ def test_any_text_is_measured_with_a_stride(
         assert metrics["test/ppl_word"] == pytest.approx(math.exp(total / n_words), rel=1e-4)
     assert found[12]["test/loss"] != found[0]["test/loss"]
     result = run("fit", "--config", config, "--run_dir", here / "s", "--data.test", text / "test.a",
-                 "--model.init_from", here / "gpt2")  # fmt: skip
+                 "--model.init_from", here / "gpt2", "--data.block_size", 16,
+                 "--data.eval_context", 0)  # fmt: skip
     assert result.code == 2
     assert "'train'" in result.err
     assert not (here / "s").exists()
