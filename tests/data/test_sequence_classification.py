@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fourfold.core.errors import InputError
-from fourfold.data import GlueData, SequenceData
+from fourfold.data import GlueData, SequenceData, TrecData
 from fourfold.data.glue import TASKS
 from fourfold.data.labels import draw, find_classes
 from fourfold.data.ragged import Ragged
@@ -217,3 +217,29 @@ def test_glue_itself(task: Any, train: int, dev: int) -> None:
     found = GlueData(task=task, tokenizer=CHARS)
     raw = found.read()
     assert (len(raw["train"]), len(raw["test"])) == (train, dev)
+
+
+def test_questions_of_trec(tmp_path: Path) -> None:
+    lines = [f"{c}:x Wo ist Caf\u00e9 {i} ?" for i, c in enumerate(["LOC", "NUM", "HUM"] * 20)]
+    for name, part in (("train", lines), ("test", lines[:9])):
+        (tmp_path / name).write_bytes("\n".join(part).encode("latin-1"))
+    files = {name: str(tmp_path / name) for name in ("train", "test")}
+    found = TrecData(**files, tokenizer=CHARS)  # type: ignore[arg-type]
+    assert found.class_names == ["HUM", "LOC", "NUM"]
+    assert found.read()["test"].columns[0][0] == "Wo ist Caf\u00e9 0 ?"
+    assert len(found.split("train")) + len(found.split("val")) == 60
+    fine = TrecData(**files, fine=True, tokenizer=CHARS)  # type: ignore[arg-type]
+    assert fine.class_names == ["HUM:x", "LOC:x", "NUM:x"]
+    (tmp_path / "test").write_text("What is this ?\n")
+    with pytest.raises(InputError, match=r"test, line 1: 'What is this \?' has no class"):
+        TrecData(**files, tokenizer=CHARS).setup()  # type: ignore[arg-type]
+
+
+@pytest.mark.data
+def test_trec_itself() -> None:
+    found = TrecData(tokenizer=CHARS)
+    raw = found.read_parts()
+    assert len(raw["test"]) == 500
+    assert 5000 < len(raw["train"]) + len(raw["val"]) <= 5452
+    assert found.n_classes == 6
+    assert TrecData(fine=True, tokenizer=CHARS).n_classes == 50

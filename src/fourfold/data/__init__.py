@@ -9,6 +9,7 @@ from fourfold.data.sequence_classification import SequenceData
 from fourfold.data.text import CausalTextData
 from fourfold.data.token_classification import TokenData
 from fourfold.data.translation import TranslationData
+from fourfold.data.trec import TrecData
 
 __all__ = [
     "CaptionData",
@@ -20,4 +21,5 @@ __all__ = [
     "SequenceData",
     "TokenData",
     "TranslationData",
+    "TrecData",
 ]

@@ -99,7 +99,7 @@ class SequenceData(TokenizedData):
 
     def read(self) -> dict[str, Rows]:
         """The texts of the splits, with their labels in the last column."""
-        raw = self._embedded() if self.source == "embedded" else self._read_parts()
+        raw = self._embedded() if self.source == "embedded" else self.read_parts()
         labels = raw["train"].columns[-1]
         if not self.regression and self._class_names is None:
             self._class_names = find_classes(labels)
@@ -122,7 +122,8 @@ class SequenceData(TokenizedData):
             for name, rows in splits.items()
         }
 
-    def _read_parts(self) -> dict[str, Rows]:
+    def read_parts(self) -> dict[str, Rows]:
+        """The texts and labels of the splits, out of files or hub."""
         if self.parts["train"] is None:
             raise InputError(f"source: {self.source} needs `train` in the data section.")
         raw: dict[str, Rows] = {}
