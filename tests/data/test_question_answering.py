@@ -97,8 +97,8 @@ def test_a_gap_between_windows_is_refused(tmp_path: Path) -> None:
         data(write(tmp_path / "x.json", question(0, "24-10")), stride=50)
 
 
-@pytest.mark.data
-def test_xquad() -> None:
+def test_xquad(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
     asked = read_questions("qa/xquad/xquad.en.json.gz")
     assert len(asked) == 1190
     assert len({question.context for question in asked}) == 240

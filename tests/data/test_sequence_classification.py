@@ -207,13 +207,15 @@ def test_glue_without_its_files(tmp_path: Path) -> None:
         GlueData(task="CoLA", folder=str(tmp_path)).setup()
 
 
-@pytest.mark.data
 @pytest.mark.parametrize(
     ("task", "train", "dev"),
     [("CoLA", 8551, 1043), ("SST-2", 67349, 872), ("MRPC", 3668, 408), ("RTE", 2490, 277),
      ("STS-B", 5749, 1500), ("WNLI", 635, 71)],
 )  # fmt: skip
-def test_glue_itself(task: Any, train: int, dev: int) -> None:
+def test_glue_itself(
+    task: Any, train: int, dev: int, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
     found = GlueData(task=task, tokenizer=CHARS)
     raw = found.read()
     assert (len(raw["train"]), len(raw["test"])) == (train, dev)
@@ -235,8 +237,8 @@ def test_questions_of_trec(tmp_path: Path) -> None:
         TrecData(**files, tokenizer=CHARS).setup()  # type: ignore[arg-type]
 
 
-@pytest.mark.data
-def test_trec_itself() -> None:
+def test_trec_itself(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
     found = TrecData(tokenizer=CHARS)
     raw = found.read_parts()
     assert len(raw["test"]) == 500

@@ -114,8 +114,8 @@ def test_a_fraction_is_held_out(tmp_path: Path) -> None:
     assert 3 < sizes[1] < 20
 
 
-@pytest.mark.data
-def test_wnut17() -> None:
+def test_wnut17(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
     # A line of dev holds a byte-order mark and nothing else: no word.
     sizes = {"train": (3394, 62730), "dev": (1009, 15733), "test": (1287, 23394)}
     for split, (n, words) in sizes.items():

@@ -15,15 +15,13 @@ import torch
 from fourfold.core.errors import InputError
 from fourfold.data.batch import SpanBatch
 from fourfold.data.datamodule import BatchDataset
-from fourfold.data.pairs import is_held_out
+from fourfold.data.parts import Part, read_parts
 from fourfold.data.questions import Question, read_questions
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
 from fourfold.data.tokenized import TokenizedData
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
-
-Part = float | str | list[str] | None
 
 
 @dataclass(frozen=True)
@@ -145,19 +143,7 @@ class QuestionData(TokenizedData):
 
     def read(self) -> dict[str, list[Question]]:
         """The questions of the splits."""
-        raw: dict[str, list[Question]] = {}
-        for name, part in self.parts.items():
-            if isinstance(part, float):
-                sides: tuple[list[Question], list[Question]] = ([], [])
-                for question in raw["train"]:
-                    sides[is_held_out(question.context, part, name)].append(question)
-                raw["train"], raw[name] = sides
-            elif part is not None:
-                files = [part] if isinstance(part, str) else part
-                raw[name] = [q for file in files for q in read_questions(file)]
-            if name in raw and not (raw[name] and raw["train"]):
-                raise InputError(f"{name}: no question is left.")
-        return raw
+        return read_parts(self.parts, read_questions, lambda question: question.context)
 
     def training_texts(self, raw: Sequence[Question]) -> Sequence[str]:
         return [*dict.fromkeys(q.context for q in raw), *(q.text for q in raw)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,15 +14,12 @@ from fourfold.data.hub import HubConfig, read_hub
 from fourfold.data.labels import class_numbers, draw, find_classes, numbers
 from fourfold.data.limits import TooLong, rows_that_fit
 from fourfold.data.pairs import hold_out
+from fourfold.data.parts import Part
 from fourfold.data.sequences import SequenceDataset, join_segments
 from fourfold.data.sources import Rows, read_table
 from fourfold.data.tokenized import TokenizedData
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
-
-log = logging.getLogger(__name__)
-
-Part = float | str | list[str] | None
 
 
 class SequenceData(TokenizedData):

@@ -15,7 +15,7 @@ import torch
 from fourfold.core.errors import InputError
 from fourfold.data.batch import TokenBatch
 from fourfold.data.datamodule import BatchDataset
-from fourfold.data.pairs import is_held_out
+from fourfold.data.parts import Part, read_parts
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
 from fourfold.data.tagged import Sentence, read_tagged
@@ -23,8 +23,6 @@ from fourfold.data.tokenized import TokenizedData
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.losses import IGNORED
-
-Part = float | str | list[str] | None
 
 
 @dataclass(frozen=True)
@@ -123,18 +121,11 @@ class TokenData(TokenizedData):
 
     def read(self) -> dict[str, list[Sentence]]:
         """The sentences of the splits."""
-        raw: dict[str, list[Sentence]] = {}
-        for name, part in self.parts.items():
-            if isinstance(part, float):
-                sides: tuple[list[Sentence], list[Sentence]] = ([], [])
-                for sentence in raw["train"]:
-                    sides[is_held_out(" ".join(sentence.words), part, name)].append(sentence)
-                raw["train"], raw[name] = sides
-            elif part is not None:
-                files = [part] if isinstance(part, str) else part
-                raw[name] = [s for file in files for s in read_tagged(file, *self.columns)]
-            if name in raw and not (raw[name] and raw["train"]):
-                raise InputError(f"{name}: no sentence is left.")
+        raw = read_parts(
+            self.parts,
+            lambda file: read_tagged(file, *self.columns),
+            lambda sentence: " ".join(sentence.words),
+        )
         if self._tags is None:
             found = {tag for sentence in raw["train"] for tag in sentence.tags}
             self._tags = sorted(found, key=lambda tag: (tag != "O", tag))

@@ -19,6 +19,7 @@ from fourfold.data.embedded_pairs import embedded_pairs
 from fourfold.data.hub import HubConfig
 from fourfold.data.limits import TooLong, fit_lengths
 from fourfold.data.pairs import hold_out, read_hub_pairs, read_pairs
+from fourfold.data.parts import Part
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
 from fourfold.data.sources import Rows
@@ -27,9 +28,6 @@ from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 
 log = logging.getLogger(__name__)
-
-# A number first, so that `--data.val 0.1` is one.
-Part = float | str | list[str] | None
 
 
 class PairDataset(BatchDataset):

@@ -16,38 +16,8 @@ from fourfold.models.heads import PooledClassifier
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 
 
-@dataclass(frozen=True)
-class SequenceClassifierConfig(MaskedLMConfig):
-    """An encoder that gives a sentence, or a pair, a class or a number.
-
-    Args:
-        n_classes: K; 1 for a number (regression); None in a run's config means: the data's.
-        pool: What is classified: first (the first token, as BERT) or mean (of all real tokens,
-            as sentence encoders).
-        head_dropout: Before the classifier.
-    """
-
-    head: bool = False
-    n_classes: int | None = None
-    pool: str = "first"
-    head_dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("n_classes", self.n_classes)
-        check_word("pool", self.pool, ("first", "mean"))
-
-
-class SequenceClassifier(MaskedLM):
-    """Classifies a sequence by tanh(dense(pooled state)) and a linear layer (Devlin 2018, 4.1)."""
-
-    config: SequenceClassifierConfig
-
-    def __init__(self, config: SequenceClassifierConfig) -> None:
-        super().__init__(config)
-        assert config.n_classes is not None, "the classes are known once a model is built"
-        self.classifier = PooledClassifier(config.d_model, config.n_classes, config.head_dropout)
-        initialise(self.classifier, config.init)
+class Reader(MaskedLM):
+    """An encoder without a vocabulary, whose states a head reads."""
 
     def forward(
         self,
@@ -56,14 +26,17 @@ class SequenceClassifier(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, K), or (B, 1) of a regression; arguments as `MaskedLM.encode`."""
-        h = self.encode(ids, segments, mask, documents)
-        return self.classifier(h if self.config.pool == "first" else _mean(h, mask))
+        """What the head reads; arguments as `MaskedLM.encode`."""
+        return self.read(self.encode(ids, segments, mask, documents), mask)
+
+    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        """Hidden states (B, T, D), of which `mask` (B, T) are real, to logits."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TokenClassifierConfig(MaskedLMConfig):
-    """An encoder that gives each token a class.
+class ClassifierConfig(MaskedLMConfig):
+    """An encoder with classes.
 
     Args:
         n_classes: K; None in a run's config means: the data's.
@@ -79,7 +52,44 @@ class TokenClassifierConfig(MaskedLMConfig):
         check_positive("n_classes", self.n_classes)
 
 
-class TokenClassifier(MaskedLM):
+@dataclass(frozen=True)
+class SequenceClassifierConfig(ClassifierConfig):
+    """An encoder that gives a sentence, or a pair, a class or, where K is 1, a number.
+
+    Args:
+        pool: What is classified: first (the first token, as BERT) or mean (of all real tokens,
+            as sentence encoders).
+    """
+
+    pool: str = "first"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("pool", self.pool, ("first", "mean"))
+
+
+class SequenceClassifier(Reader):
+    """Classifies a sequence by tanh(dense(pooled state)) and a linear layer (Devlin 2018, 4.1)."""
+
+    config: SequenceClassifierConfig
+
+    def __init__(self, config: SequenceClassifierConfig) -> None:
+        super().__init__(config)
+        assert config.n_classes is not None, "the classes are known once a model is built"
+        self.classifier = PooledClassifier(config.d_model, config.n_classes, config.head_dropout)
+        initialise(self.classifier, config.init)
+
+    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, K)."""
+        return self.classifier(h if self.config.pool == "first" else _mean(h, mask))
+
+
+@dataclass(frozen=True)
+class TokenClassifierConfig(ClassifierConfig):
+    """An encoder that gives each token a class."""
+
+
+class TokenClassifier(Reader):
     """Classifies each token by a linear layer on its state (Devlin 2018, 5.3)."""
 
     config: TokenClassifierConfig
@@ -91,15 +101,9 @@ class TokenClassifier(MaskedLM):
         self.classifier = nn.Linear(config.d_model, config.n_classes)
         initialise(self.classifier, config.init)
 
-    def forward(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Logits (B, T, K); arguments as `MaskedLM.encode`."""
-        return self.classifier(self.dropout(self.encode(ids, segments, mask, documents)))
+    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, T, K)."""
+        return self.classifier(self.dropout(h))
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class SpanExtractorConfig(MaskedLMConfig):
     head: bool = False
 
 
-class SpanExtractor(MaskedLM):
+class SpanExtractor(Reader):
     """Scores each token as an answer's first and last by a linear layer (Devlin 2018, 4.2)."""
 
     config: SpanExtractorConfig
@@ -119,15 +123,9 @@ class SpanExtractor(MaskedLM):
         self.span = nn.Linear(config.d_model, 2)
         initialise(self.span, config.init)
 
-    def forward(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Logits (B, T, 2) of start and end; arguments as `MaskedLM.encode`."""
-        return self.span(self.encode(ids, segments, mask, documents))
+    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, T, 2)."""
+        return self.span(h)
 
 
 @dataclass(frozen=True)
