@@ -256,6 +256,31 @@ def test_without_correction_adam_is_berts() -> None:
         assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["eps"], group["weight_decay"]) == (0.01, 1e-6, 0.1)
+    # A resumed one goes on alike.
+    again = make_optimizer(layer, config)
+    again.load_state_dict(optimizer.state_dict())
+    layer.weight.grad = torch.full((1, 1), -0.7)
+    again.step()
+    m, v = 0.9 * m - 0.1 * 0.7, 0.999 * v + 0.001 * 0.49
+    theta -= 0.01 * (m / (v**0.5 + 1e-6) + 0.1 * theta)
+    assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
+
+
+def test_what_was_frozen_for_a_while_has_its_own_count() -> None:
+    pair = nn.ParameterList([nn.Parameter(torch.ones(1, 1)) for _ in range(2)])
+    config = OptimizerConfig(
+        "adamw", lr=0.01, eps=1e-6, weight_decay=0.0, decay="all", bias_correction=False
+    )
+    optimizer = make_optimizer(pair, config)
+    pair[0].grad = torch.full((1, 1), 0.5)
+    optimizer.step()
+    for parameter in pair:
+        parameter.grad = torch.full((1, 1), 0.5)
+    optimizer.step(lambda: 1.0)
+    # One step with m = 0.05 and v = 0.00025, whenever it is made.
+    one = 0.01 * 0.05 / (0.00025**0.5 + 1e-6)
+    assert pair[1].item() == pytest.approx(1 - one, rel=1e-5)
+    assert pair[0].item() < 1 - 2 * one
 
 
 def test_the_missing_correction_is_adamws_alone() -> None:

@@ -112,22 +112,47 @@ class UncorrectedAdamW(torch.optim.AdamW):
     sqrt(1 - b2^t); a rate of lr c1 / c2 and an epsilon of eps / c2 undo that exactly.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._done: dict[nn.Parameter, int] = {}  # steps; the state's own count is on the device
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take up moments and steps."""
+        super().load_state_dict(state_dict)
+        self._done = {}
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step with the numbers that cancel the correction."""
-        kept = [dict(group) for group in self.param_groups]
-        for group in self.param_groups:
-            done = max((float(s["step"]) for p in group["params"] if (s := self.state.get(p))),
-                       default=0.0)  # fmt: skip
-            first, second = (1.0 - beta ** (done + 1.0) for beta in group["betas"])
-            factor, root = first / math.sqrt(second), math.sqrt(second)
-            group["lr"], group["eps"] = group["lr"] * factor, group["eps"] / root
-            group["weight_decay"] = group["weight_decay"] / factor
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        self.param_groups = [part for group in groups for part in self._by_steps(group)]
         try:
-            return super().step(closure)
+            super().step()
         finally:
-            for group, before in zip(self.param_groups, kept, strict=True):
-                group.update({name: before[name] for name in ("lr", "eps", "weight_decay")})
+            self.param_groups = groups
+        return loss
+
+    def _by_steps(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """A group cut by how often its parameters were moved: one that was frozen, less often."""
+        parts: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                if parameter not in self._done:
+                    self._done[parameter] = int(self.state.get(parameter, {}).get("step", 0))
+                self._done[parameter] += 1
+                parts.setdefault(self._done[parameter], []).append(parameter)
+        found = []
+        for t, parameters in parts.items():
+            first, second = (1.0 - beta**t for beta in group["betas"])
+            factor, root = first / math.sqrt(second), math.sqrt(second)
+            changed = {"lr": group["lr"] * factor, "eps": group["eps"] / root,
+                       "weight_decay": group["weight_decay"] / factor}  # fmt: skip
+            found.append({**group, "params": parameters, **changed})
+        return found
 
 
 OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Callable[..., Optimizer]]] = {

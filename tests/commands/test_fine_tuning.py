@@ -49,6 +49,10 @@ def test_a_config_takes_shape_and_words_from_its_source(
     assert shape["dropout"] == 0.25  # what is written stays
     assert shape["n_classes"] is None
     assert settled["data"]["init_args"]["tokenizer"]["file"].endswith("last.ckpt")
+    planned = run("plan", "--config", here / "c.yaml", "--model.init_from", pretrained)
+    assert planned.code == 0, planned.err
+    size = sum(p.numel() for p in fourfold.load(run_dir).parameters())
+    assert f"{size:,}" in planned.out
     # Measured, used and continued without the source.
     moved = here / "moved"
     shutil.copytree(pretrained, moved)

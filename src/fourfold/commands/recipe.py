@@ -14,6 +14,7 @@ from fourfold.commands.config_files import check_files, config_files, locate
 from fourfold.commands.errors import input_error
 from fourfold.commands.options import add_options
 from fourfold.commands.parser import OptionError, Parser, known_options
+from fourfold.commands.warm_start import take_over
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
@@ -160,9 +161,12 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
     keys = {name.split(".")[0] for name in known_options(parser)}
     check_files(config_files(arguments), keys)
     try:
-        return parser.parse_args(arguments)
+        config = parser.parse_args(arguments)
     except OptionError as error:
         raise locate(error, arguments) from error
+    if "model" in config:
+        take_over(config, arguments)
+    return config
 
 
 def read_recipe(parser: Parser, config: Any) -> Recipe:

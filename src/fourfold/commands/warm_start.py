@@ -21,11 +21,11 @@ def begins_elsewhere(config: Any) -> bool:
     return bool(config["model"].get("init_args", {}).get("init_from"))
 
 
-def take_over(config: Any, arguments: list[str], run: RunDirectory) -> None:
+def take_over(config: Any, arguments: list[str], run: RunDirectory | None = None) -> None:
     """Fill in the model's and the data's section of a parsed config, in place.
 
-    What the user wrote stays. A run that exists already has settled all that in its config.yaml,
-    so that it goes on also where the source is gone.
+    What the user wrote stays, and of two sources nothing is taken. A run that exists already has
+    settled all that in its config.yaml, so that it goes on also where the source is gone.
 
     Raises:
         InputError: The source cannot be read.
@@ -34,8 +34,7 @@ def take_over(config: Any, arguments: list[str], run: RunDirectory) -> None:
     path = model.get("init_from")
     if not isinstance(path, str):
         return
-    settled = _settled(run, path)
-    shape = settled or _shape(path)
+    shape = (_settled(run, path) if run else {}) or _shape(path)
     wanted = model["config"]
     for name in wanted.keys():  # noqa: SIM118  (a jsonargparse namespace)
         if name in shape and not is_given(f"model.config.{name}", arguments):
