@@ -14,8 +14,10 @@ from fourfold.core.errors import InputError
 from fourfold.data import CausalTextData
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.models import (
+    CLIP,
     CausalLM,
     CausalLMConfig,
+    CLIPConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
     ViT,
@@ -297,6 +299,11 @@ def test_depths() -> None:
     assert found["head.own.weight"] == 4
     pair = depths(EncoderDecoder(EncoderDecoderConfig(**TINY, n_decoder_layers=2, vocab_size=9)))
     assert pair["src_embed.tokens.weight"] == 0
+    towers = depths(CLIP(CLIPConfig(**TINY, vocab_size=9, image_n_layers=1, image_d_model=8,
+                                    image_n_heads=2, image_d_ff=8, image_size=32)))  # fmt: skip
+    assert {towers[f"{t}_embed.positions.weight"] for t in ("text", "image")} == {0}
+    assert (towers["image_norm.weight"], towers["image_stack.norm.bias"]) == (0, 1)
+    assert towers["text_projection.weight"] == towers["log_scale"] == 2
     assert (pair["encoder.blocks.0.attn.q.weight"], pair["decoder.blocks.1.attn.q.bias"]) == (1, 2)
 
 

@@ -175,9 +175,9 @@ def depths(model: nn.Module) -> dict[str, int]:
     def depth(name: str, number: re.Match[str] | None) -> int:
         if number:
             return int(number[1]) + 1
-        if re.match(r"(\w+_)?embed\.", name):
+        if re.match(r"(\w+_)?embed\.|\w+_norm\.", name):
             return 0
-        return top if re.match(r"(stack|encoder|decoder)\.norm\.", name) else top + 1
+        return top if re.match(r"(\w+_)?(stack|encoder|decoder)\.norm\.", name) else top + 1
 
     return {name: depth(name, number) for name, number in numbers.items()}
 

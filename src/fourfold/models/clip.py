@@ -138,12 +138,11 @@ class CLIP(nn.Module):
         """
         c = self.config
         for name, parameter in self.named_parameters():
-            of_image = name.startswith("image_")
-            wide = (c.image_d_model if of_image else c.d_model) ** -0.5
-            depth = c.image_n_layers if of_image else c.n_layers
+            side = "image_" if name.startswith("image_") else ""
+            wide, depth = getattr(c, side + "d_model") ** -0.5, getattr(c, side + "n_layers")
             back = wide * (2 * depth) ** -0.5  # what adds to the stream
             stds = {"out": back, "down": back, "up": wide * 0.5**0.5, "gate": wide * 0.5**0.5}
-            stds |= {} if of_image else {"tokens": 0.02, "positions": 0.01}
+            stds |= {} if side else {"tokens": 0.02, "positions": 0.01}
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:  # patches keep torch's
