@@ -111,6 +111,24 @@ def test_weights_are_measured_as_they_are(
     assert found["run"]["checkpoint"] == str(file)
 
 
+@pytest.mark.parametrize("probe", [False, True])
+def test_images_at_another_resolution(
+    probe: bool, run: Run, configs: dict[str, Path], trained: Train, here: Path
+) -> None:
+    """Transfer of a ViT: positions are interpolated; of a linear probe the head alone moves."""
+    options = ["--model.config.image_size", 16, "--data.transform.size", 16,
+               "--model.tuning.resize", "zoom", "--trainer.max_steps", 2]  # fmt: skip
+    source = trained("vit")
+    result = run("fit", "--config", configs["vit"], "--run_dir", here / "r", "--model.init_from",
+                 source, *options, *(["--model.tuning.freeze", "all"] if probe else []))  # fmt: skip
+    assert result.code == 0, result.err
+    assert "embed.positions.weight (5, 16): to (17, 16), zoom interpolation" in result.out
+    before, after = (fourfold.load(place).state_dict() for place in (source, here / "r"))
+    name = "stack.blocks.0.ff.up.weight"
+    assert torch.equal(before[name], after[name]) == probe
+    assert not torch.equal(before["heads.0.weight"], after["heads.0.weight"])
+
+
 def test_any_text_is_measured_with_a_stride(
     run: Run, trained: Train, here: Path, text: Path, root: Path
 ) -> None:
