@@ -118,9 +118,10 @@ def test_images_at_another_resolution(
     """Transfer of a ViT: positions are interpolated; of a linear probe the head alone moves."""
     options = ["--model.config.image_size", 16, "--data.transform.size", 16,
                "--model.tuning.resize", "zoom", "--trainer.max_steps", 2]  # fmt: skip
+    options += ["--model.tuning.freeze", "all"] if probe else []
     source = trained("vit")
-    result = run("fit", "--config", configs["vit"], "--run_dir", here / "r", "--model.init_from",
-                 source, *options, *(["--model.tuning.freeze", "all"] if probe else []))  # fmt: skip
+    call = ["fit", "--config", configs["vit"], "--run_dir", here / "r"]
+    result = run(*call, "--model.init_from", source, *options)
     assert result.code == 0, result.err
     assert "embed.positions.weight (5, 16): to (17, 16), zoom interpolation" in result.out
     before, after = (fourfold.load(place).state_dict() for place in (source, here / "r"))
