@@ -1,5 +1,6 @@
 """Downstream tasks: losses, scores, and what learns and what does not."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from lightning import Trainer
 
+from fourfold.callbacks.predictions import Predictions
 from fourfold.core.errors import InputError
 from fourfold.metrics.answers import overlap
 from fourfold.models.lora import is_lora
@@ -148,6 +150,32 @@ def test_a_question_is_answered_once_over_all_its_windows(texts: Path, tmp_path:
                     best[q] = answer
     total = sum(overlap(best[q].text, x.answers[0]) for q, x in enumerate(dataset.questions))
     assert task.summary["test/f1"] == pytest.approx(total / len(dataset.questions))
+
+
+def test_predictions_of_questions_and_numbers(texts: Path, tmp_path: Path) -> None:
+    """The best over all windows is the answer that the test counts; numbers are no classes."""
+    for name, options in (("questions", {}), ("questions", {"may_be_none": True}), ("scores", {})):
+        torch.manual_seed(0)
+        task, data = DOWNSTREAM[name](texts, **options)
+        runner = trainer(tmp_path)
+        runner.callbacks.append(Predictions(tmp_path))  # type: ignore[attr-defined]
+        runner.test(task, data, verbose=False)
+        runner.predict(task, data, return_predictions=False)
+        if name == "scores":
+            rows = (tmp_path / "predictions.csv").read_text().splitlines()
+            assert rows[0] == "row,value"
+            assert [line.split(",")[0] for line in rows[1:]] == [str(i) for i in range(40)]
+            continue
+        found = json.loads((tmp_path / "predictions.json").read_text())
+        asked = data.questions("test").questions
+        assert list(found) == [question.id for question in asked]
+        total = sum(
+            overlap(best[0]["text"], question.answers[0])
+            for best, question in zip(found.values(), asked, strict=True)
+        )
+        assert task.summary["test/f1"] == pytest.approx(total / len(asked))
+        assert all(1 <= len(best) <= 20 for best in found.values())
+        assert any("" in [a["text"] for a in best] for best in found.values()) == bool(options)
 
 
 def changed(texts: Path, folder: Path, tuning: TuningConfig, **options: Any) -> set[str]:

@@ -1,6 +1,8 @@
 """What `predict` writes: texts in row order, classes of images as a table, else tensors."""
 
 import csv
+import io
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ class Predictions(Callback):
     """Collects the outputs of all batches and ranks, and writes one file when all are there.
 
     - (row, text) pairs: predictions.txt, one line a row of the split.
-    - tensors of batches with rows (class probabilities): predictions.csv.
+    - tensors of batches with rows (class probabilities, or a number): predictions.csv.
+    - what the task's own `merge_predictions` makes of them: predictions.json.
     - other tensors: predictions.pt, a list with one tensor a batch.
 
     Args:
@@ -47,39 +50,45 @@ class Predictions(Callback):
         if not trainer.is_global_zero or not outputs:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(outputs[0], list):
-            file = self._write_texts([pair for part in outputs for pair in part])
+        merge = getattr(pl_module, "merge_predictions", None)
+        if merge is not None:
+            text = json.dumps(merge(outputs), indent=1, ensure_ascii=False)
+            file = self._write("predictions.json", text + "\n")
+        elif isinstance(outputs[0], list):
+            pairs = sorted(pair for part in outputs for pair in part)
+            # A line break inside a text would shift all rows after it.
+            lines = [" ".join(text.splitlines()) + "\n" for _, text in pairs]
+            file = self._write("predictions.txt", "".join(lines))
         elif rows:
             names = getattr(pl_module, "artifacts", {}).get("class_names")
-            file = self._write_classes(rows, torch.cat(outputs), names)
+            file = self._write("predictions.csv", table(rows, torch.cat(outputs), names))
         else:
             file = self.folder / "predictions.pt"
             torch.save(outputs, file)
         print(f"wrote {file}", flush=True)
 
-    def _write_texts(self, pairs: list[tuple[int, str]]) -> Path:
-        file = self.folder / "predictions.txt"
-        part = file.with_name(file.name + ".part")
-        # A line break inside a text would shift all rows after it.
-        lines = [" ".join(text.splitlines()) + "\n" for _, text in sorted(pairs)]
-        part.write_text("".join(lines), encoding="utf-8")
+    def _write(self, name: str, text: str) -> Path:
+        """Write a file whole or not at all."""
+        file = self.folder / name
+        part = file.with_name(name + ".part")
+        part.write_text(text, encoding="utf-8")
         os.replace(part, file)
         return file
 
-    def _write_classes(
-        self, rows: list[int], probabilities: Tensor, names: list[str] | None
-    ) -> Path:
-        file = self.folder / "predictions.csv"
-        part = file.with_name(file.name + ".part")
-        best, classes = probabilities.max(dim=-1)
-        with part.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow(["row", "class", "name", "probability"])
-            found = sorted(zip(rows, classes.tolist(), best.tolist(), strict=True))
-            for row, k, p in found:
-                writer.writerow([row, k, names[k] if names else k, f"{p:.6f}"])
-        os.replace(part, file)
-        return file
+
+def table(rows: list[int], values: Tensor, names: list[str] | None) -> str:
+    """CSV of class probabilities (N, K), or of one number for each row (N, 1), in row order."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    best, classes = values.max(dim=-1)
+    found = sorted(zip(rows, classes.tolist(), best.tolist(), strict=True))
+    if values.shape[-1] == 1:
+        writer.writerow(["row", "value"])
+        writer.writerows([row, f"{x:.6f}"] for row, _, x in found)
+    else:
+        writer.writerow(["row", "class", "name", "probability"])
+        writer.writerows([row, k, names[k] if names else k, f"{p:.6f}"] for row, k, p in found)
+    return out.getvalue()
 
 
 def gather(mine: list[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 Shapes: B windows, T tokens.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class QuestionAnswering(Task):
         optimizer: Default: BERT's for SQuAD (Devlin 2018, 4.2).
         schedule: Default: linear to 0.
         max_answer: Most tokens of an answer.
-        n_best: How many answers `predict` writes for a window.
+        n_best: How many answers `predict` writes for a question.
         start: `init_from` and `tuning` of `Task`.
     """
 
@@ -114,11 +115,32 @@ class QuestionAnswering(Task):
         self.scores.reset()
         return results
 
-    def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, str]]:
-        """Each window's row, and its best answers with their scores, tabs between."""
+    def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, list[Answer]]]:
+        """Each question's number, and the best answers in a window of its context."""
         data = self.trainer.datamodule.questions("test")  # type: ignore[attr-defined]
         found = self.answers(batch, data, self.n_best)
-        return [
-            (row, "\t".join(f"{a.score:.3f} {a.text}" for a in answers))
-            for row, answers in zip(batch.index.tolist(), found, strict=True)
-        ]
+        rows = [data.windows[row].question for row in batch.index.tolist()]
+        return list(zip(rows, found, strict=True))
+
+    def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
+        """For each question's id its best answers over all windows, the best first.
+
+        No answer, where that may be given, is an empty text with the least score of any window.
+        """
+        data = self.trainer.datamodule.questions("test")  # type: ignore[attr-defined]
+        scores: dict[int, dict[str, float]] = {}
+        nulls: dict[int, float] = {}
+        for question, answers in (pair for part in outputs for pair in part):
+            mine = scores.setdefault(question, {})
+            for answer in answers:
+                mine[answer.text] = max(mine.get(answer.text, -math.inf), answer.score)
+                nulls[question] = min(nulls.get(question, math.inf), answer.null)
+        merged = {}
+        for question, mine in sorted(scores.items()):
+            mine.pop("", None)  # of a window without any place for an answer
+            if self.scores.may_be_none:
+                mine[""] = nulls[question]
+            best = sorted(mine.items(), key=lambda item: item[1], reverse=True)[: self.n_best]
+            answers = [{"text": text, "score": score} for text, score in best]
+            merged[data.questions[question].id] = answers
+        return merged
