@@ -70,20 +70,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         InputError: There are none, a file is broken or missing, or a pickle wants to run code.
     """
     if (path / WEIGHTS).is_file():
-        return _read_safetensors(path / WEIGHTS)
+        return read_safetensors(path / WEIGHTS)
     if (path / INDEX).is_file():
         places = read_json(path / INDEX).get("weight_map")
         if not isinstance(places, dict):
             raise InputError(f"{path / INDEX}: no weight_map")
         tensors: dict[str, Tensor] = {}
         for file in sorted(set(places.values())):
-            tensors.update(_read_safetensors(path / file))
+            tensors.update(read_safetensors(path / file))
         absent = [name for name in places if name not in tensors]
         if absent:
             raise InputError(f"{path}: {places[absent[0]]} lacks the tensor {absent[0]}")
         return tensors
     if (path / OLD_WEIGHTS).is_file():
-        return _read_pickle(path / OLD_WEIGHTS)
+        return read_pickle(path / OLD_WEIGHTS)
     raise InputError(f"{path}: no weights there: neither {WEIGHTS} nor {OLD_WEIGHTS}")
 
 
@@ -113,7 +113,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file.
+
+    Raises:
+        InputError: It is missing or broken.
+    """
     if not path.is_file():
         raise InputError(f"{path}: this part of the weights is missing")
     try:
@@ -122,7 +127,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: broken or cut off ({error})") from error
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file of torch.
+
+    Raises:
+        InputError: It is broken, wants to run code, or holds something else.
+    """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a hostile or broken file makes of it

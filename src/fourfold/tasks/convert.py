@@ -30,10 +30,11 @@ def task_of(model: nn.Module) -> type[Task]:
 
 
 def import_directory(source: Path, target: Path) -> list[str]:
-    """Make a fourfold checkpoint of a transformers directory, or of nanoGPT's ckpt.pt.
+    """Make a fourfold checkpoint of a foreign model.
 
     Args:
-        source: The directory or file, or a model's name on the hub.
+        source: A directory of transformers , or a model's name on the hub; or a file of
+            nanoGPT or minGPT.
         target: The checkpoint file, which must not exist.
 
     Returns:
@@ -54,10 +55,11 @@ def import_directory(source: Path, target: Path) -> list[str]:
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n = sum(p.numel() for p in model.parameters())
-    named = "nanoGPT" if origin is None else origin.config["model_type"]
+    assert found.foreign is not None
     beside = ", ".join(task.artifacts) or "no tokenizer was there"
     return [
-        f"{source}: {named}, {n:,} parameters, as {type(task).__name__}",
+        f"{source}: {found.foreign.named}, {n:,} parameters, as {type(task).__name__}",
+        *found.foreign.notes,
         f"wrote {target} ({beside})",
     ]
 
@@ -67,7 +69,7 @@ def _read_beside(source: Source, origin: foreign.Origin | None) -> dict[str, Any
     model: Any = source.model
     found: dict[str, Any] = {"tokenizer": source.tokenizer} if source.tokenizer else {}
     if origin is None:
-        return found
+        return found | dict(source.foreign.artifacts if source.foreign else {})
     if hasattr(model.config, "image_size"):
         size, channels = model.config.image_size, model.config.n_channels
         found |= processing.read_images(source.path, origin.config, size, channels)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from torch import nn
 
-from fourfold.hub import directory, foreign
+from fourfold.hub import directory, files, foreign
 from fourfold.tasks.convert import load_with_origin
+from fourfold.tasks.start import read_foreign, read_weights
 
 
 def load(path: str | Path) -> nn.Module:
@@ -13,15 +14,17 @@ def load(path: str | Path) -> nn.Module:
 
     Args:
         path: A `.ckpt` file; the directory of a run, whose last checkpoint is taken; a directory of
-            transformers, `config.json` beside `model.safetensors`; or, where there is a network,
-            a model's name on the hub, `owner/name`.
+            transformers or timm, `config.json` beside `model.safetensors`; weights of timm, nanoGPT
+            or minGPT; or, where there is a network, a model's name on the hub, `owner/name`.
 
     Raises:
         InputError: There is no such checkpoint, it is broken, or it is of an unknown architecture.
     """
     path = directory.located(path)
     if directory.is_directory(path):
-        return foreign.read(path)
+        return read_foreign(path).model
+    if path.suffix != ".ckpt" and path.is_file() and files.is_foreign(read_weights(path)):
+        return read_foreign(path).model
     return load_with_origin(path)[1]
 
 

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
-from fourfold.hub import directory, foreign, nanogpt, processing
+from fourfold.hub import directory, files, processing
 from fourfold.hub.foreign import leftovers
 from fourfold.models.lora import merge_lora
 from fourfold.models.transfer import ROLES, transfer
@@ -27,11 +28,13 @@ class Source:
         path: Where it is.
         model: The model, on the CPU.
         tokenizer: Its tokenizer as JSON, None if it came without one.
+        foreign: What it is in a foreign format, None if it is ours.
     """
 
     path: Path
     model: nn.Module
     tokenizer: str | None
+    foreign: files.Found | None = None
 
 
 @lru_cache(maxsize=1)  # asked for its shape, its tokenizer and its weights
@@ -43,31 +46,40 @@ def read_source(path: str | Path) -> Source:
     """
     place = directory.located(path)
     if directory.is_directory(place):
-        return read_foreign(place)
+        return read_foreign(place, headless=True)
     if place.is_dir():
         place = place / "checkpoints" / "last.ckpt"
-    if nanogpt.is_nanogpt(read_file(place)):
-        return read_foreign(place)
+    if files.is_foreign(read_weights(place)):
+        return read_foreign(place, headless=True)
     task = rebuild(read_checkpoint(place), place)
     return Source(place, merge_lora(task.model), task.artifacts.get("tokenizer"))
 
 
-def read_foreign(path: str | Path) -> Source:
-    """The model of a directory or hub name of transformers, or of nanoGPT's ckpt.pt.
+def read_foreign(path: str | Path, *, headless: bool = False) -> Source:
+    """The model of a directory or hub name of transformers, or of a file of another format.
 
     Raises:
-        InputError: There is none, it is broken, or of an unknown architecture.
+        InputError: There is none, it is broken, or of an unknown architecture; or, unless
+            `headless`, a model of images cannot classify.
     """
     place = directory.located(path)
-    if directory.is_directory(place):
-        return Source(place, foreign.read(place), processing.read_tokenizer(place))
-    if not place.is_file():
+    if not place.is_file() and not directory.is_directory(place):
         raise InputError(f"{place}: no directory with a {directory.CONFIG}")
-    content = read_file(place)
-    if not nanogpt.is_nanogpt(content):
-        raise InputError(f"{place}: neither a transformers directory nor a checkpoint of nanoGPT")
-    model = nanogpt.read(content, place)
-    return Source(place, model, processing.read_tokenizer(place.parent))
+    content = read_weights(place) if place.is_file() else None
+    found = files.read(place, content, headless=headless)
+    beside = place if content is None else place.parent
+    speaks = hasattr(found.model.config, "vocab_size")
+    return Source(place, found.model, processing.read_tokenizer(beside) if speaks else None, found)
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """What one file of weights holds, in whichever of the two formats it is.
+
+    Raises:
+        InputError: There is no such file, it is broken, or it holds something else.
+    """
+    is_plain = path.suffix == ".safetensors" and path.is_file()
+    return dict(directory.read_safetensors(path)) if is_plain else read_file(path)
 
 
 def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, resize: str) -> str:
@@ -97,6 +109,7 @@ def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, res
             raise InputError(f"init_from: {part!r} is no part of a model: not {', '.join(ROLES)}")
         n = sum(p.numel() for p in source.model.parameters())
         lines.append(f"init_from {path}: {type(source.model).__name__}, {n:,} parameters")
+        lines += [f"  {note}" for note in source.foreign.notes] if source.foreign else []
         words, more = same_words(source.tokenizer, tokenizer), leftovers(source.model, model)
         try:
             report = transfer(model, source.model, part, more=more, tokens=words, resize=resize)
