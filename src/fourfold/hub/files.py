@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fourfold.core.errors import InputError
-from fourfold.hub import directory, foreign, nanogpt
+from fourfold.hub import directory, foreign, nanogpt, timm
 
 _MINGPT_WEIGHTS = "model.pt"
 
@@ -32,7 +32,8 @@ class Found:
 
 def is_foreign(content: Mapping[str, Any]) -> bool:
     """Whether what a file of weights holds is of a format that is known here."""
-    return nanogpt.is_nanogpt(content) or nanogpt.is_mingpt(content)
+    known = (nanogpt.is_nanogpt, nanogpt.is_mingpt, timm.is_timm)
+    return any(is_it(content) for is_it in (*known, lambda c: timm.is_timm(_inner(c))))
 
 
 def read(place: Path, content: Mapping[str, Any] | None, *, headless: bool = False) -> Found:
@@ -61,6 +62,8 @@ def read(place: Path, content: Mapping[str, Any] | None, *, headless: bool = Fal
 def _read_directory(place: Path) -> Found:
     said = directory.read_config(place)
     if "model_type" not in said:
+        if "architecture" in said:
+            return _timm(directory.read_tensors(place), said, place)
         weights = place / _MINGPT_WEIGHTS
         if weights.is_file():
             return _mingpt(directory.read_pickle(weights), said, weights)
@@ -74,9 +77,18 @@ def _read_file(place: Path, content: Mapping[str, Any]) -> Found:
     beside = directory.read_config(place.parent) if directory.is_directory(place.parent) else {}
     if nanogpt.is_mingpt(content):
         return _mingpt(content, beside, place)
+    for named in (content, _inner(content)):
+        if timm.is_timm(named):
+            return _timm(named, beside, place)
     raise InputError(
-        f"{place}: neither a transformers directory nor a checkpoint of nanoGPT or minGPT"
+        f"{place}: neither a transformers directory nor a checkpoint of nanoGPT, minGPT or timm"
     )
+
+
+def _inner(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """DeiT's releases have their tensors one level down."""
+    found = content.get("model")
+    return found if isinstance(found, dict) else {}
 
 
 def _tensors(content: Mapping[str, Any], place: Path) -> dict[str, Tensor]:
@@ -88,3 +100,9 @@ def _tensors(content: Mapping[str, Any], place: Path) -> dict[str, Tensor]:
 
 def _mingpt(content: Mapping[str, Any], said: Mapping[str, Any], place: Path) -> Found:
     return Found(nanogpt.read_mingpt(_tensors(content, place), said, str(place)), "minGPT")
+
+
+def _timm(content: Mapping[str, Any], said: Mapping[str, Any], place: Path) -> Found:
+    model, assumed = timm.read(_tensors(content, place), said, str(place))
+    artifacts, more = timm.images(said, model.config, str(place))
+    return Found(model, "timm", artifacts, (*assumed, *more))

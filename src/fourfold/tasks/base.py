@@ -38,8 +38,9 @@ class Task(LightningModule):
         optimizer: How weights are moved.
         schedule: How the learning rate moves.
         init_from: Weights to begin with: a checkpoint or run directory of ours, a directory or hub
-            name of transformers, nanoGPT's ckpt.pt; of an encoder-decoder also two of them,
-            `{encoder: PATH, decoder: PATH}`. What was loaded, resized, new or left out is printed.
+            name of transformers or timm, a file of timm, nanoGPT or minGPT; of an encoder-decoder
+            also two of them, `{encoder: PATH, decoder: PATH}`. What was loaded, resized, new or
+            left out is printed.
         tuning: What of the model learns, and how it is fitted to those weights.
         options: The subclass's own arguments, kept in the checkpoint.
     """

@@ -12,12 +12,14 @@ from torch import nn
 import fourfold.tasks
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
-from fourfold.hub import foreign, processing
+from fourfold.hub import foreign, processing, timm
 from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
 from fourfold.models.lora import merge_lora
 from fourfold.tasks import Task
 from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
 from fourfold.tasks.start import Source, read_foreign
+
+_TIMM = "timm:"  # in front of the directory to write
 
 
 def task_of(model: nn.Module) -> type[Task]:
@@ -33,8 +35,8 @@ def import_directory(source: Path, target: Path) -> list[str]:
     """Make a fourfold checkpoint of a foreign model.
 
     Args:
-        source: A directory of transformers , or a model's name on the hub; or a file of
-            nanoGPT or minGPT.
+        source: A directory of transformers or timm, or a model's name on the hub; or a file of
+            timm, nanoGPT or minGPT.
         target: The checkpoint file, which must not exist.
 
     Returns:
@@ -84,11 +86,11 @@ def _read_beside(source: Source, origin: foreign.Origin | None) -> dict[str, Any
 
 
 def export_checkpoint(source: Path, target: Path) -> list[str]:
-    """Make a transformers directory of a fourfold checkpoint.
+    """Make a directory of transformers, or of timm, of a fourfold checkpoint.
 
     Args:
         source: The checkpoint file or run directory.
-        target: The directory, which must not exist or be empty.
+        target: The directory, which must not exist or be empty; `timm:DIRECTORY` for timm's format.
 
     Returns:
         What was done, in lines for the user.
@@ -97,6 +99,8 @@ def export_checkpoint(source: Path, target: Path) -> list[str]:
         InputError: `target` is not empty, the checkpoint cannot be read, or no architecture of
             transformers is its model.
     """
+    to_timm = str(target).startswith(_TIMM)
+    target = Path(str(target).removeprefix(_TIMM))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already and is not empty; name another directory")
     task, model = load_with_origin(source)
@@ -104,7 +108,10 @@ def export_checkpoint(source: Path, target: Path) -> list[str]:
     # Beside the target and renamed, so that nothing half-written is ever there.
     part = Path(tempfile.mkdtemp(dir=target.parent, prefix=target.name + "."))
     try:
-        named = foreign.write(model, part, _write_beside(part, task, model))
+        if to_timm:
+            named = timm.write(model, part, task.artifacts)
+        else:
+            named = foreign.write(model, part, _write_beside(part, task, model))
         part.chmod(0o755)  # mkdtemp lets nobody else in
         if target.exists():
             target.rmdir()
