@@ -12,7 +12,7 @@ import fourfold
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
-from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig
+from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT
 from fourfold.tasks import SequenceClassification, Translation
 from fourfold.tasks.start import read_source, same_words, start_from
 from tests.tasks.conftest import (
@@ -107,6 +107,41 @@ def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -
     assert "new       classifier.classify.weight" in said
     found = task.model.classifier.pool.weight
     torch.testing.assert_close(found, theirs.pooler.dense.weight, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ViTModel", "DeiTModel", "DeiTForImageClassification"])
+def test_images_without_all_heads(kind: str, tmp_path: Path) -> None:
+    hf = pytest.importorskip("transformers")
+    deit = kind.startswith("DeiT")
+    sizes = {
+        "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 50, "image_size": 12,
+        "num_hidden_layers": 2, "patch_size": 4, "num_labels": 5,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    theirs = getattr(hf, kind)((hf.DeiTConfig if deit else hf.ViTConfig)(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"theirs: it lacks \d of the \d heads .* by init_from"):
+        fourfold.load(tmp_path / "theirs")
+    has_head = "classifier.weight" in theirs.state_dict()
+    config = read_source(str(tmp_path / "theirs")).model.config
+    model = ViT(replace(config, n_classes=5)).eval()
+    before = [head.weight.clone() for head in model.heads]
+    report = start_from(model, str(tmp_path / "theirs"), None, "bicubic")
+    new = {"ViTModel": "0", "DeiTModel": "0-1"}.get(kind, "1")
+    assert f"new       heads.{new}.weight (5, 36)" in report
+    for i, head in enumerate(model.heads):
+        kept = torch.equal(head.weight, before[i])
+        assert kept if i >= has_head else torch.equal(head.weight, theirs.classifier.weight)
+    images = torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        h, out = model.encode(images), theirs(images)
+        if has_head:
+            torch.testing.assert_close(model.heads[0](h[:, 0]), out.logits, rtol=1e-5, atol=1e-5)
+        else:
+            torch.testing.assert_close(h, out.last_hidden_state, rtol=1e-5, atol=1e-5)
 
 
 def test_other_layers_and_no_such_source(pretrained: Path, texts: Path, tmp_path: Path) -> None:

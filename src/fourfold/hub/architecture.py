@@ -118,6 +118,7 @@ class Architecture:
         constants: What both compute rather than learn, by their names and ours, where it is stored.
         suits: Whether a config without a history is best written so.
         holds: Whether tensors of these names are its own, where several share a model_type.
+        heads: How many of our `heads` tensors of these names fill, where there may be fewer.
     """
 
     model_type: str
@@ -134,6 +135,7 @@ class Architecture:
     constants: Mapping[str, str] = field_of_dataclass(default_factory=dict)
     suits: Callable[[Any], bool] = lambda config: True
     holds: Callable[[Collection[str]], bool] = lambda names: True
+    heads: Callable[[Collection[str]], int] | None = None
 
     def read_config(self, config: Json, names: Collection[str], where: str) -> TransformerConfig:
         """Our config for their config.json and the names of their tensors.

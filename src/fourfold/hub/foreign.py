@@ -45,6 +45,8 @@ class Origin:
 def read(path: Path) -> nn.Module:
     """The model of a transformers directory, in fp32 and eval mode, with its `Origin` as `origin`.
 
+    A model of images without some of its heads has none in their place, see `files.read`.
+
     Raises:
         InputError: The directory is broken, or holds something that no model of ours is.
     """
@@ -58,14 +60,17 @@ def read(path: Path) -> nn.Module:
     where = str(path / directory.CONFIG)
     config: Any = architecture.read_config(said, theirs.keys(), where)
     with torch.device("meta"):
-        model = architecture.family(config)
+        model: Any = architecture.family(config)
+    if architecture.heads is not None:
+        model.heads = model.heads[: architecture.heads(theirs.keys())]
     ours, rest = architecture.keys.read(theirs, model.state_dict(), str(path))
     model = model.to_empty(device="cpu")
     _fill_constants(model, architecture.family, config)
     _compare_constants(architecture, model, rest, path)
     model.load_state_dict({name: x.float() for name, x in ours.items()})
-    model.origin = Origin(said, rest, bare)  # type: ignore[assignment]
-    return model.eval()
+    model.origin = Origin(said, rest, bare)
+    whole: nn.Module = model.eval()
+    return whole
 
 
 def leftovers(source: nn.Module, target: nn.Module) -> dict[str, Tensor]:

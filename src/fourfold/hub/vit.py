@@ -1,5 +1,7 @@
 """ViT and DeiT as transformers writes them."""
 
+from collections.abc import Collection
+
 from fourfold.hub.architecture import Architecture, activation, field
 from fourfold.hub.keymap import TOKENS, WITH_ONE, KeyMap, Rule
 from fourfold.hub.labels import N_CLASSES, back, counted
@@ -39,9 +41,16 @@ def _keys(root: str, tokens: tuple[str, ...], heads: tuple[str, ...]) -> KeyMap:
             Rule("stack.blocks.{i}.ff_norm.{p}", layer + "layernorm_after.{p}"),
             Rule("stack.norm.{p}", root + "layernorm.{p}"),
             *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(heads)),
+            # DeiT without a teacher classifies by its class token alone.
+            Rule("heads.0.{p}", "classifier.{p}"),
             Rule((), root + "pooler.dense.{p}"),
         )
     )
+
+
+def _n_heads(names: Collection[str]) -> int:
+    heads = ("classifier", "cls_classifier", "distillation_classifier")
+    return sum(f"{head}.weight" in names for head in heads)
 
 
 VIT = Architecture(
@@ -56,6 +65,7 @@ VIT = Architecture(
     prefix="vit.",
     keys=_keys("vit.", ("cls_token",), ("classifier",)),
     written=back,
+    heads=_n_heads,
 )
 
 DEIT = Architecture(
@@ -74,4 +84,5 @@ DEIT = Architecture(
         ("cls_classifier", "distillation_classifier"),
     ),
     written=back,
+    heads=_n_heads,
 )
