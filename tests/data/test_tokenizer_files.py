@@ -1,6 +1,9 @@
 import json
+import random
 
 import pytest
+from tokenizers import Tokenizer as Core
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer_files import make_tokenizer
@@ -38,6 +41,42 @@ def test_gpt2_files(tmp_path):
     assert tokenizer.vocab_size == 6
 
 
+@pytest.fixture
+def gpt1(tmp_path):
+    """GPT-1's two files, of merges learnt from words with their ends marked."""
+    core = Core(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words = "the quick brown fox's den, the lazy dog: 42 times! naïve café 漢字 ça va? no. so so"
+    trainer = trainers.BpeTrainer(
+        vocab_size=90, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    core.train_from_iterator([words] * 3, trainer)
+    core.model.save(str(tmp_path))
+    return tmp_path
+
+
+def test_gpt1_files_against_transformers(gpt1):
+    hf = pytest.importorskip("transformers")
+    (gpt1 / "config.json").write_text('{"model_type": "openai-gpt"}')
+    theirs = hf.OpenAIGPTTokenizer.from_pretrained(gpt1)
+    ours = read(file=str(gpt1 / "vocab.json"), merges=str(gpt1 / "merges.txt"))
+    assert {ours.pad_id, ours.bos_id, ours.eos_id, ours.unk_id} == {ours.special_ids[0]}
+    rng = random.Random(0)
+    letters = (
+        "thequickbrownfoxdenlazy  \n\t  ,.:!?'-42ÀÉÇçñüßİœ漢字語가e\u0301\u00a0\u200b\x07ΣŁ€🙂"
+    )
+    unknown = 0
+    for _ in range(2000):
+        text = "".join(rng.choices(letters, k=rng.randint(0, 60)))
+        ids = ours.encode(text)
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        unknown += ours.unk_id in ids
+    assert 0 < unknown < 2000
+    assert ours.decode(ours.encode("The quick  FOX, naïve!")) == "the quick fox , naive !"
+
+
 def test_our_own_json(tmp_path):
     trained = make_tokenizer(TokenizerConfig("bpe", 60), ["ab ab abc"] * 3, mask=True)
     trained.save(tmp_path / "tokenizer.json")
@@ -69,6 +108,9 @@ def test_broken_bert_vocabularies(tmp_path, lines, message):
         (GPT2, "#version: 0.2\na c", "vocab.bpe, line 2: 'c' is not in the vocab"),
         (GPT2, "a b\na b a", "vocab.bpe, line 2: 'a b a' is not a pair"),
         ('{"a": 0, "b": 1, "ab": 2}', "a b", "no entry <|endoftext|>"),
+        ('{"a</w>": 0, "<|endoftext|>": 1}', "", "marks the ends of words, as GPT-2 does not"),
+        ('{"a</w>": 0, "b": 1}', "", "has no pad token"),
+        ('{"a": 0, "b</w>": 1, "<unk>": 2}', "#v\na b</w>", "line 1: '#v' is not a pair"),
     ],
 )
 def test_broken_gpt2_files(tmp_path, encoder, merges, message):

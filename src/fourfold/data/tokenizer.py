@@ -55,6 +55,11 @@ class Tokenizer:
             role: next((i for i in map(core.token_to_id, names) if i is not None), None)
             for role, names in ROLES.items()
         }
+        described = json.loads(core.to_str())
+        only_unk = [role for role, i in found.items() if i is not None] == ["unk"]
+        if only_unk and described["model"].get("end_of_word_suffix"):
+            # GPT-1 has no other special token, and a batch still has to be filled with something.
+            found |= dict.fromkeys(("pad", "bos", "eos"), found["unk"])
         for role, names in ROLES.items():
             if found[role] is None and role != "mask":
                 raise InputError(f"{name} has no {role} token: none of {', '.join(names)}.")
@@ -64,7 +69,6 @@ class Tokenizer:
         self.mask_id = found["mask"]
         added = {i for i, token in core.get_added_tokens_decoder().items() if token.special}
         self.special_ids = sorted(added | {i for i in found.values() if i is not None})
-        described = json.loads(core.to_str())
         self._is_wordpiece = described["model"]["type"] == "WordPiece"
         self._is_metaspace = "Metaspace" in json.dumps(described["pre_tokenizer"])
         self._is_bytes = "ByteLevel" in json.dumps(described["pre_tokenizer"])

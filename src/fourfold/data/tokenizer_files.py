@@ -1,4 +1,4 @@
-"""Tokenizers from files: `tokenizer.json`, BERT's `vocab.txt`, GPT-2's two files, checkpoints."""
+"""Tokenizers from files: `tokenizer.json`, BERT's `vocab.txt`, GPT's two files, checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 import torch
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from fourfold.core.errors import InputError
@@ -47,7 +47,7 @@ def make_tokenizer(
 
 def _read(file: str, merges: str | None, lowercase: bool) -> Tokenizer:
     if merges is not None:
-        return _read_gpt2(file, merges)
+        return _read_bpe(file, merges)
     if file.endswith(".ckpt"):
         return _read_checkpoint(file)
     if file.endswith(".json"):
@@ -84,24 +84,55 @@ def _read_bert(file: str, lowercase: bool) -> Tokenizer:
     return Tokenizer(wordpiece(vocab, special, lowercase), file)
 
 
-def _require_gpt2(file: str, vocab: dict[str, int]) -> None:
-    if "<|endoftext|>" not in vocab:
-        raise InputError(f"{file} has no entry <|endoftext|>, so it is not GPT-2's vocabulary.")
-    if any(token.endswith("</w>") for token in vocab):  # CLIP's: read as GPT-2's, no word would fit
+_WORD_END = "</w>"
+_TEXT_END = "<|endoftext|>"
+
+
+def _read_bpe(file: str, merges_file: str) -> Tokenizer:
+    """GPT-2's two files, or GPT-1's, which mark the ends of words and know no end of a text."""
+    vocab = _read_vocabulary(file)
+    marks_words = any(token.endswith(_WORD_END) for token in vocab)
+    if _TEXT_END not in vocab and not marks_words:
+        raise InputError(f"{file} has no entry {_TEXT_END}, so it is not GPT-2's vocabulary.")
+    if _TEXT_END in vocab and marks_words:  # CLIP's: read as either, no word would fit
         raise InputError(f"{file} marks the ends of words, as GPT-2 does not: give tokenizer.json.")
+    merges = _read_merges(merges_file, vocab, file)
+    return Tokenizer(_gpt1(vocab, merges) if marks_words else _gpt2(vocab, merges), file)
 
 
-def _read_gpt2(file: str, merges_file: str) -> Tokenizer:
-    """GPT-2's `encoder.json` and `vocab.bpe`."""
+def _gpt2(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Core:
+    core = Core(models.BPE(vocab, merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(_TEXT_END, special=True)])
+    return core
+
+
+def _gpt1(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Core:
+    """Words as BERT cuts them, in lower case and without accents."""
+    unk = ROLES["unk"][0]
+    core = Core(models.BPE(vocab, merges, unk_token=unk, end_of_word_suffix=_WORD_END))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.BPEDecoder(suffix=_WORD_END)
+    if unk in vocab:  # or else the roles find none
+        core.add_special_tokens([AddedToken(unk, special=True)])
+    return core
+
+
+def _read_vocabulary(file: str) -> dict[str, int]:
     try:
         vocab = json.loads(read_text(file))
     except json.JSONDecodeError as error:
         raise InputError(f"{file}, line {error.lineno}: broken JSON ({error.msg}).") from error
     if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
         raise InputError(f"{file} must map tokens to numbers.")
-    _require_gpt2(file, vocab)
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise InputError(f"{file} must number its {len(vocab)} tokens from 0 without gaps.")
+    return vocab
+
+
+def _read_merges(merges_file: str, vocab: dict[str, int], file: str) -> list[tuple[str, str]]:
     merges = []
     for line, text in enumerate(read_lines(merges_file), start=1):
         if line == 1 and text.startswith("#version"):
@@ -115,8 +146,4 @@ def _read_gpt2(file: str, merges_file: str) -> Tokenizer:
                     f"{merges_file}, line {line}: {token!r} is not in the vocabulary {file}."
                 )
         merges.append((pair[0], pair[1]))
-    core = Core(models.BPE(vocab, merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
-    return Tokenizer(core, file)
+    return merges

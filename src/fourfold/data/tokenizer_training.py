@@ -30,9 +30,9 @@ class TokenizerConfig:
         vocab_size: entries, special tokens included; an upper bound for small texts and for char.
         min_frequency: how often a pair of pieces must occur to be merged.
         lowercase: lower-case all text (wordpiece also strips accents, as BERT does).
-        file: instead of training: a `tokenizer.json`, BERT's `vocab.txt`, or GPT-2's `encoder.json`
+        file: instead of training: a `tokenizer.json`, BERT's `vocab.txt`, or GPT's `vocab.json`
             (then with `merges`), or a checkpoint of ours, whose tokenizer is taken.
-        merges: GPT-2's `vocab.bpe`.
+        merges: GPT-2's `vocab.bpe` or GPT-1's `merges.txt`.
     """
 
     kind: Kind = "bpe"
