@@ -179,6 +179,17 @@ def test_bf16_goes_back_as_bf16(tmp_path: Path) -> None:
     assert all(x.dtype == torch.bfloat16 for x in after.values())
 
 
+def test_sentencepiece_is_not_read_and_that_is_said(tmp_path: Path, capsys: Any) -> None:
+    make("marian").save_pretrained(tmp_path / "theirs")
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (tmp_path / "theirs" / name).write_bytes(b"{}")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "x.ckpt")]) == 0
+    said = capsys.readouterr().out
+    assert "source.spm and target.spm not read: the `tokenizers` library normalizes" in said
+    assert "(no tokenizer was there)" in said
+    assert "tokenizer" not in load_task(tmp_path / "x.ckpt").artifacts
+
+
 def test_weights_in_several_files(tmp_path: Path) -> None:
     model = make("bert")
     model.save_pretrained(tmp_path / "whole")

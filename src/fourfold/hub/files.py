@@ -8,9 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from fourfold.core.errors import InputError
-from fourfold.hub import directory, foreign, nanogpt, timm
+from fourfold.hub import directory, foreign, nanogpt, processing, timm
 
 _MINGPT_WEIGHTS = "model.pt"
+# Its rules take the longest match across characters that a reader sees as one, `tokenizers` the
+# shortest within one: decomposed accents come out differently, so it would be another tokenizer.
+_SENTENCEPIECE = "the `tokenizers` library normalizes otherwise than sentencepiece, so no tokenizer"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ def _read_directory(place: Path) -> Found:
         if weights.is_file():
             return _mingpt(directory.read_pickle(weights), said, weights)
     model = foreign.read(place)
-    return Found(model, str(said["model_type"]))
+    speaks = any((place / name).is_file() for name in (processing.TOKENIZER, "vocab.txt"))
+    left = [] if speaks else sorted(file.name for file in place.glob("*.spm"))
+    notes = [f"{' and '.join(left)} not read: {_SENTENCEPIECE}"] if left else []
+    return Found(model, str(said["model_type"]), notes=tuple(notes))
 
 
 def _read_file(place: Path, content: Mapping[str, Any]) -> Found:
