@@ -142,7 +142,7 @@ OVERVIEWS = {
         """
 files written
   predictions.txt            texts, one line a row of the split, in its order
-  predictions.csv            of classifiers: row, class number, class name, probability; or row, value
+  predictions.csv            of classifiers: row, class number and name, probability; or a value
   predictions.json           of questions: for each id its best answers with their scores
   predictions.pt             of language models: a list with one tensor a batch
 """,

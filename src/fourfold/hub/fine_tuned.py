@@ -3,7 +3,8 @@
 Several classes there share one model_type: the names of the tensors tell them apart.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fourfold.hub.architecture import Architecture, Field
@@ -17,7 +18,7 @@ from fourfold.hub.bert import (
     ROBERTA_MUST,
     encoder,
 )
-from fourfold.hub.keymap import AS_IT_IS, FROM_TWO, KeyMap, Line, Rule
+from fourfold.hub.keymap import AS_IT_IS, FROM_TWO, KeyMap, Layout, Line, Rule
 from fourfold.hub.labels import N_CLASSES, back, counted
 from fourfold.models import (
     SequenceClassifier,
@@ -38,43 +39,60 @@ _FAMILIES: dict[str, tuple[Any, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Encoder:
+    """What BERT and RoBERTa differ in, whatever stands on top.
+
+    Args:
+        model_type: Their word for it, with which names begin.
+        word: The beginning of their classes' names.
+        length: How they say the greatest length.
+        must: As `Architecture.must`.
+        layout: Of the table of positions.
+        suits: As `Architecture.suits`.
+    """
+
+    model_type: str
+    word: str
+    length: Field
+    must: Mapping[str, Any]
+    layout: Layout
+    suits: Callable[[Any], bool]
+
+
+_BERT = _Encoder("bert", "Bert", BERT_LENGTH, MUST, AS_IT_IS, lambda config: config.n_segments > 0)
+_ROBERTA = _Encoder(
+    "roberta", "Roberta", ROBERTA_LENGTH, ROBERTA_MUST, FROM_TWO, lambda config: False
+)
+
+
 def _architecture(
-    model_type: str,
-    theirs: str,
-    kind: str,
-    head: tuple[Line, ...],
-    holds: Callable[[Collection[str]], bool],
+    below: _Encoder, kind: str, head: tuple[Line, ...], holds: Callable[[Collection[str]], bool]
 ) -> Architecture:
-    """One class of theirs: `theirs` and `kind` make up its name."""
+    """One class of theirs: the encoder's word and `kind` make up its name."""
     family, config = _FAMILIES[kind]
     classes = family is not SpanExtractor
-    roberta = model_type == "roberta"
-    root = model_type + "."
-    layout = FROM_TWO if roberta else AS_IT_IS
+    root = below.model_type + "."
     return Architecture(
-        model_type=model_type,
+        model_type=below.model_type,
         family=family,
         config=config,
-        fields=(
-            *BERT_FIELDS,
-            ROBERTA_LENGTH if roberta else BERT_LENGTH,
-            *((N_CLASSES, _DROPOUT) if classes else ()),
-        ),
+        fields=(*BERT_FIELDS, below.length, *((N_CLASSES, _DROPOUT) if classes else ())),
         fixed={**_FIXED, "pool": "first"} if family is SequenceClassifier else _FIXED,
-        must=ROBERTA_MUST if roberta else MUST,
+        must=below.must,
         told=counted if classes else lambda names, config: {},
-        class_of=lambda config: theirs + kind,
+        class_of=lambda config: below.word + kind,
         prefix=root,
         keys=KeyMap(
             (
                 *encoder(root),
-                Rule(POSITIONS, root + "embeddings.position_embeddings.weight", layout),
+                Rule(POSITIONS, root + "embeddings.position_embeddings.weight", below.layout),
                 *head,
                 Rule((), root + "pooler.dense.{p}"),
             )
         ),
         written=back if classes else lambda config: {},
-        suits=lambda config: not roberta and config.n_segments > 0,
+        suits=below.suits,
         holds=holds,
     )
 
@@ -96,24 +114,22 @@ def _pooled(names: Collection[str]) -> bool:
 
 
 FINE_TUNED: tuple[Architecture, ...] = (
-    _architecture("bert", "Bert", "ForSequenceClassification", _BERT_POOLED, _pooled),
+    _architecture(_BERT, "ForSequenceClassification", _BERT_POOLED, _pooled),
     _architecture(
-        "bert", "Bert", "ForTokenClassification", _TAGS,
+        _BERT, "ForTokenClassification", _TAGS,
         lambda names: "classifier.weight" in names and not _pooled(names),
     ),
     _architecture(
-        "bert", "Bert", "ForQuestionAnswering", _SPAN, lambda names: "qa_outputs.weight" in names
+        _BERT, "ForQuestionAnswering", _SPAN, lambda names: "qa_outputs.weight" in names
     ),
     _architecture(
-        "roberta", "Roberta", "ForSequenceClassification", _ROBERTA_POOLED,
+        _ROBERTA, "ForSequenceClassification", _ROBERTA_POOLED,
         lambda names: "classifier.out_proj.weight" in names,
     ),
     _architecture(
-        "roberta", "Roberta", "ForTokenClassification", _TAGS,
-        lambda names: "classifier.weight" in names,
+        _ROBERTA, "ForTokenClassification", _TAGS, lambda names: "classifier.weight" in names
     ),
     _architecture(
-        "roberta", "Roberta", "ForQuestionAnswering", _SPAN,
-        lambda names: "qa_outputs.weight" in names,
+        _ROBERTA, "ForQuestionAnswering", _SPAN, lambda names: "qa_outputs.weight" in names
     ),
 )  # fmt: skip
