@@ -56,6 +56,16 @@ def test_accumulation_leaves_the_gradient_alone(name: str, texts: Path, tmp_path
             torch.testing.assert_close(cut[key], weight, rtol=1e-12, atol=1e-12, msg=key)
 
 
+@pytest.mark.parametrize("name", ["causal_sequences", "words"])
+def test_two_processes_make_the_same_step(name: str, texts: Path, tmp_path: Path) -> None:
+    whole = train(*DOWNSTREAM[name](texts, max_rows=2000), tmp_path)
+    rows = -(-len(DOWNSTREAM[name](texts)[1].split("train")) // 2)
+    pair = DOWNSTREAM[name](texts, max_rows=rows)
+    halves = train(*pair, tmp_path, devices=2, strategy="ddp_fork")
+    for key, weight in whole.items():
+        torch.testing.assert_close(halves[key], weight, rtol=1e-12, atol=1e-12, msg=key)
+
+
 @tasks
 def test_scores_do_not_depend_on_the_batches(name: str, texts: Path, tmp_path: Path) -> None:
     found = []
