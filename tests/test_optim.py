@@ -292,14 +292,15 @@ def test_the_missing_correction_is_adamws_alone() -> None:
 
 def test_depths() -> None:
     model = CausalLM(CausalLMConfig(**{**TINY, "n_layers": 3}, vocab_size=20, max_len=6, tie=False))
-    found = depths(model)
+    found, top = depths(model)
+    assert top == 4
     assert found["embed.tokens.weight"] == found["embed.positions.weight"] == 0
     assert [found[f"stack.blocks.{i}.ff.up.bias"] for i in range(3)] == [1, 2, 3]
     assert found["stack.norm.weight"] == 3
     assert found["head.own.weight"] == 4
-    pair = depths(EncoderDecoder(EncoderDecoderConfig(**TINY, n_decoder_layers=2, vocab_size=9)))
+    pair, _ = depths(EncoderDecoder(EncoderDecoderConfig(**TINY, n_decoder_layers=2, vocab_size=9)))
     assert pair["src_embed.tokens.weight"] == 0
-    towers = depths(CLIP(CLIPConfig(**TINY, vocab_size=9, image_n_layers=1, image_d_model=8,
+    towers, _ = depths(CLIP(CLIPConfig(**TINY, vocab_size=9, image_n_layers=1, image_d_model=8,
                                     image_n_heads=2, image_d_ff=8, image_size=32)))  # fmt: skip
     assert {towers[f"{t}_embed.positions.weight"] for t in ("text", "image")} == {0}
     assert (towers["image_norm.weight"], towers["image_stack.norm.bias"]) == (0, 1)

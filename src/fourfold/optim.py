@@ -163,23 +163,25 @@ OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Callable[..., Optimizer]]] = {
 }
 
 
-def depths(model: nn.Module) -> dict[str, int]:
-    """How deep each parameter stands, by name.
+def depths(model: nn.Module) -> tuple[dict[str, int], int]:
+    """How deep each parameter stands, by name; and how deep a head stands, whether there is one.
 
     0 for what enters, i + 1 for block i, and one more than there are blocks for what stands on top
     of the last; a last norm goes with the last block.
     """
     numbers = {n: re.search(r"\bblocks\.(\d+)\.", n) for n, _ in model.named_parameters()}
-    top = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
+    last = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
+    enters = re.compile(r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.")
+    closes = re.compile(r"(\w+_)?(stack|encoder|decoder)\.norm\.")
 
     def depth(name: str, number: re.Match[str] | None) -> int:
         if number:
             return int(number[1]) + 1
-        if re.match(r"(\w+_)?embed\.|\w+_norm\.", name):
+        if enters.match(name):
             return 0
-        return top if re.match(r"(\w+_)?(stack|encoder|decoder)\.norm\.", name) else top + 1
+        return last if closes.match(name) else last + 1
 
-    return {name: depth(name, number) for name, number in numbers.items()}
+    return {name: depth(name, number) for name, number in numbers.items()}, last + 1
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
@@ -193,11 +195,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             return id(parameter) in linear
         return config.decay == "all" or parameter.dim() >= 2
 
-    depth, even = depths(model), config.layer_decay == 1.0
+    (depth, top), even = depths(model), config.layer_decay == 1.0
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            key = 0 if even else max(depth.values()) - depth[name], not decays(parameter)
+            key = 0 if even else top - depth[name], not decays(parameter)
             groups.setdefault(key, []).append(parameter)
     return [
         {
@@ -231,7 +233,8 @@ def _constant(step: int, total: int, warmup: int, d_model: int) -> float:
 
 
 def _linear(step: int, total: int, warmup: int, d_model: int) -> float:
-    return max(0.0, (total - step) / max(1, total - warmup))
+    # The first step after the warm-up has the peak, and the last still learns (BERT's code).
+    return min(1.0, max(0.0, (total - step + 1) / max(1, total - warmup)))
 
 
 def _cosine(step: int, total: int, warmup: int, d_model: int) -> float:

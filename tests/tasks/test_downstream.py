@@ -262,7 +262,8 @@ def test_low_rank_survives_a_checkpoint(texts: Path, tmp_path: Path) -> None:
 def test_every_weight_has_a_depth(texts: Path) -> None:
     for name in DOWNSTREAM:
         task, _ = built(name, texts)
-        found = depths(task.model)
+        found, top = depths(task.model)
+        assert top == 2
         assert set(found.values()) == {0, 1, 2}
         assert all(
             (depth == 2) == (not key.startswith(("embed.", "stack.")))

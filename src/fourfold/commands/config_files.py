@@ -83,24 +83,32 @@ def locate(error: OptionError, arguments: list[str]) -> InputError:
 
 
 def is_given(key: str, arguments: list[str]) -> bool:
-    """Whether the user wrote `key`, on the command line or in a config file."""
+    """Whether the user wrote `key` or something in it, on the command line or in a config file."""
     path = _path(key)
     in_file = any(_line_of(read_tree(file), path) for file in config_files(arguments))
-    return in_file or _on_command_line(key, arguments)
+    below = any(option[: len(path)] == path for option, _ in _options(arguments))
+    return in_file or below or _on_command_line(key, arguments)
 
 
 def _on_command_line(key: str, arguments: list[str]) -> bool:
     """Whether an option is `key`, or holds it; `--model NAME` holds nothing but the name."""
     path = _path(key)
+    for option, value in _options(arguments):
+        if option == path:
+            return True
+        if option == path[: len(option)] and value.lstrip().startswith("{"):
+            rest = path[len(option) :]
+            if _line_of(yaml.compose(value, yaml.SafeLoader), rest) is not None:
+                return True
+    return False
+
+
+def _options(arguments: list[str]) -> Iterator[tuple[list[str], str]]:
+    """Names of the options as paths, and what stands behind them."""
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        option = _path(name[2:]) if name.startswith("--") else []
-        if not option or option != path[: len(option)]:
-            continue
-        value = value if equals else "".join(arguments[number + 1 : number + 2])
-        if option == path or value.lstrip().startswith("{"):
-            return True
-    return False
+        if name.startswith("--"):
+            yield _path(name[2:]), value if equals else "".join(arguments[number + 1 : number + 2])
 
 
 def _path(key: str) -> list[str]:

@@ -21,9 +21,10 @@ def find_classes(labels: Iterable[str]) -> list[str]:
     if len(found) < 2:
         raise InputError(f"All training rows have the label {next(iter(found), None)!r}.")
     try:
-        return sorted(found, key=float)
+        values = {label: float(label) for label in found}
     except ValueError:
         return sorted(found)
+    return sorted(found, key=lambda label: (values[label], label))
 
 
 def class_numbers(labels: Sequence[str], rows: Rows, names: Sequence[str]) -> np.ndarray:

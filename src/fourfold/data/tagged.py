@@ -73,7 +73,7 @@ def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> It
             raise InputError(
                 f"{path}, line {number}: there are only {len(fields)} columns in {line!r}."
             ) from error
-        if len(fields) < 2:
+        if len(fields) < 2 or not words[-1] or not tags[-1]:
             raise InputError(f"{path}, line {number}: {line!r} has no tag.")
 
 

@@ -118,6 +118,7 @@ class Architecture:
         constants: What both compute rather than learn, by their names and ours, where it is stored.
         suits: Whether a config without a history is best written so.
         holds: Whether tensors of these names are its own, where several share a model_type.
+        only: Their class, where it is always the same and config.json may name it.
         heads: How many of our `heads` tensors of these names fill, where there may be fewer.
     """
 
@@ -135,6 +136,7 @@ class Architecture:
     constants: Mapping[str, str] = field_of_dataclass(default_factory=dict)
     suits: Callable[[Any], bool] = lambda config: True
     holds: Callable[[Collection[str]], bool] = lambda names: True
+    only: str = ""
     heads: Callable[[Collection[str]], int] | None = None
 
     def read_config(self, config: Json, names: Collection[str], where: str) -> TransformerConfig:

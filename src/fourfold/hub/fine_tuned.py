@@ -94,6 +94,7 @@ def _architecture(
         written=back if classes else lambda config: {},
         suits=below.suits,
         holds=holds,
+        only=below.word + kind,
     )
 
 

@@ -53,7 +53,9 @@ def read(path: Path) -> nn.Module:
     said = directory.read_config(path)
     candidates = _known(said, path)
     theirs = {_modern(name): x for name, x in directory.read_tensors(path).items()}
-    architecture = next(a for a in candidates if a.holds(theirs.keys()))
+    # By their class if config.json names it: a tagger may carry a pooler that nobody uses.
+    named = [a for a in candidates if a.only and a.only in (said.get("architectures") or ())]
+    architecture = (named or [a for a in candidates if a.holds(theirs.keys())])[0]
     bare = not any(name.startswith(architecture.prefix) for name in theirs)
     if bare:
         theirs = {architecture.prefix + name: x for name, x in theirs.items()}

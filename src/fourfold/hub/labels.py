@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from fourfold.core.errors import InputError
 from fourfold.hub.architecture import Field
 
 
@@ -20,7 +21,13 @@ def back(config: Any) -> dict[str, Any]:
 
 
 def counted(names: Collection[str], config: Any) -> dict[str, Any]:
-    """The number of classes, where config.json only counts them."""
+    """The number of classes, where config.json only counts them.
+
+    Raises:
+        InputError: A row may have several of them.
+    """
+    if config.get("problem_type") == "multi_label_classification":
+        raise InputError("problem_type multi_label_classification: a row here has one class")
     if "id2label" not in config and "num_labels" in config:
         return {"n_classes": config["num_labels"]}
     return {}

@@ -1,5 +1,7 @@
 """Scores of classes and of numbers, one for each row."""
 
+import math
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -60,8 +62,13 @@ class NumberScores(Metric):
         self.pairs.append(torch.stack([predictions.flatten().double(), labels.double()], dim=1))
 
     def compute(self) -> dict[str, float]:
-        """pearson and spearman, 0 where one side does not vary; equal numbers share their rank."""
+        """pearson and spearman; equal numbers share their rank.
+
+        0 where one side does not vary, nan where a number is none.
+        """
         pairs = self.pairs if isinstance(self.pairs, Tensor) else torch.cat(self.pairs)
+        if not pairs.isfinite().all():
+            return {"pearson": math.nan, "spearman": math.nan}
         ranks = torch.stack([_ranks(column) for column in pairs.T], dim=1)
         return {"pearson": _correlation(pairs), "spearman": _correlation(ranks)}
 

@@ -1,4 +1,4 @@
-"""A model meets a batch: what all four tasks share.
+"""A model meets a batch: what all tasks share.
 
 From `fourfold fit` to the loss: Lightning calls `training_step`, that calls the family's `step`,
 which returns a sum over targets and their number; here the one is divided by the other, over all
@@ -50,6 +50,7 @@ class Task(LightningModule):
     batch_class: ClassVar[type]  # what it learns from
     unit: ClassVar[str] = "tokens"  # what throughput counts
     from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config the data know
+    exact: ClassVar[tuple[str, ...]] = ()  # those of them that may not be more than the data's
 
     def __init__(
         self,
@@ -136,7 +137,8 @@ class Task(LightningModule):
         self.model = self.model_class(self.config)
         # Not for a task out of a checkpoint, which has all weights itself.
         if self.init_from and self._trainer is not None:
-            words = self.artifacts.get("tokenizer")
+            # Asked of the data: an averaging callback builds the model before `setup` is called.
+            words = self.trainer.datamodule.artifacts().get("tokenizer")  # type: ignore[attr-defined]
             report = start_from(self.model, self.init_from, words, self.tuning.resize)
             if self.trainer.is_global_zero:
                 print(report, flush=True)
@@ -146,7 +148,7 @@ class Task(LightningModule):
         for field in self.from_data:
             given = getattr(self.config, field)
             found = getattr(self.trainer.datamodule, field)  # type: ignore[attr-defined]
-            if given is not None and given < found:
+            if given is not None and (given < found or (field in self.exact and given != found)):
                 raise InputError(f"the model's {field} is {given}, but the data need {found}")
             if given is None:
                 self.config = replace(self.config, **{field: found})

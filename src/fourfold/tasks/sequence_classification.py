@@ -33,6 +33,7 @@ class SequenceClassification(Task):
     config_class = SequenceClassifierConfig
     config: SequenceClassifierConfig
     from_data = ("vocab_size", "n_classes")
+    exact = ("n_classes",)
 
     def __init__(
         self,

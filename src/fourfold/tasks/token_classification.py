@@ -30,6 +30,7 @@ class TokenClassification(Task):
     config_class = TokenClassifierConfig
     config: TokenClassifierConfig
     from_data = ("vocab_size", "n_classes")
+    exact = ("n_classes",)
 
     def __init__(
         self,

@@ -59,8 +59,8 @@ def adapt(model: nn.Module, tuning: TuningConfig) -> None:
         InputError: The model has not so many layers, or no such matrices.
     """
     if tuning.freeze:
-        depth = depths(model)
-        n_layers = max(depth.values()) - 1
+        depth, top = depths(model)
+        n_layers = top - 1
         if tuning.freeze != "all" and tuning.freeze > n_layers:
             raise InputError(f"freeze is {tuning.freeze}, but the model has {n_layers} layers")
         border = n_layers if tuning.freeze == "all" else int(tuning.freeze)
@@ -71,15 +71,15 @@ def adapt(model: nn.Module, tuning: TuningConfig) -> None:
             model, tuning.lora_rank, alpha=tuning.lora_alpha, dropout=tuning.lora_dropout,
             targets=tuning.lora_targets,
         )  # fmt: skip
-        depth = depths(model)
+        depth, top = depths(model)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(is_lora(name) or depth[name] == max(depth.values()))
+            parameter.requires_grad_(is_lora(name) or depth[name] == top)
 
 
 def still_frozen(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
     """Parameters that gradual unfreezing does not let learn yet, a function of the epoch alone."""
     if tuning.unfreeze_every is None:
         return []
-    depth = depths(model)
-    border = max(depth.values()) - 1 - epoch // tuning.unfreeze_every
+    depth, top = depths(model)
+    border = top - 1 - epoch // tuning.unfreeze_every
     return [parameter for name, parameter in model.named_parameters() if depth[name] <= border]
