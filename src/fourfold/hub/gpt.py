@@ -45,7 +45,7 @@ GPT2 = Architecture(
         activation("activation_function", "gelu_new"),
         *_FIELDS,
     ),
-    fixed={"norm_placement": "pre", "positions": "learned"},
+    fixed={"norm_placement": "pre", "positions": "learned", "embed_norm": False},
     must={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -79,7 +79,7 @@ GPT1 = Architecture(
         *(entry for entry in _FIELDS if entry.ours != "max_len"),
         field("max_len", "n_positions", default=512),
     ),
-    fixed={"norm_placement": "post", "positions": "learned"},
+    fixed={"norm_placement": "post", "positions": "learned", "embed_norm": False},
     must={},
     told=lambda names, config: {},
     class_of=lambda config: "OpenAIGPTLMHeadModel",

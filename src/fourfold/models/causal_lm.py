@@ -23,6 +23,7 @@ class CausalLMConfig(TransformerConfig):
         vocab_size: V; None in a run's config means: the tokenizer's.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
+        embed_norm: Whether the sum of token and position is normalised (a BERT that writes).
         tie: Whether the output matrix is the token embedding.
         init: A row of INITS.
     """
@@ -38,6 +39,7 @@ class CausalLMConfig(TransformerConfig):
     vocab_size: int | None = 50257
     max_len: int = 1024
     positions: str = "learned"
+    embed_norm: bool = False
     tie: bool = True
     init: str = "gpt2"
 
@@ -54,7 +56,9 @@ class CausalLM(nn.Module):
         super().__init__()
         assert config.vocab_size is not None, "the vocabulary is known once a model is built"
         self.config = config
-        self.embed = TokenEmbedding(config, config.vocab_size, config.max_len, config.positions)
+        self.embed = TokenEmbedding(
+            config, config.vocab_size, config.max_len, config.positions, norm=config.embed_norm
+        )
         self.stack = Stack(config)
         shared = self.embed.tokens if config.tie else None
         self.head = VocabularyHead(config, config.vocab_size, shared)

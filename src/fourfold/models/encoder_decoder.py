@@ -55,35 +55,14 @@ class EncoderDecoderConfig(TransformerConfig):
             raise InputError(f"max_len is missing: {self.positions} positions need a number")
 
 
-class EncoderDecoder(nn.Module):
-    """Predicts a target sentence from a source sentence."""
+class Seq2Seq(nn.Module):
+    """What an encoder-decoder does with its parts, which a subclass makes."""
 
-    stack: ClassVar[type[Stack]] = Stack  # what encoder and decoder are
-
-    def __init__(self, config: EncoderDecoderConfig) -> None:
-        super().__init__()
-        assert config.vocab_size is not None, "the vocabulary is known once a model is built"
-        self.config = config
-        self.src_embed = self._embedding(config, config.vocab_size)
-        self.tgt_embed = self._embedding(config, config.vocab_size)
-        if config.tie in ("all", "embeddings"):
-            self.tgt_embed.share_tokens(self.src_embed)
-        self.encoder = self.stack(config)
-        self.decoder = self.stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
-        shared = self.tgt_embed.tokens if config.tie in ("all", "decoder") else None
-        self.head = VocabularyHead(config, config.vocab_size, shared, bias=config.output_bias)
-        initialise(self, config.init)
-
-    @staticmethod
-    def _embedding(config: EncoderDecoderConfig, vocab_size: int) -> TokenEmbedding:
-        return TokenEmbedding(
-            config,
-            vocab_size,
-            config.max_len or 0,
-            config.positions,
-            scale=config.embed_scale,
-            norm=config.embed_norm,
-        )
+    src_embed: nn.Module
+    tgt_embed: TokenEmbedding
+    encoder: Stack
+    decoder: Stack
+    head: VocabularyHead
 
     def forward(
         self,
@@ -144,3 +123,34 @@ class EncoderDecoder(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """(..., D) to (..., V)."""
         return self.head(h)
+
+
+class EncoderDecoder(Seq2Seq):
+    """Predicts a target sentence from a source sentence."""
+
+    stack: ClassVar[type[Stack]] = Stack  # what encoder and decoder are
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        assert config.vocab_size is not None, "the vocabulary is known once a model is built"
+        self.config = config
+        self.src_embed = self._embedding(config, config.vocab_size)
+        self.tgt_embed = self._embedding(config, config.vocab_size)
+        if config.tie in ("all", "embeddings"):
+            self.tgt_embed.share_tokens(self.src_embed)
+        self.encoder = self.stack(config)
+        self.decoder = self.stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
+        shared = self.tgt_embed.tokens if config.tie in ("all", "decoder") else None
+        self.head = VocabularyHead(config, config.vocab_size, shared, bias=config.output_bias)
+        initialise(self, config.init)
+
+    @staticmethod
+    def _embedding(config: EncoderDecoderConfig, vocab_size: int) -> TokenEmbedding:
+        return TokenEmbedding(
+            config,
+            vocab_size,
+            config.max_len or 0,
+            config.positions,
+            scale=config.embed_scale,
+            norm=config.embed_norm,
+        )
