@@ -5,22 +5,29 @@ Shapes: V vocabulary, N positions, D model width, S side of a grid of patches.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.config import TransformerConfig, check_word
+from fourfold.core.config import check_word
+from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.errors import InputError
 
-# What a part of an encoder-decoder is called in a model that is nothing but that part.
+# What becomes which part of an encoder-decoder, of a model that is nothing but that part or of
+# another encoder-decoder; nothing else does.
 ROLES: dict[str, dict[str, str]] = {
-    "model": {},
-    "encoder": {"embed.": "src_embed.", "stack.": "encoder."},
-    "decoder": {"embed.": "tgt_embed.", "stack.": "decoder."},
-}
+    "model": {"": ""},
+    "encoder": {"embed.": "src_embed.", "stack.": "encoder.",
+                "src_embed.": "src_embed.", "encoder.": "encoder."},
+    "decoder": {"embed.": "tgt_embed.", "stack.": "decoder.", "head.": "head.",
+                "tgt_embed.": "tgt_embed.", "decoder.": "decoder."},
+}  # fmt: skip
+# Where a config describes a second stack, of which the rest of its fields say nothing.
+TOWERS = ("encoder", "image_tower")
 # How a grid of position vectors becomes one of another size: four conventions for one sentence
 # of the ViT paper (section 3.2).
 RESIZES: dict[str, dict[str, object]] = {
@@ -88,10 +95,10 @@ def transfer(
     """
     check_word("resize", resize, tuple(RESIZES))
     check_word("role", role, tuple(ROLES))
-    _refuse_other_layers(source.config, target.config)  # type: ignore[arg-type]
+    _refuse_other_layers(source.config, target.config, role)
     stored = {**source.state_dict(), **(more or {})}
     theirs = _renamed({**dict(source.named_buffers()), **stored}, ROLES[role])
-    how = _Rules(target, tokens, resize)
+    how = _Rules(_renamed(_grids(source), ROLES[role]).keys(), _grids(target), tokens, resize)
     report, used, ours = Report(), set[str](), target.state_dict()
     folded = _fold_segment(theirs, ours)
     for name, old in ours.items():
@@ -108,26 +115,33 @@ def transfer(
             report.loaded.append((name, shown, ""))
         with torch.no_grad():
             old.copy_(made)
-    stored = _renamed(stored, ROLES[role])
-    left = [name for name in stored if name not in used]
-    report.left_out = [(name, tuple(stored[name].shape), "") for name in left]
+    report.left_out = [
+        (_rename(name, ROLES[role]) or name, tuple(tensor.shape), "")
+        for name, tensor in stored.items()
+        if _rename(name, ROLES[role]) not in used
+    ]
     if not used:
         raise InputError(f"nothing of a {type(source).__name__} fits a {type(target).__name__}")
     return report
 
 
 class _Rules:
-    """What fits, and what is made to fit."""
+    """What fits, and what is made to fit; of both models, which positions are on a grid."""
 
     def __init__(
-        self, target: nn.Module, tokens: tuple[Tensor, Tensor] | None, resize: str
+        self,
+        old_grids: Collection[str],
+        new_grids: Collection[str],
+        tokens: tuple[Tensor, Tensor] | None,
+        resize: str,
     ) -> None:
-        self.is_grid = hasattr(target.config, "patch_size")
+        self.old_grids, self.new_grids = old_grids, new_grids
         self.tokens, self.resize = tokens, resize
 
     def fit(self, name: str, old: Tensor | None, new: Tensor) -> tuple[Tensor | None, str]:
         """What to write in place of `new`, None for nothing; and the rule, if there was one."""
-        if old is None:
+        grid = name in self.new_grids
+        if old is None or grid != (name in self.old_grids):
             return None, ""
         words = name.endswith(VOCABULARY)
         if words and self.tokens is not None:
@@ -136,7 +150,7 @@ class _Rules:
             return made, f"{len(self.tokens[0])} of its rows, word by word"
         if old.shape == new.shape:
             return old, ""
-        if name.endswith("positions.weight") and self.is_grid:
+        if grid:
             return resize_grid(old, new, self.resize), f"{self.resize} interpolation"
         if (words or name.endswith(GROWING)) and old.shape[1:] == new.shape[1:]:
             made, n = new.clone(), min(len(old), len(new))
@@ -183,21 +197,39 @@ def _fold_segment(theirs: dict[str, Tensor], ours: Mapping[str, Tensor]) -> set[
     return folded
 
 
-def _refuse_other_layers(old: TransformerConfig, new: TransformerConfig) -> None:
-    for name in LAYERS:
-        before, wanted = getattr(old, name), getattr(new, name)
-        if before != wanted:
-            raise InputError(f"its layers have {name} {before}, but the model's have {wanted}")
+def _grids(model: nn.Module) -> dict[str, Tensor]:
+    """The tables of positions that belong to patches, by name."""
+    return {
+        f"{name}.positions.weight": module.positions.weight
+        for name, module in model.named_modules()
+        if isinstance(module, PatchEmbedding) and module.positions is not None
+    }
+
+
+def _refuse_other_layers(old: Any, new: Any, role: str) -> None:
+    """Raise InputError unless the stacks that meet are made of the same layers."""
+    # A model that is nothing but one part has one config, which describes that part.
+    meet = [part for part in TOWERS if hasattr(old, part) or hasattr(new, part)]
+    meet = ["", *meet] if role == "model" else [role]
+    for part in meet:
+        theirs, ours = (getattr(config, part, config) for config in (old, new))
+        for name in LAYERS:
+            before, wanted = getattr(theirs, name), getattr(ours, name)
+            if before != wanted:
+                raise InputError(f"its layers have {name} {before}, but the model's have {wanted}")
 
 
 def _renamed(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
-    def rename(name: str) -> str:
-        for old, new in prefixes.items():
-            if name.startswith(old):
-                return new + name.removeprefix(old)
-        return name
+    named = {_rename(name, prefixes): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in named.items() if name}
 
-    return {rename(name): tensor for name, tensor in state.items()}
+
+def _rename(name: str, prefixes: Mapping[str, str]) -> str:
+    """What a tensor is called in the target; "" if it plays no part there."""
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return ""
 
 
 def _together(lines: Iterable[Line]) -> list[Line]:

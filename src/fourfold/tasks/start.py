@@ -1,6 +1,6 @@
 """`init_from`: a model that begins with the weights of another one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fourfold.data.tokenizer import Tokenizer
 from fourfold.hub import directory, files, processing
 from fourfold.hub.foreign import leftovers
 from fourfold.models.lora import merge_lora
-from fourfold.models.transfer import ROLES, transfer
+from fourfold.models.transfer import ROLES, Report, transfer
 from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
 
 # One path, or one for the encoder and one for the decoder.
@@ -101,7 +101,7 @@ def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, res
     if isinstance(init_from, str):
         whole = not hasattr(model, "tgt_embed")
         init_from = {"model" if whole else "": init_from}
-    lines = []
+    lines, reports = list[str](), list[Report]()
     for role, path in (init_from or {}).items():
         source = read_source(path)
         part = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
@@ -115,8 +115,12 @@ def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, res
             report = transfer(model, source.model, part, more=more, tokens=words, resize=resize)
         except InputError as error:
             raise InputError(f"init_from {path}: {error}") from error
-        lines += report.lines()
+        reports.append(report)
+        lines += (replace(report, new=[]) if len(init_from or {}) > 1 else report).lines()
     read_source.cache_clear()
+    if len(reports) > 1:  # what one left new may have come from the other
+        new = [line for line in reports[0].new if all(line in report.new for report in reports)]
+        lines += ["init_from: what comes from none of them", *Report(new=new).lines()]
     return "\n".join(lines)
 
 
