@@ -18,6 +18,7 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
+from fourfold.tasks.plain import from_plain
 from fourfold.tasks.sameness import refuse_another, refuse_other_settings
 from fourfold.tasks.start import InitFrom, start_from
 from fourfold.tasks.steps import optimizer_steps
@@ -156,7 +157,10 @@ class Task(LightningModule):
 
     def _refuse_long_rows(self) -> None:
         """Now, rather than in the middle of the training."""
-        limit = getattr(self.config, "max_len", None)
+        # Of two stacks with positions of their own, each has a limit.
+        parts = (self.config, getattr(self.config, "encoder", None))
+        limits = [limit for part in parts if (limit := getattr(part, "max_len", None))]
+        limit = min(limits, default=None)
         for name, split in self.trainer.datamodule.splits.items():  # type: ignore[attr-defined]
             if limit is not None and split.longest > limit:
                 raise InputError(
@@ -277,7 +281,7 @@ class Task(LightningModule):
     def from_init_args(cls, init_args: dict[str, Any]) -> "Task":
         """The task that was made with `init_args` (plain values), its model built."""
         args = dict(init_args)
-        args["config"] = cls.config_class(**args["config"])
+        args["config"] = from_plain(cls.config_class, args["config"])
         args["optimizer"] = OptimizerConfig(**args["optimizer"])
         args["schedule"] = ScheduleConfig(**args["schedule"])
         args["tuning"] = TuningConfig(**args.get("tuning", {}))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.core.errors import InputError
+from fourfold.tasks.plain import flat
 
 # Fields of a config that change nothing in evaluation.
 UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "init")
@@ -42,12 +43,11 @@ def refuse_other_settings(
     for part in wanted if training else ("config",):
         if part == "init_from":
             continue  # the weights have moved on from there
-        olds, news = (
-            x if isinstance(x, dict) else {"": x} for x in (saved.get(part), wanted[part])
-        )
+        olds, news = (flat(x) if isinstance(x, dict) else {"": x}
+                      for x in (saved.get(part), wanted[part]))  # fmt: skip
         for key, value in news.items():
             name = f"{part}.{key}".rstrip(".")
-            free = key in UNSEEN and not training
+            free = key.split(".")[-1] in UNSEEN and not training
             if key in olds and _plain(olds[key]) != _plain(value) and not free:
                 raise InputError(f"the checkpoint was trained with {name} {olds[key]}, not {value}")
 
