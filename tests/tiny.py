@@ -20,6 +20,8 @@ from fourfold.models import (
     CausalLMConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
+    Joined,
+    JoinedConfig,
     MaskedLM,
     MaskedLMConfig,
     T5Config,
@@ -45,6 +47,21 @@ CONFIGS: dict[str, TransformerConfig] = {
         max_distance=7,
         n_decoder_layers=1,
     ),
+    # A reader of another kind than the writer, and of another shape.
+    "joined": JoinedConfig(
+        **LANGUAGE,
+        attn_dropout=0.0,
+        encoder=MaskedLMConfig(
+            d_model=20,
+            n_layers=1,
+            n_heads=2,
+            d_ff=16,
+            dropout=0.0,
+            attn_dropout=0.0,
+            vocab_size=V,
+            max_len=81,
+        ),
+    ),
     "vit": ViTConfig(**SHAPE, image_size=8, patch_size=2, n_channels=2, n_classes=5),
 }
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -52,6 +69,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "masked": MaskedLM,
     "encoder_decoder": EncoderDecoder,
     "t5": T5,
+    "joined": Joined,
     "vit": ViT,
 }
 # What reads a sequence: a decoder is one too, with a source of its own for each row.
@@ -60,9 +78,11 @@ STACKS = {  # of a family with two
     "decoder": ("encoder_decoder", "decoder"),
     "t5_encoder": ("t5", "encoder"),
     "t5_decoder": ("t5", "decoder"),
+    "joined_encoder": ("joined", "encoder"),
+    "joined_decoder": ("joined", "decoder"),
 }
-DECODERS = ("decoder", "t5_decoder")
-PAIRS = ("encoder_decoder", "t5")
+DECODERS = ("decoder", "t5_decoder", "joined_decoder")
+PAIRS = ("encoder_decoder", "t5", "joined")
 READERS = ("causal", "masked", *STACKS, "stack")
 CAUSAL = ("causal", *DECODERS)
 BACKENDS = ("naive", "sdpa", "flex")  # auto on a CPU in fp64 is sdpa

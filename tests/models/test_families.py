@@ -45,6 +45,8 @@ TIES = [
     ("causal", {"tie": True}, 1),
     ("causal", {"tie": False}, 2),
     ("masked", {}, 1),
+    ("joined", {"tie": True}, 1),  # of the decoder's width
+    ("joined", {"tie": False}, 2),
 ]
 
 

@@ -39,10 +39,7 @@ def test_no_gradient_flows_to_the_future(kind: str, name: str) -> None:
     read = Reader(kind)
     ids = torch.arange(8)[None]  # every token once: a row of the table is a place
     source = {"src": tokens(1, 4) % 8 + 8} if kind in DECODERS else {}
-    if kind in DECODERS:
-        table = read.model.src_embed.tokens.weight
-    else:
-        table = read.model.embed.tokens.weight
+    table = (read.model.tgt_embed if kind in DECODERS else read.model.embed).tokens.weight
     with backend(name):
         read(ids, **source)[0, 3].sum().backward()
     assert (table.grad[4:8] == 0).all()

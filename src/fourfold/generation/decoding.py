@@ -36,6 +36,8 @@ def generate(
 ) -> Tensor:
     """Continue prompts with a causal LM, or write targets for sources with an encoder-decoder.
 
+    Sources may be images (B, C, side, side), where the encoder reads such; one counts as one token.
+
     A row does not depend on its neighbours (up to rounding): not on their number or length, nor,
     for a given seed, on what is drawn for them. Copies of a row are drawn differently.
 
@@ -70,7 +72,7 @@ def generate(
     limit = prompts.limit("max_new", max_new, least=0)  # (B,)
     draws = torch.zeros(len(ids), int(limit.max()), device=ids.device)
     if temperature > 0.0:
-        draws = draw_numbers(ids, prompts.real, draws.shape[1], seed, copies)
+        draws = draw_numbers(prompts.tokens, prompts.real, draws.shape[1], seed, copies)
     filler = pad_id if pad_id is not None else eos_id or 0
     with inference(model):
         step, start = prompts.start(use_cache)
@@ -97,7 +99,7 @@ def beam_search(
 
     Args:
         model: An `EncoderDecoder`, or a `CausalLM` whose prompts are `src`.
-        src: (B, T) int64.
+        src: (B, T) int64, or images (B, C, side, side), one of which counts as one token.
         beam: How many hypotheses stay open; 1 is greedy search.
         length_penalty: The exponent of the penalty, alpha.
         penalty: What the log-probability of n tokens, EOS among them, is divided by: gnmt

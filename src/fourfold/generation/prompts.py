@@ -1,9 +1,11 @@
 """What decoding starts from, checked before a model runs.
 
-Shapes: B rows, T tokens.
+Shapes: B rows, T tokens, C channels.
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,12 @@ EXTRA = 50  # how much longer than its source a target may get (Vaswani et al. 2
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of a causal LM, or sources of an encoder-decoder.
+    """Prompts of a causal LM, or sources of an encoder-decoder, which may be images.
 
     Args:
-        model: The model, whose config tells `vocab_size` and, if it has a limit, `max_len`.
-        ids: (B, T) int64.
+        model: The model, whose config tells `vocab_size` and, if it has a limit, `max_len`; what
+            reads a source may have a config of its own, `encoder`.
+        ids: (B, T) int64, or images (B, C, side, side).
         mask: (B, T) bool, True = real token; None means all are.
         bos_id: What a target starts with.
         eos_id: What ends a row, if anything does.
@@ -39,6 +42,21 @@ class Prompts:
         if not isinstance(self.model, CausalModel | Seq2SeqModel):
             kind = type(self.model).__name__
             raise InputError(f"only a causal LM or an encoder-decoder writes text, not a {kind}")
+        self._check_images() if self.reads_images else self._check_ids()
+        ends = {"bos_id": self.bos_id if self.is_seq2seq else None, "eos_id": self.eos_id}
+        for name, value in ends.items():
+            self._check_token(name, value, self.vocab_size)
+
+    def _check_images(self) -> None:
+        ids = self.ids
+        if ids.ndim != 4 or ids.numel() == 0 or not ids.is_floating_point():
+            raise InputError(
+                f"images must be float (rows, channels, side, side), not {_describe(ids)}"
+            )
+        if self.mask is not None:
+            raise InputError("images have no mask: every patch is real")
+
+    def _check_ids(self) -> None:
         ids, mask = self.ids, self.mask
         if ids.ndim != 2 or ids.numel() == 0 or ids.dtype != torch.int64:
             raise InputError(f"ids must be int64 (rows, tokens), not {_describe(ids)}")
@@ -46,17 +64,26 @@ class Prompts:
             raise InputError(f"mask must be bool {tuple(ids.shape)}, not {_describe(mask)}")
         if int(self.lengths.min()) == 0:
             raise InputError(f"row {int(self.lengths.argmin())} has no real token")
-        ends = {"bos_id": self.bos_id if self.is_seq2seq else None, "eos_id": self.eos_id}
-        extremes = {"smallest id": int(ids.min()), "largest id": int(ids.max())}
-        for name, value in (ends | extremes).items():
-            if value is not None and not 0 <= value < self.vocab_size:
-                words = f"a vocabulary of {self.vocab_size}"
-                raise InputError(f"{name} is {value}, which is no token of {words}")
-        if self.max_len is not None and int(self.lengths.max()) > self.max_len:
+        reader: Any = self.model.config
+        reader = getattr(reader, "encoder", reader)
+        for name, value in (("smallest id", int(ids.min())), ("largest id", int(ids.max()))):
+            self._check_token(name, value, reader.vocab_size or self.vocab_size)
+        limit = getattr(reader, "max_len", None)
+        if limit is not None and int(self.lengths.max()) > limit:
             row, longest = int(self.lengths.argmax()), int(self.lengths.max())
             raise InputError(
-                f"row {row} has {longest} tokens, more than the model's max_len {self.max_len}"
+                f"row {row} has {longest} tokens, more than the model's max_len {limit}"
             )
+
+    @staticmethod
+    def _check_token(name: str, value: int | None, n_words: int) -> None:
+        if value is not None and not 0 <= value < n_words:
+            raise InputError(f"{name} is {value}, which is no token of a vocabulary of {n_words}")
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the source is an image."""
+        return bool(getattr(self.model, "reads_images", False))
 
     @property
     def is_seq2seq(self) -> bool:
@@ -78,8 +105,20 @@ class Prompts:
 
     @property
     def real(self) -> Tensor:
-        """(B, T) bool, the mask or all True."""
-        return torch.ones_like(self.ids, dtype=torch.bool) if self.mask is None else self.mask
+        """(B, T) bool, the mask or all True; an image counts as one token."""
+        if self.mask is not None:
+            return self.mask
+        shape = (len(self.ids), 1) if self.reads_images else self.ids.shape
+        return torch.ones(shape, dtype=torch.bool, device=self.ids.device)
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, T) what tells rows apart: the ids, or one number made of an image's pixels."""
+        if not self.reads_images:
+            return self.ids
+        pixels = [image.cpu().float().numpy().tobytes() for image in self.ids]
+        numbers = [int.from_bytes(blake2b(image, digest_size=7).digest()) for image in pixels]
+        return torch.tensor(numbers, device=self.ids.device)[:, None]
 
     def limit(self, name: str, wanted: int | None, least: int) -> Tensor:
         """(B,) most tokens to write: what is wanted, or else 50 more than each row has.
@@ -108,7 +147,8 @@ class Prompts:
             mask = None  # without padding attention has faster kernels
         if isinstance(self.model, Seq2SeqModel):
             step = Seq2SeqStep(self.model, self.ids, mask, use_cache)
-            return step, torch.full_like(self.ids[:, :1], self.bos_id)
+            start = torch.full((len(self.ids), 1), self.bos_id, device=self.ids.device)
+            return step, start
         assert isinstance(self.model, CausalModel)
         return CausalStep(self.model, mask, use_cache), self.ids
 

@@ -13,6 +13,7 @@ from fourfold.models.classifiers import (
 )
 from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models.joined import CaptionerConfig, Joined, JoinedConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 from fourfold.models.t5 import T5, T5Config
 from fourfold.models.vit import ViT, ViTConfig
@@ -21,12 +22,15 @@ __all__ = [
     "CLIP",
     "T5",
     "CLIPConfig",
+    "CaptionerConfig",
     "CausalClassifier",
     "CausalClassifierConfig",
     "CausalLM",
     "CausalLMConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "Joined",
+    "JoinedConfig",
     "MaskedLM",
     "MaskedLMConfig",
     "SequenceClassifier",
