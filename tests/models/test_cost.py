@@ -10,10 +10,13 @@ from fourfold.core.attention import attention_backend
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.models import (
+    CaptionerConfig,
     CausalLM,
     CausalLMConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
+    Joined,
+    JoinedConfig,
     MaskedLM,
     MaskedLMConfig,
     ViT,
@@ -63,6 +66,20 @@ def test_image_flops_are_torchs(changes: dict[str, object]) -> None:
         model = ViT(config)
     images = torch.empty(1, 3, 20, 20, device="meta")
     assert forward_flops(config).total == counted(lambda: model(images))
+
+
+@pytest.mark.parametrize("width", [32, 40])
+def test_joined_flops_are_torchs(width: int) -> None:
+    shape = {"d_model": width, "n_layers": 3, "n_heads": 2, "d_ff": 20}
+    seen = ViTConfig(**shape, image_size=20, patch_size=4)
+    texts = JoinedConfig(**TEXT, encoder=MaskedLMConfig(**shape))
+    images = CaptionerConfig(**TEXT, encoder=seen)
+    with torch.device("meta"):
+        models = Joined(texts), Joined(images)
+        ids, source = torch.zeros(1, 13).long(), torch.zeros(1, 9).long()
+        image = torch.empty(1, 3, 20, 20)
+    assert forward_flops(texts, 13, source=9).total == counted(lambda: models[0](source, ids))
+    assert forward_flops(images, 13).total == counted(lambda: models[1](image, ids))
 
 
 @pytest.mark.parametrize(

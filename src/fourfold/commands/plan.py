@@ -10,6 +10,7 @@ from fourfold.core.errors import InputError
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import Parts, forward_flops, image_tokens, parameters
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.joined import CaptionerConfig, JoinedConfig
 from fourfold.models.memory import Memory, split_batch, training_memory
 from fourfold.models.vit import ViTConfig
 
@@ -17,6 +18,8 @@ GIB = 2**30
 FREE = 0.9  # the share of a device that tensors may take; the rest goes to driver and fragments
 BACKWARD = 3  # a step costs one forward pass and, for activations and weights, two backward ones
 PAIR = 25  # tokens on each side of a sentence pair, where no length is given
+PAIRS = (EncoderDecoderConfig, JoinedConfig)  # what learns from pairs of texts
+IMAGES_WITH_TEXTS = (CLIPConfig, CaptionerConfig)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,7 +62,7 @@ def row_length(recipe: Recipe, asked: int | None) -> int:
             raise InputError("--length is for text: that of an image follows from its patches")
         return image_tokens(config)
     if asked is None:
-        asked = PAIR if isinstance(config, EncoderDecoderConfig) else recipe.length
+        asked = PAIR if isinstance(config, PAIRS) else recipe.length
     limit: float = config.max_len or inf  # type: ignore[attr-defined]
     if asked is not None and not 1 <= asked <= limit:
         raise InputError(f"--length is {asked}, but must lie between 1 and max_len {limit}")
@@ -69,8 +72,8 @@ def row_length(recipe: Recipe, asked: int | None) -> int:
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
     """Bytes on one device for a micro-batch of `batch` rows or tokens."""
     tokens = batch if recipe.counts_tokens else batch * length
-    source = tokens if isinstance(recipe.config, EncoderDecoderConfig) else 0
-    if isinstance(recipe.config, CLIPConfig):
+    source = tokens if isinstance(recipe.config, PAIRS) else 0
+    if isinstance(recipe.config, IMAGES_WITH_TEXTS):
         source = batch * image_tokens(recipe.config)
     optimizer = recipe.task.optimizer_config.name
     return training_memory(
@@ -96,14 +99,14 @@ def _compute(recipe: Recipe, length: int) -> list[str]:
     tokens = None if is_image else length
     flops = forward_flops(config, tokens)
     unit = "image" if is_image else f"row of {length:,} tokens"
-    if isinstance(config, EncoderDecoderConfig):
+    if isinstance(config, PAIRS):
         unit = f"pair of {length:,} and {length:,} tokens"
-    if isinstance(config, CLIPConfig):
+    if isinstance(config, IMAGES_WITH_TEXTS):
         unit = f"image with {length:,} tokens"
     names = ("embeddings", "blocks", "head")
     rows = [(name, f"{getattr(flops, name) / 1e9:,.3f} G") for name in names]
     lines = _table(f"FLOPs, forward, one {unit}", f"{flops.total / 1e9:,.3f} G", rows)
-    if not is_image and not isinstance(config, CLIPConfig):
+    if not is_image and not isinstance(config, IMAGES_WITH_TEXTS):
         lines.append(_row("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
     return [*lines, *_training(recipe, forward_flops(config, tokens, scored=recipe.scored), length)]
 

@@ -5,7 +5,7 @@ are not (ViT's Table 6 counts so). Attention counts as the full square, also whe
 Shapes: B batch, T tokens, S source tokens, D model width, V vocabulary, N patches, K classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from torch import nn
@@ -17,6 +17,7 @@ from fourfold.core.stack import Stack
 from fourfold.models.causal_lm import CausalLMConfig
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.joined import CaptionerConfig, JoinedConfig
 from fourfold.models.masked_lm import MaskedLMConfig
 from fourfold.models.vit import ViTConfig
 
@@ -99,10 +100,12 @@ def forward_flops(
     return Parts(2 * macs.embeddings, 2 * macs.blocks, round(2 * macs.head * scored))
 
 
-def image_tokens(config: ViTConfig | CLIPConfig) -> int:
+def image_tokens(config: ViTConfig | CLIPConfig | CaptionerConfig) -> int:
     """What an image becomes in the blocks: patches N, class token, distillation token."""
     if isinstance(config, CLIPConfig):
         return _patches(config) + 1
+    if isinstance(config, CaptionerConfig):
+        config = config.encoder
     return _patches(config) + (config.pool == "cls") + config.distillation
 
 
@@ -145,6 +148,30 @@ def _(config: EncoderDecoderConfig, length: int, source: int | None) -> Parts:
     return Parts(
         0, encoder + decoder, length * config.d_model * _known("vocab_size", config.vocab_size)
     )
+
+
+@_family_macs.register
+def _(config: JoinedConfig, length: int, source: int | None) -> Parts:
+    source = source or length
+    encoder = config.encoder.n_layers * block_macs(config.encoder, source)
+    return _writing(config, length, source, Parts(0, encoder, 0))
+
+
+@_family_macs.register
+def _(config: CaptionerConfig, length: int, source: int | None) -> Parts:
+    seen = _family_macs(replace(config.encoder, n_classes=1), 0, None)
+    return _writing(config, length, image_tokens(config), Parts(seen.embeddings, seen.blocks, 0))
+
+
+def _writing(
+    config: JoinedConfig | CaptionerConfig, length: int, source: int, read: Parts
+) -> Parts:
+    """What a decoder costs on top of the encoder, with the map where the memory is not as wide."""
+    width = config.encoder.d_model
+    joint = 0 if width == config.d_model else source * width * config.d_model
+    decoder = config.n_layers * block_macs(config, length, source)
+    head = length * config.d_model * _known("vocab_size", config.vocab_size)
+    return Parts(read.embeddings, read.blocks + decoder, head + joint)
 
 
 @_family_macs.register

@@ -14,6 +14,7 @@ from fourfold.losses import SLICE
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import image_tokens
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.joined import CaptionerConfig, JoinedConfig
 
 # Lightning's word for it: (bytes of a weight, bytes of a number in a matrix product).
 PRECISIONS = {
@@ -60,7 +61,7 @@ def training_memory(
         config: One of the families'.
         n_parameters: Of the whole model.
         tokens: Places of the micro-batch, padding included (of the target for an encoder-decoder).
-        source: Its source places, or those of its images (CLIP).
+        source: Its source places, or those of its images.
         precision: Lightning's word, a row of PRECISIONS.
         optimizer: A row of STATES.
         replicated: Whether DDP keeps a second copy of the gradients to send.
@@ -89,6 +90,10 @@ def activation_bytes(
     if isinstance(config, CLIPConfig):
         tower = _Keeper(config.image_tower, *PRECISIONS[precision])
         return keeper.stack(config.n_layers, tokens) + tower.stack(config.image_n_layers, source)
+    if isinstance(config, JoinedConfig | CaptionerConfig):
+        reader = _Keeper(config.encoder, *PRECISIONS[precision])
+        written = keeper.stack(config.n_layers, tokens, source)
+        return reader.stack(config.encoder.n_layers, source) + written
     if not isinstance(config, EncoderDecoderConfig):
         return keeper.stack(config.n_layers, tokens)
     depth = config.n_decoder_layers or config.n_layers
