@@ -36,15 +36,22 @@ class CaptionSplit(BatchDataset):
     Args:
         images: the images, with the plan of the batches.
         ids: all texts from BOS to EOS, those of one image after those of another.
+        texts: all texts as they were read, for evaluation.
         counts: (N,) texts of each image.
         pad_id: in the empty places.
         seed: decides with the epoch which text an image gets; None = its first.
     """
 
     def __init__(
-        self, images: ImageSplit, ids: Ragged, counts: np.ndarray, pad_id: int, seed: int | None
+        self,
+        images: ImageSplit,
+        ids: Ragged,
+        texts: Sequence[str],
+        counts: np.ndarray,
+        pad_id: int,
+        seed: int | None,
     ) -> None:
-        self.images, self.plan = images, images.plan
+        self.images, self.plan, self.texts = images, images.plan, texts
         self.ids, self.counts, self.pad_id, self.seed = ids, counts, pad_id, seed
         self.first = np.cumsum(counts) - counts
 
@@ -67,8 +74,8 @@ class CaptionData(TokenizedData):
     """Images with one text or several each.
 
     Training draws one text an image and epoch; evaluation reads the first text of each image, so
-    that numbers are the same each time. Without a `val` split there is no validation; without a
-    `test` split, `val` is tested.
+    that numbers are the same each time, and compares what is written with all of them. Without a
+    `val` split there is no validation; without a `test` split, `val` is tested.
 
     Args:
         source: "digits" (embedded: scikit-learn's digits, described in words), or a folder or .zip
@@ -166,6 +173,7 @@ class CaptionData(TokenizedData):
         return CaptionSplit(
             ImageSplit(raw.images, plan, channels, change),
             ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
+            raw.texts.columns[0],
             raw.counts,
             tokenizer.pad_id,
             self.seed if training else None,
@@ -176,6 +184,14 @@ class CaptionData(TokenizedData):
         assert isinstance(split, CaptionSplit)
         split.images.keep(self.cache)
         return super()._loader(name, start)
+
+    def references(self, split: str) -> list[list[str]]:
+        """All texts of each image, uncut; `batch.index` counts in them."""
+        found = self.split(split)
+        assert isinstance(found, CaptionSplit)
+        ends = (found.first + found.counts).tolist()
+        starts = found.first.tolist()
+        return [list(found.texts[i:j]) for i, j in zip(starts, ends, strict=True)]
 
     def artifacts(self) -> dict[str, Any]:
         """The tokenizer, the longest text, and what `eval_transform` needs."""

@@ -1,0 +1,121 @@
+"""What all tasks share that write a text for a source: loss, perplexity, beam search, BLEU."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.core.config import TransformerConfig, check_word
+from fourfold.data.batch import PairBatch
+from fourfold.generation import PENALTIES, beam_search
+from fourfold.losses import IGNORED, SMOOTHINGS, linear_cross_entropy, token_scores
+from fourfold.metrics import CorpusScores, Perplexity
+from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.tasks.base import Task
+
+
+class Writing(Task):
+    """Learns a text for each source; is tested by beam search with sacreBLEU and chrF.
+
+    A subclass names its model and says what the sources of a batch are, if it is no `PairBatch`.
+
+    Args:
+        config: The model.
+        optimizer: How weights are moved.
+        schedule: How the learning rate moves.
+        label_smoothing: Epsilon of Vaswani et al. 2017, section 5.4.
+        smoothing: Its convention: uniform, off_target or off_target_pad.
+        beam: Beam width; 1 is greedy.
+        length_penalty: alpha of the beam search.
+        penalty: What alpha means: gnmt ((5+n)/6)^alpha, power n^alpha, or none.
+        val_beam: Beam width in validation; 0 measures no BLEU there.
+        start: `init_from` and `tuning` of `Task`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+        label_smoothing: float = 0.0,
+        smoothing: str = "uniform",
+        beam: int = 4,
+        length_penalty: float = 0.6,
+        penalty: str = "gnmt",
+        val_beam: int = 1,
+        **start: Any,
+    ) -> None:
+        check_word("smoothing", smoothing, SMOOTHINGS)
+        check_word("penalty", penalty, tuple(PENALTIES))
+        super().__init__(
+            config, optimizer, schedule,
+            label_smoothing=label_smoothing, smoothing=smoothing, beam=beam,
+            length_penalty=length_penalty, penalty=penalty, val_beam=val_beam, **start,
+        )  # fmt: skip
+        self.label_smoothing, self.smoothing = label_smoothing, smoothing
+        self.beam, self.val_beam = beam, val_beam
+        self.length_penalty, self.penalty = length_penalty, penalty
+        self.ppl, self.scores = Perplexity(), CorpusScores()
+
+    def pairs(self, batch: Any) -> PairBatch:
+        """Sources and targets of a batch."""
+        pairs: PairBatch = batch
+        return pairs
+
+    def step(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Label-smoothed cross-entropy of each target token given those before it."""
+        h, weight, bias, targets = self._teacher_forced(self.pairs(batch))
+        loss = linear_cross_entropy(
+            h, weight, bias, targets,
+            label_smoothing=self.label_smoothing, smoothing=self.smoothing, normalizer=1.0,
+        )  # fmt: skip
+        return loss, (targets != IGNORED).sum()
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        memory = self.model.encode(batch.src, batch.src_mask)
+        # No target mask: padding stands to the right, where a causal decoder never looks.
+        h = self.model.decode(batch.tgt[:, :-1], memory, batch.src_mask)
+        h, weight, bias = self.model.head.output(h.flatten(0, 1))
+        targets = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], IGNORED)
+        return h, weight, bias, targets.flatten()
+
+    def evaluate(self, batch: Any, split: str) -> None:
+        """Perplexity a token (without smoothing), and texts against references."""
+        batch = self.pairs(batch)
+        h, weight, bias, targets = self._teacher_forced(batch)
+        nll, prediction = token_scores(h, weight, bias, targets)
+        valid = targets != IGNORED
+        correct = (prediction == targets)[valid].sum()
+        self.ppl.update(nll.double().sum(), valid.sum(), 0, 0, correct)
+        beam = self.val_beam if split == "val" else self.beam
+        if beam:
+            rows = batch.index.tolist()
+            references = self.trainer.datamodule.references(split)  # type: ignore[attr-defined]
+            hypotheses = self.write_texts(batch.src, batch.src_mask, beam)
+            self.scores.update(rows, hypotheses, [references[row] for row in rows])
+
+    def results(self, split: str) -> dict[str, Any]:
+        """loss, ppl_token, accuracy; bleu, chrf, exact_match and BLEU's signature."""
+        results: dict[str, Any] = self.ppl.compute()
+        self.ppl.reset()
+        if self.val_beam or split == "test":
+            results |= self.scores.compute()
+            self.scores.reset()
+        return results
+
+    def predict_step(self, batch: Any, batch_idx: int) -> list[tuple[int, str]]:
+        """Row and text of each source in the batch."""
+        batch = self.pairs(batch)
+        texts = self.write_texts(batch.src, batch.src_mask, self.beam)
+        return list(zip(batch.index.tolist(), texts, strict=True))
+
+    @torch.inference_mode()
+    def write_texts(self, src: Tensor, src_mask: Tensor | None, beam: int) -> list[str]:
+        """The best text for each row of `src` (B, S), or for each image (B, C, side, side)."""
+        tokenizer = self.tokenizer
+        ids, _ = beam_search(
+            self.model, src, src_mask=src_mask, beam=beam, length_penalty=self.length_penalty,
+            penalty=self.penalty, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+        )  # fmt: skip
+        return tokenizer.decode_batch(ids.tolist())
