@@ -12,6 +12,7 @@ from lightning import Callback, Trainer
 
 from fourfold.callbacks.resume import ExactResume
 from fourfold.data import (
+    CaptionData,
     CausalTextData,
     ImageData,
     MaskedTextData,
@@ -22,9 +23,11 @@ from fourfold.data import (
 )
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.models import (
+    CaptionerConfig,
     CausalClassifierConfig,
     CausalLMConfig,
     EncoderDecoderConfig,
+    JoinedConfig,
     MaskedLMConfig,
     SequenceClassifierConfig,
     SpanExtractorConfig,
@@ -33,9 +36,11 @@ from fourfold.models import (
 )
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks import (
+    Captioning,
     CausalLanguageModeling,
     CausalSequenceClassification,
     ImageClassification,
+    JoinedTranslation,
     MaskedLanguageModeling,
     QuestionAnswering,
     SequenceClassification,
@@ -95,6 +100,26 @@ def translation(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
         max_tokens=4096, **kwargs,
     )  # fmt: skip
     return Translation(config, SGD, FLAT, beam=2), data
+
+
+def joined(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    """Translation by two halves of different width, on the same pairs."""
+    shape = {**SMALL, "d_model": 12, "d_ff": 20, "attn_dropout": 0.0}
+    reader = MaskedLMConfig(**shape, vocab_size=None, max_len=64)
+    config = JoinedConfig(**SMALL, attn_dropout=0.0, vocab_size=None, max_len=64, encoder=reader)
+    _, data = translation(texts, **kwargs)
+    return JoinedTranslation(config, SGD, FLAT, 0.1, beam=2), data
+
+
+def captions(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
+    shape = {**SMALL, "d_model": 12, "d_ff": 20}
+    reader = ViTConfig(**shape, image_size=8, patch_size=4, n_channels=1)
+    config = CaptionerConfig(**SMALL, attn_dropout=0.0, vocab_size=None, max_len=20, encoder=reader)
+    data = CaptionData(
+        batch_size=kwargs.pop("max_rows", 64), tokenizer=TokenizerConfig(vocab_size=150),
+        max_len=20, **kwargs,
+    )  # fmt: skip
+    return Captioning(config, SGD, FLAT, beam=2, label_smoothing=0.1), data
 
 
 def causal(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
@@ -184,6 +209,7 @@ def questions(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
 
 DOWNSTREAM = {"sequences": sequences, "scores": scores, "causal_sequences": causal_sequences,
               "words": words, "questions": questions}  # fmt: skip
+JOINED = {"joined": joined, "captions": captions}
 FAMILIES = {"translation": translation, "causal": causal, "masked": masked, "images": images}
 
 

@@ -10,7 +10,9 @@ from lightning import Trainer
 import fourfold
 from fourfold.core.errors import InputError
 from fourfold.tasks import load_task
-from tests.tasks.conftest import FAMILIES
+from tests.tasks.conftest import FAMILIES, JOINED
+
+TASKS = {**FAMILIES, **JOINED}
 
 
 def quiet(folder: Path) -> Trainer:
@@ -21,10 +23,10 @@ def quiet(folder: Path) -> Trainer:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TASKS)
 def saved(request, texts: Path, tmp_path_factory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param)
-    task, data = FAMILIES[request.param](texts)
+    task, data = TASKS[request.param](texts)
     trainer = quiet(folder)
     trainer.fit(task, data)
     trainer.save_checkpoint(folder / "a.ckpt")

@@ -1,11 +1,13 @@
 """LightningModules: a model meets a batch."""
 
 from fourfold.tasks.base import Task
+from fourfold.tasks.captioning import Captioning
 from fourfold.tasks.causal_classification import CausalSequenceClassification
 from fourfold.tasks.causal_lm import CausalLanguageModeling
 from fourfold.tasks.checkpoint import load_task, read_file
 from fourfold.tasks.contrastive import ContrastiveLearning
 from fourfold.tasks.image_classification import ImageClassification
+from fourfold.tasks.joined_translation import JoinedTranslation
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
 from fourfold.tasks.question_answering import QuestionAnswering
 from fourfold.tasks.sequence_classification import SequenceClassification
@@ -14,10 +16,12 @@ from fourfold.tasks.token_classification import TokenClassification
 from fourfold.tasks.translation import Translation
 
 __all__ = [
+    "Captioning",
     "CausalLanguageModeling",
     "CausalSequenceClassification",
     "ContrastiveLearning",
     "ImageClassification",
+    "JoinedTranslation",
     "MaskedLanguageModeling",
     "QuestionAnswering",
     "SequenceClassification",
