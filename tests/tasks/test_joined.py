@@ -17,6 +17,7 @@ from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.metrics import CorpusScores
 from fourfold.models import CaptionerConfig, JoinedConfig
 from fourfold.tasks import load_task
+from fourfold.tasks.convert import export_checkpoint
 from fourfold.tasks.start import read_source, same_words
 from tests.tasks.conftest import FAMILIES, JOINED, captions, causal, images, joined, masked
 
@@ -215,6 +216,14 @@ def test_a_caption_is_no_translation(texts: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"trained with config.encoder.n_heads 2, not 1"):
         trainer(tmp_path).test(other, data, ckpt_path=tmp_path / "c.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("family", JOINED)
+def test_transformers_has_no_place_for_it_yet(family: str, texts: Path, tmp_path: Path) -> None:
+    fitted(*JOINED[family](texts), tmp_path).save_checkpoint(tmp_path / "d.ckpt")
+    with pytest.raises(InputError, match=r"no architecture .* is this Joined"):
+        export_checkpoint(tmp_path / "d.ckpt", tmp_path / "there")
+    assert [file.name for file in tmp_path.iterdir()] == ["d.ckpt"]
 
 
 def test_references_are_uncut(tmp_path: Path) -> None:

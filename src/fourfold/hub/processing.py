@@ -13,7 +13,8 @@ from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.hub.directory import read_json
-from fourfold.models import CLIP, CausalLM, EncoderDecoder, MaskedLM
+from fourfold.models import CLIP, CausalLM, MaskedLM
+from fourfold.models.encoder_decoder import Seq2Seq
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -25,7 +26,7 @@ _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _PAIR = "{bos}:0 $A:0 {eos}:0 $B:1 {eos}:1"
 _AROUND: dict[type[nn.Module], tuple[str, str | None]] = {
     MaskedLM: ("{bos} $A {eos}", _PAIR),
-    EncoderDecoder: ("$A {eos}", None),
+    Seq2Seq: ("$A {eos}", None),
     CausalLM: ("$A", None),
     CLIP: ("{bos} $A {eos}", None),
 }
@@ -87,7 +88,7 @@ def write_tokenizer(path: Path, text: str, model: nn.Module, max_len: int | None
     (path / TOKENIZER).write_text(core.to_str(), encoding="utf-8")
     (path / TOKENIZER_CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     # With which token a decoder begins.
-    begins = {"decoder_start_token_id": ids["bos"]} if isinstance(model, EncoderDecoder) else {}
+    begins = {"decoder_start_token_id": ids["bos"]} if isinstance(model, Seq2Seq) else {}
     return begins | {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
 
 
