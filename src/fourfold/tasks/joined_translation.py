@@ -13,10 +13,11 @@ class JoinedTranslation(Translation):
 
     Args:
         config: The model.
-        optimizer: Default: the paper's Adam, whose 0.05 is a factor on the schedule (section 3).
-        schedule: Default: the paper's, normalised by the root of the width.
+        optimizer: Default: Adam, whose 0.05 is a factor on the schedule.
+        schedule: Default: that of Vaswani et al. 2017, with a longer warm-up: the rate is at most
+            9e-6 at width 768, at which pre-trained weights survive.
         label_smoothing: Default: none.
-        options: As `Translation`; its beams of 4 with alpha 0.6 are the paper's, too.
+        options: As `Translation`.
     """
 
     model_class = Joined
