@@ -66,12 +66,15 @@ def test_noam_multiplies_its_rate() -> None:
 
 def test_linear() -> None:
     found = rates(ScheduleConfig("linear", warmup_steps=4), 8.0, 12)
-    assert found == pytest.approx([2, 4, 6, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    assert found == pytest.approx([2, 4, 6, *(8 * (13 - step) / 9 for step in range(4, 13))])
+    # Without a warm-up from the peak on, as BERT's code and transformers have it.
+    assert rates(ScheduleConfig("linear"), 8.0, 4) == pytest.approx([8, 6, 4, 2])
+    assert rates(ScheduleConfig("linear"), 8.0, 1) == [8.0]
 
 
 def test_linear_to_a_floor() -> None:
     found = rates(ScheduleConfig("linear", warmup_steps=2, min_lr=2.0), 8.0, 8)
-    assert found == pytest.approx([4, 8, 7, 6, 5, 4, 3, 2])
+    assert found == pytest.approx([4, *(2 + 6 * (9 - step) / 7 for step in range(2, 9))])
 
 
 def test_cosine() -> None:
@@ -97,7 +100,7 @@ def test_constant() -> None:
 
 def test_the_end_may_be_given() -> None:
     found = rates(ScheduleConfig("linear", total_steps=4), 4.0, 6)
-    assert found == pytest.approx([3, 2, 1, 0, 0, 0])
+    assert found == pytest.approx([4, 3, 2, 1, 0, 0])
     found = rates(ScheduleConfig("cosine", total_steps=2, min_lr=1.0), 4.0, 4)
     assert found[1:] == pytest.approx([1, 1, 1])
 
@@ -323,7 +326,7 @@ def test_layer_decay() -> None:
     optimizer.step()
     schedule.step()
     assert sorted({group["lr"] for group in optimizer.param_groups}) == [
-        share * 0.5 for share in (0.125, 0.25, 0.5, 1.0)
+        share * 0.75 for share in (0.125, 0.25, 0.5, 1.0)
     ]
 
 

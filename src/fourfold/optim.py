@@ -69,7 +69,8 @@ class ScheduleConfig:
         name: constant, linear, cosine, inverse_sqrt or noam.
         warmup_steps: Steps of linear growth at the start.
         total_steps: Where linear and cosine end; None means the end of the run.
-        min_lr: Where linear and cosine end, as a learning rate.
+        min_lr: Where linear and cosine end, as a learning rate: cosine with the last step, linear
+            behind it.
     """
 
     name: str = "constant"
@@ -233,8 +234,8 @@ def _constant(step: int, total: int, warmup: int, d_model: int) -> float:
 
 
 def _linear(step: int, total: int, warmup: int, d_model: int) -> float:
-    # The first step after the warm-up has the peak, and the last still learns (BERT's code).
-    return min(1.0, max(0.0, (total - step + 1) / max(1, total - warmup)))
+    # Zero is reached behind the last step, so that this one still learns (BERT's code).
+    return max(0.0, (total - step + 1) / max(1, total - max(1, warmup) + 1))
 
 
 def _cosine(step: int, total: int, warmup: int, d_model: int) -> float:
