@@ -37,28 +37,31 @@ def test_a_config_takes_shape_and_words_from_its_source(
     recipe["data"]["init_args"].pop("tokenizer")
     (here / "c.yaml").write_text(yaml.safe_dump(recipe))
     run_dir = here / "r"
-    call = ["--config", here / "c.yaml", "--run_dir", run_dir, "--model.init_from", pretrained]
-    result = run("fit", *call, "--model.config.dropout", "0.25")
+    source = here / "source"
+    shutil.copytree(pretrained, source)
+    call = ["--config", here / "c.yaml", "--run_dir", run_dir, "--model.init_from", source,
+            "--model.config.dropout", "0.25"]  # fmt: skip
+    result = run("fit", *call, "--trainer.max_steps", 3)
     assert result.code == 0, result.err
     assert "loaded    stack.blocks.0.attn.q.weight (16, 16)" in result.out
     assert "loaded    embed.tokens.weight" in result.out  # the words are the source's
     settled = config_of(run_dir)
-    shape, source = settled["model"]["init_args"]["config"], fourfold.load(pretrained).config
+    shape, theirs = settled["model"]["init_args"]["config"], fourfold.load(pretrained).config
     for name in ("d_model", "n_layers", "n_heads", "d_ff", "max_len", "vocab_size"):
-        assert shape[name] == getattr(source, name), name
+        assert shape[name] == getattr(theirs, name), name
     assert shape["dropout"] == 0.25  # what is written stays
     assert shape["n_classes"] is None
-    assert settled["data"]["init_args"]["tokenizer"]["file"].endswith("last.ckpt")
+    assert settled["data"]["init_args"]["tokenizer"]["file"] == str(run_dir / "tokenizer.json")
     planned = run("plan", "--config", here / "c.yaml", "--model.init_from", pretrained)
     assert planned.code == 0, planned.err
     size = sum(p.numel() for p in fourfold.load(run_dir).parameters())
     assert f"{size:,}" in planned.out
     # Measured, used and continued without the source.
-    moved = here / "moved"
-    shutil.copytree(pretrained, moved)
-    again = run("test", *call)
-    assert again.code == 0, again.err
-    assert "init_from" not in again.out
+    shutil.rmtree(source)
+    for again in (run("fit", *call), run("test", *call), run("test", "--config",
+                  run_dir / "config.yaml")):  # fmt: skip
+        assert again.code == 0, again.err
+        assert "init_from" not in again.out
     assert "test/accuracy" in json.loads((run_dir / "metrics.json").read_text())
 
 
@@ -184,6 +187,27 @@ def test_low_rank_trains_and_is_merged_for_transformers(
     assert run("export", here / "r/checkpoints/last.ckpt", here / "out").code == 0
 
 
+def test_what_the_user_writes_is_kept(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path
+) -> None:
+    """Also an option below a section, or a section written out; and words under an average."""
+    recipe = yaml.safe_load(configs["classes"].read_text())
+    recipe["model"]["init_args"].pop("config")
+    recipe["data"]["init_args"].pop("tokenizer")
+    (here / "c.yaml").write_text(yaml.safe_dump(recipe))
+    call = ["fit", "--config", here / "c.yaml", "--model.init_from", pretrained,
+            "--trainer.max_steps", 1]  # fmt: skip
+    result = run(*call, "--run_dir", "a", "--data.tokenizer.kind", "char", "--ema_decay", "0.9")
+    assert result.code == 0, result.err
+    assert "word by word" in result.out
+    tokenizer = config_of(here / "a")["data"]["init_args"]["tokenizer"]
+    assert (tokenizer["kind"], tokenizer["file"]) == ("char", None)
+    result = run(*call, "--run_dir", "b", "--model.config", '{"dropout": 0.2}')
+    assert result.code == 0, result.err
+    shape = config_of(here / "b")["model"]["init_args"]["config"]
+    assert (shape["dropout"], shape["d_model"]) == (0.2, 16)
+
+
 def test_several_seeds(run: Run, configs: dict[str, Path], here: Path) -> None:
     call = ["seeds", "--seeds", "3,5", "--run_dir", "s", "--config", configs["classes"]]
     result = run(*call)
@@ -202,6 +226,8 @@ def test_several_seeds(run: Run, configs: dict[str, Path], here: Path) -> None:
     before = (here / "s/seed_3/metrics.json").stat().st_mtime_ns
     assert run(*call).code == 0
     assert (here / "s/seed_3/metrics.json").stat().st_mtime_ns == before  # not done again
+    result = run(*call, "--trainer.max_steps", 9)
+    assert (result.code, "was measured by" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_images_are_classified(ask: Ask, here: Path) -> None:
 
 
 def test_sentences_and_pairs_are_classified(ask: Ask) -> None:
-    given = "one two\ttwo one\n\nthree\nfour five six\tfour five six\n"
+    given = "one two\ttwo one\n\nthree\tten\nfour five six\tfour five six\n"
     found = [line.split("\t") for line in lines(ask("classify", "classes", given))]
     assert [len(row) for row in found] == [2, 1, 2, 2]
     assert all(row[0] in ("same", "other") and 0.5 <= float(row[1]) <= 1 for row in found if row[0])
@@ -132,9 +132,15 @@ def test_sentences_and_pairs_are_classified(ask: Ask) -> None:
     assert alone == ["\t".join(row) for row in found]  # whatever stood beside it
     result = ask("classify", "classes", "one\ttwo\tthree\n")
     assert (result.code, "line 1: 3 texts" in result.err) == (2, True)
-    result = ask("classify", "classes", "one " * 40 + "\n")
+    result = ask("classify", "classes", "one\n")
+    assert (result.code, "1 texts with tabs between, but the model reads 2" in result.err) == (
+        2,
+        True,
+    )
+    long = "one " * 40 + "\ttwo\n"
+    result = ask("classify", "classes", long)
     assert (result.code, "more than the 16" in result.err) == (2, True)
-    assert len(lines(ask("classify", "classes", "one " * 40 + "\n", "--truncate"))) == 1
+    assert len(lines(ask("classify", "classes", long, "--truncate"))) == 1
 
 
 def test_words_are_tagged(ask: Ask) -> None:

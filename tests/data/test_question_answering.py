@@ -64,11 +64,12 @@ def test_the_windows_cover_the_context(tmp_path: Path) -> None:
 
 
 def test_windows_without_the_answer_teach_only_where_none_may_be(tmp_path: Path) -> None:
-    file = write(tmp_path / "x.json", question(0, "24-10"), question(1, None))
+    file = write(tmp_path / "x.json", question(0, "24-10"), question(1, "Denver"))
     always, perhaps = data(file), data(file, may_be_none=True)
     assert all(w.span != (0, 0) for w in always.questions("train").windows)
     assert len(perhaps.questions("train")) == len(perhaps.questions("val"))
-    assert {w.span for w in perhaps.questions("val").windows if w.question == 1} == {(0, 0)}
+    none = data(write(tmp_path / "y.json", question(1, None)), may_be_none=True)
+    assert {w.span for w in none.questions("train").windows} == {(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,12 @@ def test_an_answer_that_is_not_in_its_context(tmp_path: Path) -> None:
     asked["answers"][0]["answer_start"] += 1
     with pytest.raises(InputError, match="question q3: the answer '24-10' is not in its context"):
         read_questions(write(tmp_path / "x.json", asked))
+
+
+def test_a_question_without_an_answer_must_be_allowed(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.json", question(0, "24-10"), question(1, None))
+    with pytest.raises(InputError, match="1 questions have no answer, such as q1: set may_be_none"):
+        data(file).setup()
 
 
 def test_a_gap_between_windows_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,12 @@ def test_against_scipy(seed: int) -> None:
     )
 
 
+def test_what_is_no_number_correlates_with_nothing() -> None:
+    scores = NumberScores()
+    scores.update(torch.full((3,), torch.nan), torch.tensor([1.0, 2.0, 3.0]))
+    assert all(value != value for value in scores.compute().values())
+
+
 def test_what_does_not_vary_correlates_with_nothing() -> None:
     scores = NumberScores()
     scores.update(torch.ones(3), torch.tensor([1.0, 2.0, 3.0]))

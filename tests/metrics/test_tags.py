@@ -61,6 +61,12 @@ def test_scores() -> None:
     )
 
 
+def test_parts_of_speech_are_no_entities() -> None:
+    scores = TagScores()
+    scores.update([(0, 0)], [["NN", "VB", "NN"]], [["NN", "NN", "NN"]])
+    assert scores.compute() == {"accuracy": pytest.approx(2 / 3)}
+
+
 def test_a_cut_sentence_is_one_and_a_duplicate_counts_once() -> None:
     scores = TagScores()
     scores.update([(0, 1)], [["I-A", "O"]], [["I-A", "O"]])

@@ -19,7 +19,7 @@ import fourfold
 from fourfold.cli import main
 from fourfold.core.errors import InputError
 from fourfold.hub import directory
-from fourfold.models import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models import EncoderDecoder, EncoderDecoderConfig, TokenClassifier
 from fourfold.tasks import load_task
 from tests.hub.foreign_models import MODELS, exact, ids, make
 from tests.tasks.conftest import sequences
@@ -388,3 +388,35 @@ def test_a_trained_classifier_goes_out_with_its_classes(
         task.artifacts[name] for name in names[:3]
     ]
     assert again.tokenizer.encode("one two") == task.tokenizer.encode("one two")
+
+
+def test_a_tagger_with_a_pooler_is_a_tagger(tmp_path: Path) -> None:
+    """Older versions of transformers saved one that nobody uses; config.json says what it is."""
+    make("bert-tags").save_pretrained(tmp_path / "tags")
+    tensors = load_file(tmp_path / "tags/model.safetensors")
+    more = {"weight": torch.zeros(36, 36), "bias": torch.zeros(36)}
+    tensors |= {f"bert.pooler.dense.{name}": x for name, x in more.items()}
+    save_file(tensors, tmp_path / "tags/model.safetensors", metadata={"format": "pt"})
+    model = fourfold.load(tmp_path / "tags")
+    assert isinstance(model, TokenClassifier)
+    fourfold.save(model, tmp_path / "again")
+    assert load_file(tmp_path / "again/model.safetensors").keys() == tensors.keys()
+
+
+def test_classes_without_names_are_numbered(tmp_path: Path) -> None:
+    """transformers writes none for its default of two."""
+    make("bert-classes").save_pretrained(tmp_path / "x")
+    config = json.loads((tmp_path / "x/config.json").read_text())
+    weights = load_file(tmp_path / "x/model.safetensors")
+    for name in ("classifier.weight", "classifier.bias"):
+        weights[name] = weights[name][:2].clone()
+    save_file(weights, tmp_path / "x/model.safetensors", metadata={"format": "pt"})
+    del config["id2label"], config["label2id"]
+    (tmp_path / "x/config.json").write_text(json.dumps(config))
+    assert main(["import", str(tmp_path / "x"), str(tmp_path / "x.ckpt")]) == 0
+    assert load_task(tmp_path / "x.ckpt").artifacts["class_names"] == ["LABEL_0", "LABEL_1"]
+    (tmp_path / "x/config.json").write_text(
+        json.dumps({**config, "problem_type": "multi_label_classification"})
+    )
+    with pytest.raises(InputError, match="multi_label_classification"):
+        fourfold.load(tmp_path / "x")

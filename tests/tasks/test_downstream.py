@@ -14,11 +14,12 @@ from lightning import Trainer
 from fourfold.callbacks.predictions import Predictions
 from fourfold.core.errors import InputError
 from fourfold.metrics.answers import overlap
+from fourfold.models import CausalLM
 from fourfold.models.lora import is_lora
-from fourfold.optim import OptimizerConfig, depths
+from fourfold.optim import OptimizerConfig, depths, make_optimizer
 from fourfold.tasks import load_task
-from fourfold.tasks.tuning import TuningConfig
-from tests.tasks.conftest import DOWNSTREAM, sequences, train
+from fourfold.tasks.tuning import TuningConfig, adapt
+from tests.tasks.conftest import DOWNSTREAM, causal, sequences, train
 
 tasks = pytest.mark.parametrize("name", DOWNSTREAM)
 
@@ -188,6 +189,17 @@ def test_predictions_of_questions_and_numbers(texts: Path, tmp_path: Path) -> No
         assert any("" in [a["text"] for a in best] for best in found.values()) == bool(options)
 
 
+def test_a_cut_sentence_is_one_line(texts: Path, tmp_path: Path) -> None:
+    task, data = DOWNSTREAM["words"](texts)  # rows of 24 characters: most sentences are cut
+    runner = trainer(tmp_path)
+    runner.callbacks.append(Predictions(tmp_path))  # type: ignore[attr-defined]
+    runner.predict(task, data, return_predictions=False)
+    lines = (tmp_path / "predictions.txt").read_text().splitlines()
+    sentences = data.read()["test"]
+    assert len(data.names("test")) > len(sentences)
+    assert [len(line.split()) for line in lines] == [len(s.words) for s in sentences]
+
+
 def changed(texts: Path, folder: Path, tuning: TuningConfig, **options: Any) -> set[str]:
     """Names of the weights that a training moves, after one step or `max_epochs`."""
     torch.manual_seed(0)
@@ -218,6 +230,18 @@ def test_a_linear_probe_moves_the_head_alone(texts: Path, tmp_path: Path) -> Non
 def test_without_freezing_all_layers_move(texts: Path, tmp_path: Path) -> None:
     moved = changed(texts, tmp_path, TuningConfig())
     assert {"embed.tokens.weight", "stack.blocks.0.ff.up.weight"} | HEAD <= moved
+
+
+def test_without_a_head_there_is_nothing_on_top(texts: Path, tmp_path: Path) -> None:
+    """A tied language model: its last block is no head."""
+    task, data = causal(texts)
+    model = CausalLM(replace(task.config, vocab_size=data.vocab_size))
+    adapt(model, TuningConfig(lora_rank=2))
+    assert all(is_lora(name) for name, p in model.named_parameters() if p.requires_grad)
+    model = CausalLM(replace(task.config, vocab_size=data.vocab_size))
+    adapt(model, TuningConfig(freeze="all"))
+    with pytest.raises(InputError, match="every weight of the model is frozen"):
+        make_optimizer(model, OptimizerConfig())
 
 
 def test_frozen_layers_are_the_lowest(texts: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ class Predictions(Callback):
             text = json.dumps(merge(outputs), indent=1, ensure_ascii=False)
             file = self._write("predictions.json", text + "\n")
         elif isinstance(outputs[0], list):
-            pairs = sorted(pair for part in outputs for pair in part)
+            texts = joined(pair for part in outputs for pair in part)
             # A line break inside a text would shift all rows after it.
-            lines = [" ".join(text.splitlines()) + "\n" for _, text in pairs]
+            lines = [" ".join(text.splitlines()) + "\n" for text in texts]
             file = self._write("predictions.txt", "".join(lines))
         elif rows:
             names = getattr(pl_module, "artifacts", {}).get("class_names")
@@ -74,6 +75,14 @@ class Predictions(Callback):
         part.write_text(text, encoding="utf-8")
         os.replace(part, file)
         return file
+
+
+def joined(pairs: Iterable[tuple[Any, str]]) -> list[str]:
+    """Texts in row order; a row that was cut is named (row, piece), and is one text again."""
+    rows: dict[int, list[str]] = {}
+    for name, text in sorted(pairs):
+        rows.setdefault(name[0] if isinstance(name, tuple) else name, []).append(text)
+    return [" ".join(pieces) for pieces in rows.values()]
 
 
 def table(rows: list[int], values: Tensor, names: list[str] | None) -> str:

@@ -6,6 +6,7 @@ goes on where it stood, and nothing of one training is left for the next.
 
 import json
 import math
+import shlex
 import statistics
 import subprocess
 import sys
@@ -29,23 +30,43 @@ def main(argv: Sequence[str]) -> int:
     found = {}
     for seed in seeds:
         run = folder / f"seed_{seed}"
-        if not (run / "metrics.json").is_file():
+        own = ["--run_dir", str(run), "--seed_everything", str(seed)]
+        if measured(run, [*rest, *own]) is None:
             for verb in ("fit", "test"):
-                own = ["--run_dir", str(run), "--seed_everything", str(seed)]
                 code = subprocess.run(
                     [sys.executable, "-m", "fourfold", verb, *rest, *own]
                 ).returncode
                 if code:
                     return code
-        found[seed] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+        found[seed] = measured(run, [*rest, *own]) or {}
     summary = summarise(found)
     from fourfold.commands.results import show_seeds, write_metrics
 
     show_seeds(summary, f"test of {folder}, seeds {', '.join(map(str, seeds))}")
     command = ["fourfold", "seeds", *argv]
-    write_metrics(folder / "seeds.json", summary, {"command": " ".join(command)})
+    write_metrics(folder / "seeds.json", summary, {"command": shlex.join(command)})
     print(f"wrote {folder / 'seeds.json'}", flush=True)
     return 0
+
+
+def measured(run: Path, options: list[str]) -> dict[str, Any] | None:
+    """What the test of a run found; None if it was not tested, or the file is cut off.
+
+    Raises:
+        InputError: The run was measured with other options.
+    """
+    file = run / "metrics.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        command = shlex.split(content["run"]["command"])
+    except (FileNotFoundError, json.JSONDecodeError, KeyError):
+        return None
+    if command[2:] != options:
+        raise InputError(
+            f"{file} was measured by `{content['run']['command']}`: give another --run_dir, or"
+            " remove it to measure again"
+        )
+    return content
 
 
 def _options(argv: Sequence[str]) -> tuple[Any, list[str]]:
@@ -82,7 +103,9 @@ def summarise(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any
     first = next(iter(found.values()))
     summary = {}
     for name, value in first.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        # What JSON has no number for stands there as a word.
+        is_number = isinstance(value, int | float) or value in ("nan", "inf", "-inf")
+        if isinstance(value, bool) or not is_number:
             continue
         values = [float(metrics[name]) for metrics in found.values()]
         summary[name] = {

@@ -101,7 +101,8 @@ class FourfoldCLI(LightningCLI):
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
         self.share_seed(config)
-        take_over(config, self.arguments, self.run)
+        keeps = self.command == "fit" or self.run.config.is_file()
+        take_over(config, self.arguments, self.run if keeps else None)
         given = config.get("ckpt_path")
         if self.command == "fit":
             self.start = self.run.resume_from(config["resume"], given)

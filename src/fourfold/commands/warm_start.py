@@ -1,7 +1,6 @@
 """With `init_from`, what a config leaves open comes from there: the shape, the tokenizer."""
 
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -9,6 +8,8 @@ import yaml
 from fourfold.commands.config_files import is_given
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.config import TransformerConfig
+from fourfold.data.tokenizer import Tokenizer
+from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.hub import directory, processing
 from fourfold.tasks.start import read_source
 
@@ -47,7 +48,7 @@ def take_over(config: Any, arguments: list[str], run: RunDirectory | None = None
     if is_given("data.tokenizer", arguments):
         if not is_given("model.config.vocab_size", arguments):
             wanted["vocab_size"] = None
-    elif found := _tokenizer(Path(path)):
+    elif found := _tokenizer(path, run):
         for name, value in found.items():
             data["tokenizer"][name] = value
 
@@ -71,11 +72,21 @@ def _open(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in OWN}
 
 
-def _tokenizer(path: Path) -> dict[str, Any]:
-    """Where the source's tokenizer is, as a config of ours; empty if it has none."""
-    place = directory.located(path)
-    if directory.is_directory(place):
-        found = processing.tokenizer_files(place)
-        return {} if found is None else asdict(found)
-    file = place / "checkpoints" / "last.ckpt" if place.is_dir() else place
-    return {"file": str(file)} if read_source(path).tokenizer else {}
+def _tokenizer(path: str, run: RunDirectory | None) -> dict[str, Any]:
+    """Where the source's tokenizer is, as a config of ours; empty if it has none.
+
+    A run keeps a copy beside its config, so that it does not need the source again.
+    """
+    kept = run.path / processing.TOKENIZER if run else None
+    if kept is not None and run is not None and run.config.is_file() and kept.is_file():
+        return asdict(TokenizerConfig(file=str(kept)))
+    text = read_source(path).tokenizer
+    if text is None:
+        return {}
+    if kept is None:
+        place = directory.located(path)
+        found = processing.tokenizer_files(place) if directory.is_directory(place) else None
+        file = place / "checkpoints" / "last.ckpt" if place.is_dir() else place
+        return asdict(found or TokenizerConfig(file=str(file)))
+    Tokenizer.from_str(text).save(kept)
+    return asdict(TokenizerConfig(file=str(kept)))

@@ -149,6 +149,12 @@ class QuestionData(TokenizedData):
         return [*dict.fromkeys(q.context for q in raw), *(q.text for q in raw)]
 
     def encode(self, name: str, raw: Sequence[Question], tokenizer: Tokenizer) -> SpanDataset:
+        unanswered = [question.id for question in raw if not question.answers]
+        if unanswered and not self.may_be_none:
+            raise InputError(
+                f"{name}: {len(unanswered)} questions have no answer, such as {unanswered[0]}: set"
+                " may_be_none"
+            )
         asked = tokenizer.encode_batch([question.text for question in raw])
         contexts = list(dict.fromkeys(question.context for question in raw))
         places = tokenizer.encode_with_places(contexts)

@@ -176,9 +176,10 @@ class SequenceData(TokenizedData):
         return 1 if self.regression else len(self.class_names)
 
     def artifacts(self) -> dict[str, Any]:
-        """Tokenizer, classes and greatest length."""
+        """Tokenizer, classes, and what a row is made of."""
         return super().artifacts() | {
             "class_names": self.class_names,
             "max_len": self.max_len,
             "separators": self.separators,
+            "n_texts": len(self.texts),
         }

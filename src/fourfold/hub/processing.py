@@ -23,7 +23,7 @@ PROCESSOR = "processor_config.json"  # where newer files have that in a section
 # Pillow's numbers for ways to resize, which config files use.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 # What a sentence gets around it, and a pair where the family reads pairs.
-_PAIR = "{bos}:0 $A:0 {eos}:0 $B:1 {eos}:1"
+_PAIR = "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"
 _AROUND: dict[type[nn.Module], tuple[str, str | None]] = {
     MaskedLM: ("{bos} $A {eos}", _PAIR),
     Seq2Seq: ("$A {eos}", None),
@@ -60,7 +60,9 @@ def read_tokenizer(path: Path) -> str | None:
     return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
-def write_tokenizer(path: Path, text: str, model: nn.Module, max_len: int | None) -> dict[str, int]:
+def write_tokenizer(
+    path: Path, text: str, model: nn.Module, max_len: int | None, separators: int = 1
+) -> dict[str, int]:
     """Write the files that `AutoTokenizer` reads; returns what config.json says of the tokens."""
     tokenizer = Tokenizer.from_str(text)
     core, ids = tokenizer.core, {}
@@ -72,6 +74,7 @@ def write_tokenizer(path: Path, text: str, model: nn.Module, max_len: int | None
     if core.post_processor is None:
         single, pair = next(found for kind, found in _AROUND.items() if isinstance(model, kind))
         called = {"bos": names["bos_token"], "eos": names["eos_token"]}
+        called["between"] = f"{called['eos']}:0 " if separators == 2 else ""
         core.post_processor = TemplateProcessing(
             single=single.format(**called),
             pair=pair and pair.format(**called),

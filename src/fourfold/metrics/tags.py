@@ -58,12 +58,15 @@ class TagScores(ByRow):
             true.update(kind for kind, _, _ in here)
             guessed.update(kind for kind, _, _ in there)
             hits.update(kind for kind, _, _ in here & there)
+        accuracy = right / max(1, words)
+        if true and set(true) == {""}:  # parts of speech: tags without a prefix are no entities
+            return {"accuracy": accuracy}
         total = hits.total(), true.total(), guessed.total()
         scores = {
             "precision": total[0] / max(1, total[2]),
             "recall": total[0] / max(1, total[1]),
             "f1": 2 * total[0] / max(1, total[1] + total[2]),
-            "accuracy": right / max(1, words),
+            "accuracy": accuracy,
         }
         for kind in sorted(true):
             scores[f"f1_{kind}"] = 2 * hits[kind] / max(1, true[kind] + guessed[kind])

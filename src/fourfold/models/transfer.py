@@ -146,8 +146,11 @@ class _Rules:
         words = name.endswith(VOCABULARY)
         if words and self.tokens is not None:
             made = new.clone()
-            made[self.tokens[1]] = old[self.tokens[0]].to(new)
-            return made, f"{len(self.tokens[0])} of its rows, word by word"
+            theirs, ours = self.tokens
+            # A tokenizer may know more words than its model has rows.
+            there = (theirs < len(old)) & (ours < len(new))
+            made[ours[there]] = old[theirs[there]].to(new)
+            return made, f"{int(there.sum())} of its rows, word by word"
         if old.shape == new.shape:
             return old, ""
         if grid:

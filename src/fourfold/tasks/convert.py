@@ -78,7 +78,9 @@ def _read_beside(source: Source, origin: foreign.Origin | None) -> dict[str, Any
         if isinstance(model, CLIP):
             del found["class_names"]  # its data have none
     elif hasattr(model.config, "n_classes"):
-        names = processing.class_names(origin.config) if model.config.n_classes > 1 else []
+        k = model.config.n_classes
+        names = processing.class_names(origin.config) or [f"LABEL_{i}" for i in range(k)]
+        names = names if k > 1 else []
         found |= {"class_names": names, "max_len": model.config.max_len}
     if source.tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
         found["separators"] = processing.separators(source.tokenizer)
@@ -126,7 +128,8 @@ def _write_beside(folder: Path, task: Task, model: Any) -> dict[str, Any]:
     found, more, two_towers = task.artifacts, {}, isinstance(model, CLIP)
     if "tokenizer" in found:
         length = model.config.max_len
-        more = processing.write_tokenizer(folder, found["tokenizer"], model, length)
+        between = found.get("separators", 1)
+        more = processing.write_tokenizer(folder, found["tokenizer"], model, length, between)
         if found.get("class_names"):
             more |= processing.labels(found["class_names"])
     if two_towers:  # which have a rule of their own for the end of a text

@@ -67,15 +67,22 @@ class QuestionAnswering(Task):
 
     def step(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Mean of the cross-entropies of the answer's first and last token."""
+        return self._loss(batch, torch.ones_like(batch.starts, dtype=torch.bool))
+
+    def _loss(self, batch: SpanBatch, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed over the rows that `kept` (B,) names, and their number."""
         start, end = self.logits(batch)
-        loss = F.cross_entropy(start, batch.starts, reduction="sum")
-        loss = (loss + F.cross_entropy(end, batch.ends, reduction="sum")) / 2
-        return loss, torch.tensor(len(batch.ids), device=loss.device)
+        loss = F.cross_entropy(start[kept], batch.starts[kept], reduction="sum")
+        loss = (loss + F.cross_entropy(end[kept], batch.ends[kept], reduction="sum")) / 2
+        return loss, kept.sum()
 
     def evaluate(self, batch: SpanBatch, split: str) -> None:
         """Loss, and the best answer of each window."""
-        total, count = self.step(batch)
-        self.loss.update(total / count, count)
+        # Windows without the answer are no targets, unless none may be given.
+        kept = batch.starts >= (0 if self.scores.may_be_none else 1)
+        if kept.any():
+            total, count = self._loss(batch, kept)
+            self.loss.update(total / count, count)
         data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
         found = self.answers(batch, data, 1)
         windows = [data.windows[row] for row in batch.index.tolist()]

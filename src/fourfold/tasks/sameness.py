@@ -40,14 +40,15 @@ def refuse_other_settings(
     Raises:
         InputError: Names what differs.
     """
-    for part in wanted if training else ("config",):
+    for part in wanted if training else ("config", "tuning"):
         if part == "init_from":
             continue  # the weights have moved on from there
         olds, news = (flat(x) if isinstance(x, dict) else {"": x}
                       for x in (saved.get(part), wanted[part]))  # fmt: skip
         for key, value in news.items():
             name = f"{part}.{key}".rstrip(".")
-            free = key.split(".")[-1] in UNSEEN and not training
+            shapes = part == "config" or key == "lora_rank"  # what weights are there
+            free = not training and (key.split(".")[-1] in UNSEEN or not shapes)
             if key in olds and _plain(olds[key]) != _plain(value) and not free:
                 raise InputError(f"the checkpoint was trained with {name} {olds[key]}, not {value}")
 

@@ -111,6 +111,8 @@ def start_from(model: nn.Module, init_from: InitFrom, tokenizer: str | None, res
         lines.append(f"init_from {path}: {type(source.model).__name__}, {n:,} parameters")
         lines += [f"  {note}" for note in source.foreign.notes] if source.foreign else []
         words, more = same_words(source.tokenizer, tokenizer), leftovers(source.model, model)
+        if tokenizer and not source.tokenizer and hasattr(source.model.config, "vocab_size"):
+            lines.append("  it came without a tokenizer: its row n is taken for the data's word n")
         try:
             report = transfer(model, source.model, part, more=more, tokens=words, resize=resize)
         except InputError as error:

@@ -83,11 +83,12 @@ class TokenClassification(Task):
         self.scores.reset()
         return results
 
-    def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[int, str]]:
-        """Each row's number and the tags of its words, with blanks between."""
+    def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[tuple[int, int], str]]:
+        """Sentence and piece of each row, and the tags of its words with blanks between."""
         tags, at_words = self.artifacts["class_names"], batch.labels != IGNORED
         guessed = self.logits(batch).argmax(-1)
+        names = self.trainer.datamodule.names("test")  # type: ignore[attr-defined]
         return [
-            (row, " ".join(tags[k] for k in classes[here].tolist()))
+            (names[row], " ".join(tags[k] for k in classes[here].tolist()))
             for row, classes, here in zip(batch.index.tolist(), guessed, at_words, strict=True)
         ]

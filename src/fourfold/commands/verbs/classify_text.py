@@ -28,8 +28,11 @@ class ClassifyText(TextVerb):
     def prepare(self, line: str) -> Item:
         """The ids of a line, cut only where that is allowed."""
         texts = line.split("\t")
-        if len(texts) > 2:
-            raise InputError(f"{len(texts)} texts with tabs between, but a pair has two")
+        wanted = self.task.artifacts.get("n_texts")  # an imported one does not say
+        if len(texts) > 2 or len(texts) != (wanted or len(texts)):
+            raise InputError(
+                f"{len(texts)} texts with tabs between, but the model reads {wanted or '1 or 2'}"
+            )
         parts = [self.tokenizer.encode(text) for text in texts]
         special = 2 + self.separators * (len(parts) - 1)
         n, limit = sum(map(len, parts)) + special, self.longest
@@ -51,7 +54,7 @@ class ClassifyText(TextVerb):
         nothing = torch.zeros(len(items), dtype=torch.long, device=self.device)
         batch = SequenceBatch(ids, nothing, segments, mask, nothing)
         logits = self.task.logits(batch).float()  # type: ignore[operator]
-        if not self.names:
+        if logits.shape[-1] == 1:
             return [f"{number:.4f}" for number in logits.squeeze(-1).tolist()]
         p, k = logits.softmax(-1).topk(min(self.options.top_k, logits.shape[-1]))
         return [
