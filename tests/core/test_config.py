@@ -23,7 +23,7 @@ from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig
         (TransformerConfig, {"drop_path": -0.1}, "drop_path is -0.1"),
         (CausalLMConfig, {"vocab_size": 0}, "vocab_size is 0"),
         (MaskedLMConfig, {"max_len": 0}, "max_len is 0"),
-        (EncoderDecoderConfig, {"tie": "both"}, "tie is 'both', .* all, decoder, none"),
+        (EncoderDecoderConfig, {"tie": "both"}, "tie is 'both', .* all, decoder, embeddings, none"),
         (EncoderDecoderConfig, {"n_decoder_layers": 0}, "n_decoder_layers is 0"),
         (ViTConfig, {"pool": "max"}, "pool is 'max'"),
         (ViTConfig, {"distillation": True, "pool": "mean"}, "distillation needs pool cls"),

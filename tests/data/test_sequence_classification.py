@@ -171,7 +171,8 @@ def test_embedded() -> None:
     found = SequenceData()
     assert found.class_names == ["de", "en"]
     assert len(found.split("train")) == 4000
-    assert set(found.artifacts()) == {"tokenizer", "class_names", "max_len", "separators"}
+    wanted = {"tokenizer", "class_names", "max_len", "separators", "n_texts"}
+    assert set(found.artifacts()) == wanted
 
 
 def test_every_task_of_glue_has_its_columns(tmp_path: Path) -> None:
