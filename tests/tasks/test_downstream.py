@@ -132,7 +132,7 @@ def test_answers_are_the_best_of_all_spans(texts: Path) -> None:
     dataset = data.questions("val")
     batch = dataset.batch(torch.arange(12).numpy(), 0, 0)
     start, end = task.logits(batch)
-    for row, found in enumerate(task.answers(batch, dataset, 5)):
+    for row, found in enumerate(task.answers(batch, start, end, dataset, 5)):
         window = dataset.windows[row]
         context = dataset.questions[window.question].context
         places = batch.context[row].nonzero()[:, 0].tolist()
@@ -155,7 +155,9 @@ def test_a_question_is_answered_once_over_all_its_windows(texts: Path, tmp_path:
     with torch.no_grad():
         for batch in data.test_dataloader():
             rows = batch.index.tolist()
-            for row, (answer,) in zip(rows, task.answers(batch, dataset, 1), strict=True):
+            for row, (answer,) in zip(
+                rows, task.answers(batch, *task.logits(batch), dataset, 1), strict=True
+            ):
                 q = dataset.windows[row].question
                 if q not in best or answer.score > best[q].score:
                     best[q] = answer

@@ -53,26 +53,27 @@ class Predictions(Callback):
         self.folder.mkdir(parents=True, exist_ok=True)
         merge = getattr(pl_module, "merge_predictions", None)
         if merge is not None:
-            text = json.dumps(merge(outputs), indent=1, ensure_ascii=False)
-            file = self._write("predictions.json", text + "\n")
+            text = json.dumps(merge(outputs), indent=1, ensure_ascii=False) + "\n"
+            file = self._write("predictions.json", text.encode())
         elif isinstance(outputs[0], list):
             texts = joined(pair for part in outputs for pair in part)
             # A line break inside a text would shift all rows after it.
             lines = [" ".join(text.splitlines()) + "\n" for text in texts]
-            file = self._write("predictions.txt", "".join(lines))
+            file = self._write("predictions.txt", "".join(lines).encode())
         elif rows:
             names = getattr(pl_module, "artifacts", {}).get("class_names")
-            file = self._write("predictions.csv", table(rows, torch.cat(outputs), names))
+            file = self._write("predictions.csv", table(rows, torch.cat(outputs), names).encode())
         else:
-            file = self.folder / "predictions.pt"
-            torch.save(outputs, file)
+            content = io.BytesIO()
+            torch.save(outputs, content)
+            file = self._write("predictions.pt", content.getvalue())
         print(f"wrote {file}", flush=True)
 
-    def _write(self, name: str, text: str) -> Path:
+    def _write(self, name: str, content: bytes) -> Path:
         """Write a file whole or not at all."""
         file = self.folder / name
         part = file.with_name(name + ".part")
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content)
         os.replace(part, file)
         return file
 

@@ -67,30 +67,30 @@ class QuestionAnswering(Task):
 
     def step(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Mean of the cross-entropies of the answer's first and last token."""
-        return self._loss(batch, torch.ones_like(batch.starts, dtype=torch.bool))
+        losses = self._losses(batch, *self.logits(batch))
+        return losses.sum(), torch.tensor(len(losses), device=losses.device)
 
-    def _loss(self, batch: SpanBatch, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed over the rows that `kept` (B,) names, and their number."""
-        start, end = self.logits(batch)
-        loss = F.cross_entropy(start[kept], batch.starts[kept], reduction="sum")
-        loss = (loss + F.cross_entropy(end[kept], batch.ends[kept], reduction="sum")) / 2
-        return loss, kept.sum()
+    def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
+        """(B,) of logits (B, T)."""
+        first = F.cross_entropy(start, batch.starts, reduction="none")
+        return (first + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 
     def evaluate(self, batch: SpanBatch, split: str) -> None:
         """Loss, and the best answer of each window."""
+        start, end = self.logits(batch)
         # Windows without the answer are no targets, unless none may be given.
         kept = batch.starts >= (0 if self.scores.may_be_none else 1)
         if kept.any():
-            total, count = self._loss(batch, kept)
-            self.loss.update(total / count, count)
+            self.loss.update(self._losses(batch, start, end)[kept].mean(), kept.sum())
         data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
-        found = self.answers(batch, data, 1)
+        found = self.answers(batch, start, end, data, 1)
         windows = [data.windows[row] for row in batch.index.tolist()]
         self.scores.update([(w.question, w.number) for w in windows], [a[0] for a in found])
 
-    def answers(self, batch: SpanBatch, data: Any, n_best: int) -> list[list[Answer]]:
-        """The best spans of each window, over all pairs of tokens that may be one."""
-        start, end = self.logits(batch)
+    def answers(
+        self, batch: SpanBatch, start: Tensor, end: Tensor, data: Any, n_best: int
+    ) -> list[list[Answer]]:
+        """The best spans of each window by its logits (B, T), over all that may be one."""
         width = start.shape[1]
         places = torch.arange(width, device=start.device)
         length = places[None, :] - places[:, None] + 1
@@ -125,7 +125,7 @@ class QuestionAnswering(Task):
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, list[Answer]]]:
         """Each question's number, and the best answers in a window of its context."""
         data = self.trainer.datamodule.questions("test")  # type: ignore[attr-defined]
-        found = self.answers(batch, data, self.n_best)
+        found = self.answers(batch, *self.logits(batch), data, self.n_best)
         rows = [data.windows[row].question for row in batch.index.tolist()]
         return list(zip(rows, found, strict=True))
 
