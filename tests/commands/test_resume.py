@@ -308,3 +308,23 @@ def test_a_broken_checkpoint_is_said(fit: Run, here: Path) -> None:
     assert result.code == 2
     assert "last.ckpt" in result.err
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("variant", ["validated", "epochs", "ema"])
+@pytest.mark.parametrize("broken", [1, 2])
+def test_what_a_disk_spoilt_costs_time_and_nothing_else(
+    variant: str, broken: int, fit: Run, kill_at: Callable[[int], None], here: Path
+) -> None:
+    assert fit("whole", *VARIANTS[variant]).code == 0
+    kill_at(9)
+    with pytest.raises(Killed):
+        fit("killed", *VARIANTS[variant])
+    kill_at(-1)
+    folder = here / "killed/checkpoints"
+    for name in ("last", "previous")[:broken]:
+        file = folder / f"{name}.ckpt"
+        file.write_bytes(file.read_bytes()[: 1000 * broken])
+    result = fit("killed", *VARIANTS[variant])
+    assert result.code == 0, result.err
+    assert "last.ckpt is broken or cut off: going on from" in result.err
+    same_runs(here / "whole", here / "killed")

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
@@ -10,7 +11,7 @@ def run_with(folder: Path, *names: str) -> RunDirectory:
     run = RunDirectory(folder / "run")
     for name in names:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        (run.checkpoints / f"{name}.ckpt").touch()
+        torch.save({"name": name}, run.checkpoints / f"{name}.ckpt")
     return run
 
 
@@ -67,3 +68,33 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.1, "config": {"d": 2}}})
     with pytest.raises(InputError, match=r"trained with model.init_args.lr 0.1, .* given 0.2"):
         run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.2, "config": {"d": 2}}})
+
+
+def test_a_broken_last_checkpoint_falls_back_on_the_newest_whole_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_with(tmp_path, "last", "previous", "step=00000004", "step=00000010", "best")
+    for broken, chosen in (
+        ("last", "previous"),
+        ("previous", "step=00000010"),
+        ("step=00000010", "step=00000004"),
+    ):
+        file = run.checkpoints / f"{broken}.ckpt"
+        file.write_bytes(file.read_bytes()[:-30])
+        assert run.resume_from("must", None) == run.checkpoints / f"{chosen}.ckpt"
+        assert f"going on from {chosen}.ckpt" in capsys.readouterr().err
+        assert not file.exists()  # or it would become the previous one of the next
+        assert (run.checkpoints / f"{broken}.ckpt.broken").exists()
+    assert run.resume_from("auto", None) == run.checkpoints / "step=00000004.ckpt"
+    (run.checkpoints / "step=00000004.ckpt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"step=00000004\.ckpt: the checkpoint is broken"):
+        run.resume_from("auto", None)
+
+
+def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "last", "previous")
+    torch.save({"w": torch.ones(1000)}, run.last)
+    content = bytearray(run.last.read_bytes())
+    content[content.index(b"\x00\x00\x80?" * 50) + 100] ^= 1
+    run.last.write_bytes(bytes(content))
+    assert run.resume_from("auto", None) == run.checkpoints / "previous.ckpt"

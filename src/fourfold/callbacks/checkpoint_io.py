@@ -35,6 +35,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
+            sync_names(path.parent)
         finally:
             part.unlink(missing_ok=True)
 
@@ -47,3 +48,14 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete the file, if it is there."""
         Path(path).unlink(missing_ok=True)
+
+
+def sync_names(folder: Path) -> None:
+    """Bring a folder's list of names to the disk, where the system knows how."""
+    if os.name != "posix":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

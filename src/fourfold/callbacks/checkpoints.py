@@ -1,5 +1,7 @@
 """When a checkpoint is saved, and which are kept: last.ckpt to go on from, best.ckpt to use.
 
+previous.ckpt is the last.ckpt of before, for the day on which a disk spoils that.
+
 Lightning's ModelCheckpoint saves in the middle of an accumulation window (the gradient so far is
 lost), ties last.ckpt to the monitored metric, and starts new names when a run is resumed.
 """
@@ -92,6 +94,8 @@ class Checkpoints(Checkpoint):
 
     def _save_last(self, trainer: Trainer) -> None:
         self.saved_step, self.waits = trainer.global_step, False
+        if trainer.is_global_zero and self.last.is_file():
+            _link(self.last, self.folder / "previous.ckpt")
         trainer.save_checkpoint(self.last)
 
     # best.ckpt

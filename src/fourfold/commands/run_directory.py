@@ -1,9 +1,11 @@
 """One run, one directory: where it is, and which checkpoint a command begins with.
 
-runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,best,average}.ckpt
+runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
 
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,7 @@ class RunDirectory:
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is not a directory")
-        there = self.last.is_file()
+        there = bool(self.resumable())
         if resume == "never" and there:
             raise InputError(
                 f"{self.path} already holds a training: give another --run_dir, or leave out"
@@ -68,7 +70,7 @@ class RunDirectory:
             )
         if given is not None:
             chosen = self.find(given)
-            if there and not chosen.samefile(self.last):
+            if there and not chosen.samefile(self.resumable()[0]):
                 raise InputError(
                     f"{self.path} already holds a training: leave out --ckpt_path to continue it,"
                     f" or give another --run_dir to start from {given}"
@@ -76,7 +78,34 @@ class RunDirectory:
             return chosen
         if resume == "must" and not there:
             raise InputError(f"{self.last}: there is nothing to resume")
-        return self.last if there else None
+        return self._newest_whole() if there else None
+
+    def resumable(self) -> list[Path]:
+        """Checkpoints that training can go on from, the newest first."""
+        steps = sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True)
+        files = [self.last, self.checkpoints / "previous.ckpt", *steps]
+        return [file for file in files if file.is_file()]
+
+    def _newest_whole(self) -> Path:
+        """The first of them that is not damaged; those that are get another name."""
+        from fourfold.tasks import is_whole
+
+        files = self.resumable()
+        chosen = next((file for file in files if is_whole(file)), None)
+        if chosen is None:
+            names = ", ".join(file.name for file in files)
+            raise InputError(
+                f"{self.checkpoints}: {names}: the checkpoint is broken or cut off; remove the run"
+                " directory to start again, or give another --run_dir"
+            )
+        if chosen != self.last:
+            found = "is broken or cut off" if self.last.is_file() else "is gone"
+            print(f"{self.last} {found}: going on from {chosen.name}", file=sys.stderr)
+        # Out of the way, or the next last.ckpt would make it the previous one.
+        for broken in files[: files.index(chosen)]:
+            with suppress(FileNotFoundError):  # another process was first
+                broken.rename(broken.with_name(broken.name + ".broken"))
+        return chosen
 
     def remove_if_new(self) -> None:
         """Leave nothing of a run that ended before its first checkpoint, if this run made it."""

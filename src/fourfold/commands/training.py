@@ -106,7 +106,7 @@ class FourfoldCLI(LightningCLI):
         given = config.get("ckpt_path")
         if self.command == "fit":
             self.start = self.run.resume_from(config["resume"], given)
-            if self.start and self.start == self.run.last:
+            if self.start and self.start.parent == self.run.checkpoints:
                 self.run.refuse_another_model(self.recipe())
         elif given is None and not self.run.checkpoints.exists() and begins_elsewhere(config):
             self.start = None  # the weights that a training would begin with

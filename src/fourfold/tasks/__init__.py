@@ -4,7 +4,7 @@ from fourfold.tasks.base import Task
 from fourfold.tasks.captioning import Captioning
 from fourfold.tasks.causal_classification import CausalSequenceClassification
 from fourfold.tasks.causal_lm import CausalLanguageModeling
-from fourfold.tasks.checkpoint import load_task, read_file
+from fourfold.tasks.checkpoint import is_whole, load_task, read_file, rebuild
 from fourfold.tasks.contrastive import ContrastiveLearning
 from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.joined_translation import JoinedTranslation
@@ -29,6 +29,8 @@ __all__ = [
     "TextToText",
     "TokenClassification",
     "Translation",
+    "is_whole",
     "load_task",
     "read_file",
+    "rebuild",
 ]

@@ -14,6 +14,9 @@ from fourfold.core.errors import InputError
 if TYPE_CHECKING:
     from fourfold.tasks.base import Task
 
+# What a file gives that is cut off, or no archive.
+NOT_WHOLE = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
+
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a fourfold checkpoint, on the CPU.
@@ -51,12 +54,24 @@ def read_file(path: str | Path) -> dict[str, Any]:
 def _refuse_damage(path: Path) -> None:
     """torch does not compare the checksums that are in the file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, zlib.error):
+        damaged = _damaged_part(path)
+    except NOT_WHOLE:
         return  # cut off, or no checkpoint at all: torch says which
     if damaged is not None:
         raise InputError(f"{path}: the checkpoint is damaged: {damaged} is not what was written")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file holds all that was once written to it."""
+    try:
+        return _damaged_part(path) is None
+    except NOT_WHOLE:
+        return False
+
+
+def _damaged_part(path: Path) -> str | None:
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
 
 
 def load_task(path: str | Path, expect: str | tuple[str, ...] | None = None) -> "Task":
