@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fourfold.data.augment import Augment, Mix, seeded, shifted
 from fourfold.data.noise import bits, unit
+from fourfold.data.sampler import Plan
 from fourfold.data.transforms import TransformConfig
 
 EVERYTHING = {
@@ -132,68 +133,89 @@ def test_magnitude_ten_turns_by_thirty_degrees() -> None:
     assert float(angles[policy.magnitude]) == 30.0
 
 
-def mixed(config: TransformConfig, position: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+NEXT = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6])
+
+
+def mixed(config: TransformConfig, epoch: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     images, labels = torch.rand(8, 3, 16, 16), torch.arange(8)
-    return images, labels, *Mix(config, 8, seed=1)(images, labels, 0, position)
+    pairs = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    return images, labels, *Mix(config, 8, seed=1)(images, labels, NEXT, pairs, epoch)
 
 
-@pytest.mark.parametrize("position", range(1, 6))
-def test_mixup_mixes_pixels_as_it_mixes_labels(position: int) -> None:
-    images, labels, soft, targets = mixed(TransformConfig(mixup=0.8), position)
+@pytest.mark.parametrize("epoch", range(1, 6))
+def test_mixup_mixes_pixels_as_it_mixes_labels(epoch: int) -> None:
+    images, labels, soft, targets = mixed(TransformConfig(mixup=0.8), epoch)
     torch.testing.assert_close(targets.sum(1), torch.ones(8))
     lam = targets[torch.arange(8), labels]
-    assert torch.allclose(lam, lam[0])
+    assert torch.equal(lam, lam[NEXT])  # both of a pair, and no two pairs
+    assert len(lam.unique()) == 4
     torch.testing.assert_close(soft, torch.einsum("bk,kchw->bchw", targets, images))
 
 
-@pytest.mark.parametrize("position", range(1, 6))
-def test_cutmix_labels_by_the_area_that_is_left(position: int) -> None:
-    images, labels, soft, targets = mixed(TransformConfig(cutmix=1.0), position)
+@pytest.mark.parametrize("epoch", range(1, 6))
+def test_cutmix_labels_by_the_area_that_is_left(epoch: int) -> None:
+    images, labels, soft, targets = mixed(TransformConfig(cutmix=1.0), epoch)
     torch.testing.assert_close(targets.sum(1), torch.ones(8))
     for b in range(8):
-        own = (soft[b] == images[b]).all(0).float().mean()
-        torch.testing.assert_close(targets[b, labels[b]], own)
-        for other in targets[b].nonzero().flatten().tolist():
-            part = (soft[b] == images[other]).all(0).float().mean()
-            torch.testing.assert_close(targets[b, other], part)
+        own = (soft[b] == images[b]).all(0)
+        torch.testing.assert_close(targets[b, labels[b]], own.float().mean())
+        # What is not its own is one rectangle of its partner.
+        assert (soft[b] == images[NEXT[b]]).all(0).logical_xor(own).all()
+        rows, columns = (~own).any(1), (~own).any(0)
+        assert (~own).sum() == rows.sum() * columns.sum()
 
 
-def test_mixing_is_drawn_from_seed_epoch_and_position() -> None:
+def test_a_pair_is_mixed_the_same_in_every_cut_of_the_epoch() -> None:
     images, labels = torch.rand(8, 3, 16, 16), torch.arange(8)
+    pairs = np.array([0, 0, 1, 1, 2, 2, 3, 3])
     mix = Mix(TransformConfig(mixup=0.8, cutmix=1.0), 8, seed=1)
-    first = mix(images, labels, 2, 5)
+    first = mix(images, labels, NEXT, pairs, 2)
     state = torch.get_rng_state()
-    again = mix(images, labels, 2, 5)
+    half = mix(images[4:], labels[4:], NEXT[:4], pairs[4:], 2)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a[4:], b) for a, b in zip(first, half, strict=True))
+    # A row whose partner belongs to another batch.
+    alone = mix(images[2:4], labels[2:4], torch.tensor([1]), pairs[2:3], 2)
+    assert all(torch.equal(a[2:3], b) for a, b in zip(first, alone, strict=True))
     other = Mix(TransformConfig(mixup=0.8, cutmix=1.0), 8, seed=2)
     for changed in (
-        mix(images, labels, 3, 5),
-        mix(images, labels, 2, 6),
-        other(images, labels, 2, 5),
+        mix(images, labels, NEXT, pairs, 3),
+        mix(images, labels, NEXT, pairs + 4, 2),
+        other(images, labels, NEXT, pairs, 2),
     ):
         assert not torch.equal(changed[1], first[1])
 
 
 def test_the_switch_chooses_between_mixup_and_cutmix() -> None:
-    images, labels = torch.rand(4, 1, 8, 8), torch.arange(4)
+    images, labels = torch.rand(2, 1, 8, 8).repeat(400, 1, 1, 1), torch.arange(2).repeat(400)
+    partners, pairs = torch.arange(800) ^ 1, np.arange(800) // 2
 
     def share_of_cutmix(switch: float) -> float:
-        mix = Mix(TransformConfig(mixup=1.0, cutmix=1.0, mixup_switch=switch), 4, seed=0)
+        mix = Mix(TransformConfig(mixup=1.0, cutmix=1.0, mixup_switch=switch), 2, seed=0)
         # CutMix copies each pixel from one of its two images, mixup invents new values.
-        outcomes = [mix(images, labels, 0, p)[0] for p in range(200)]
-        cut = [bool(((o == images) | (o == images.roll(1, 0))).all()) for o in outcomes]
-        return sum(cut) / len(cut)
+        soft = mix(images, labels, partners, pairs, 0)[0]
+        cut = ((soft == images) | (soft == images[partners])).flatten(1).all(1)
+        return float(cut.float().mean())
 
     assert share_of_cutmix(0.0) == 0
     assert share_of_cutmix(1.0) == 1
-    assert abs(share_of_cutmix(0.3) - 0.3) < 0.1
+    assert abs(share_of_cutmix(0.3) - 0.3) < 0.07
 
 
 def test_mixup_draws_from_its_beta_distribution() -> None:
-    images, labels = torch.rand(2, 1, 2, 2), torch.arange(2)
+    images, labels, alone = torch.rand(3000, 1, 1, 1), torch.arange(3000) % 2, torch.arange(3000)
     for alpha in (0.2, 1.0):
         mix = Mix(TransformConfig(mixup=alpha), 2, seed=0)
-        lam = torch.stack([mix(images, labels, 0, p)[1][0, 0] for p in range(1500)])
+        targets = mix(images, labels, alone ^ 1, alone.numpy() // 2, 0)[1]
+        lam = targets[alone, labels][::2]
         assert abs(lam.mean() - 0.5) < 0.04
         assert abs(lam.var() - 1 / (4 * (2 * alpha + 1))) < 0.02
+
+
+def test_neighbours_of_the_epoch_are_mixed() -> None:
+    plan = Plan(np.ones(9), max_rows=4, seed=3)
+    order = np.concatenate(plan.batches(2))
+    partners = plan.partners(order, 2)
+    assert partners[:8].tolist() == order[NEXT.numpy()].tolist()
+    assert partners[8] == order[8]  # left over, and mixed with itself: unchanged
+    assert plan.partners(order[5:6], 2).tolist() == order[4:5].tolist()

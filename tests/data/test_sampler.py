@@ -74,6 +74,25 @@ def test_two_processes_step_over_the_same_rows_as_one_with_two_accumulated_batch
         assert one[2 * step] + one[2 * step + 1] == a + b
 
 
+@given(st.integers(16, 90), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_where_rows_are_of_one_length_a_step_holds_the_same_rows_however_it_is_cut(n_rows, epoch):
+    def steps(world, rows, accumulated):
+        ranks = []
+        for rank in range(world):
+            sampler = EpochSampler(Plan(np.ones(n_rows), max_rows=rows), rank=rank, world=world)
+            sampler.set_epoch(epoch)
+            batches = rows_of(sampler)
+            ranks.append([sum(batches[i : i + accumulated], [])
+                          for i in range(0, len(batches), accumulated)])  # fmt: skip
+        return [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)]
+
+    whole = steps(1, 8, 1)
+    for cut in ((2, 4, 1), (4, 2, 1), (1, 1, 8), (2, 2, 2)):
+        if n_rows % 8 >= cut[0] or n_rows % 8 == 0:  # else the rest goes with the step before
+            assert steps(*cut) == whole
+
+
 def test_order_depends_on_seed_and_epoch_and_on_nothing_else():
     lengths = np.repeat([3, 5, 9], 30)
 

@@ -25,6 +25,7 @@ from fourfold.data.transforms import Normalize, TransformConfig, fit
 # Independent numbers of one image: row and column of the crop, flip, torchvision's, erasing.
 _STREAMS = 5
 _ROW, _COLUMN, _FLIP, _IMAGE, _ERASE = range(_STREAMS)
+_PAIR = 2  # sets the numbers of pairs apart from those of rows
 
 
 @contextmanager
@@ -143,7 +144,9 @@ def _each(
 
 
 class Mix:
-    """Mixup or CutMix of a batch, drawn from (seed, epoch, position): each image and its neighbour.
+    """Mixup or CutMix of pairs, each drawn from (seed, epoch, pair): the cut into batches is nothing.
+
+    Both images of a pair are mixed with one number, the one's share being the other's remainder.
 
     Args:
         config: the recipe; `mixup` or `cutmix` must be above 0.
@@ -152,22 +155,58 @@ class Mix:
     """
 
     def __init__(self, config: TransformConfig, n_classes: int, seed: int) -> None:
-        self.config, self.seed = config, seed
-        # The neighbour is a random partner, since training batches are shuffled.
-        self.mixup = v2.MixUp(alpha=config.mixup, num_classes=n_classes) if config.mixup else None
-        self.cutmix = (
-            v2.CutMix(alpha=config.cutmix, num_classes=n_classes) if config.cutmix else None
-        )
+        self.config, self.n_classes, self.seed = config, n_classes, seed
 
     def __call__(
-        self, images: Tensor, labels: Tensor, epoch: int, position: int
+        self, images: Tensor, labels: Tensor, partners: Tensor, pairs: np.ndarray, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W), labels (B,) to mixed images, probabilities (B, K) of lam and 1 - lam."""
-        place = np.random.SeedSequence([self.seed, epoch, position, 2])
-        with seeded(int(place.generate_state(1, np.uint64)[0])):
-            if self.mixup and self.cutmix:
-                cut = torch.rand(()).item() < self.config.mixup_switch
-                chosen = self.cutmix if cut else self.mixup
+        """Mixes the first B of R images with their partners.
+
+        Args:
+            images: (R, C, H, W).
+            labels: (R,) long.
+            partners: (B,) long, where each one's partner is.
+            pairs: (B,) a number of each pair, the same for both.
+            epoch: number of the epoch.
+
+        Returns:
+            Mixed images (B, C, H, W) and probabilities (B, K).
+        """
+        own = slice(len(partners))
+        shares = self._shares(pairs, epoch, *images.shape[-2:])  # (B, 1, H, W)
+        kept = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
+        targets = F.one_hot(labels, self.n_classes).to(kept.dtype)
+        return (
+            shares * images[own] + (1 - shares) * images[partners],
+            kept * targets[own] + (1 - kept) * targets[partners],
+        )
+
+    def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
+        """How much of each pixel is the image's own."""
+        found, where = np.unique(pairs, return_inverse=True)
+        shares = torch.ones(len(found), 1, height, width)
+        for share, pair in zip(shares, found.tolist(), strict=True):
+            rng = np.random.default_rng([self.seed, epoch, pair, _PAIR])
+            if rng.random() < self._switch():
+                lam = rng.beta(self.config.cutmix, self.config.cutmix)
+                rows, columns = _box(lam, rng.integers(height), rng.integers(width), share.shape)
+                share[:, rows, columns] = 0
             else:
-                chosen = self.mixup or self.cutmix
-            return chosen(images, labels)
+                share.fill_(rng.beta(self.config.mixup, self.config.mixup))
+        return shares[torch.from_numpy(where)]
+
+    def _switch(self) -> float:
+        """Probability of CutMix."""
+        if self.config.mixup and self.config.cutmix:
+            return self.config.mixup_switch
+        return 1.0 if self.config.cutmix else 0.0
+
+
+def _box(lam: float, y: int, x: int, shape: torch.Size) -> tuple[slice, slice]:
+    """Rows and columns around (y, x) that are cut out: 1 - lam of the image, where it fits in."""
+    height, width = shape[-2:]
+    half_height, half_width = (round(0.5 * side * (1 - lam) ** 0.5) for side in (height, width))
+    return (
+        slice(max(0, y - half_height), y + half_height),
+        slice(max(0, x - half_width), x + half_width),
+    )

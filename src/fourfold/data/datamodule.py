@@ -117,6 +117,11 @@ class EpochData(LightningDataModule):
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
         dataset = self.split(name)
         rank, world = self._place()
+        if name != "train" and len(dataset) < world:
+            raise InputError(
+                f"The {name} split has {len(dataset)} rows, fewer than the {world} processes:"
+                " use fewer devices."
+            )
         # `overfit_batches` wants the same few batches again and again.
         still = name != "train" or bool(getattr(self.trainer, "overfit_batches", 0))
         steps = self._limit() if name == "train" else None

@@ -84,6 +84,13 @@ class ImageSplit(BatchDataset):
 
     def batch(self, index: np.ndarray, epoch: int, position: int) -> ImageBatch:
         """The images of rows `index`, changed as this epoch has it."""
+        images, labels = (
+            self._mixed(self.mix, index, epoch) if self.mix else self._changed(index, epoch)
+        )
+        return ImageBatch(images, labels, torch.from_numpy(index), epoch, position)
+
+    def _changed(self, index: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) and labels (B,)."""
         rows = torch.from_numpy(index)
         pixels: Tensor | list[Tensor]
         if self.decoded is not None:
@@ -94,7 +101,13 @@ class ImageSplit(BatchDataset):
             images = self.change(pixels, epoch, index)
         else:
             images = self.change(pixels)
-        labels = self.images.labels[rows]
-        if self.mix:
-            images, labels = self.mix(images, labels, epoch, position)
-        return ImageBatch(images, labels, rows, epoch, position)
+        return images, self.images.labels[rows]
+
+    def _mixed(self, mix: Mix, index: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) and probabilities (B, K); partners that are elsewhere are read, too."""
+        partners = self.plan.partners(index, epoch)
+        rows = np.concatenate([index, np.setdiff1d(partners, index)])
+        place = {row: i for i, row in enumerate(rows.tolist())}
+        where = torch.tensor([place[row] for row in partners.tolist()])
+        images, labels = self._changed(rows, epoch)
+        return mix(images, labels, where, np.minimum(index, partners), epoch)

@@ -31,7 +31,8 @@ class Plan:
 
     Rows of one length are shuffled among themselves, then cut, then the batches are shuffled. The
     cuts see only the sorted lengths, so every epoch has the same number of batches while their
-    content differs.
+    content differs. Where all lengths are equal the rows' own order is kept: then batches of 8, two
+    of 4 and four of 2 in a step, on one device or on several, hold the same rows.
 
     Args:
         lengths: length of each row; all ones where rows need no padding.
@@ -69,7 +70,9 @@ class Plan:
             )
         self.max_tokens, self.max_rows = max_tokens, max_rows
         self.seed, self.shuffle = seed, shuffle
+        self.even = bool((self.lengths == self.lengths[0]).all())
         self._cuts = self._cut(np.sort(self.lengths))
+        self._places: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _cut(self, ascending: np.ndarray) -> np.ndarray:
         """Greedy cut of ascending lengths; returns the inner borders."""
@@ -96,6 +99,8 @@ class Plan:
             return np.split(np.argsort(self.lengths, kind="stable"), self._cuts)
         rng = np.random.default_rng([self.seed, epoch])
         shuffled = rng.permutation(len(self.lengths))
+        if self.even:
+            return np.split(shuffled, self._cuts)
         ascending = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
         batches = np.split(ascending, self._cuts)
         order = rng.permutation(len(batches))
@@ -106,6 +111,21 @@ class Plan:
         chosen = full[rng.integers(len(full))]
         order[[chosen, -1]] = order[[-1, chosen]]
         return [batches[i] for i in order]
+
+    def partners(self, rows: np.ndarray, epoch: int) -> np.ndarray:
+        """The row beside each in an epoch of equal lengths, itself if it is left over at the end.
+
+        Neighbours fall into one batch wherever batches are even, and stay each other's partner
+        when they do not.
+        """
+        assert self.even
+        assert self.shuffle
+        if self._places is None or self._places[0] != epoch:
+            order = np.concatenate(self.batches(epoch))
+            self._places = (epoch, order, np.argsort(order))
+        _, order, place = self._places
+        beside = place[rows] ^ 1
+        return np.where(beside < len(order), order[np.minimum(beside, len(order) - 1)], rows)
 
     def fingerprint(self) -> str:
         """Equal for equal plans: what a checkpoint compares before it resumes inside one."""
@@ -120,7 +140,7 @@ class EpochSampler(Sampler[list[Key]]):
 
     Step i of an epoch consumes the next `world` batches of the plan, one a rank; the last step
     shares out the rows of what is left, so that every rank takes the same number of steps and no
-    row comes twice.
+    row comes twice. If too few are left for all ranks, the step before takes them along.
 
     Args:
         plan: the batches.
@@ -166,7 +186,7 @@ class EpochSampler(Sampler[list[Key]]):
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
         steps = -(-self.plan.n_batches // self.world)
         if self.plan.shuffle:
-            return steps
+            return len(self._steps(self.plan.batches(0)))
         # Evaluation repeats no row, so its last step may leave this rank nothing.
         last = self.plan.batches(0)[(steps - 1) * self.world :]
         return steps - (len(_share_out(last, self.world)[self.rank]) == 0)
@@ -174,10 +194,9 @@ class EpochSampler(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         first = self.start[1] if epoch == self.start[0] else 0
-        batches = self.plan.batches(epoch)
-        for begin in range(first, len(batches), self.world):
-            group = batches[begin : begin + self.world]
-            position = begin + len(group)
+        position = first
+        for group in self._steps(self.plan.batches(epoch)[first:]):
+            position += len(group)
             mine = _share_out(group, self.world)[self.rank]
             if len(mine):
                 yield [Key(epoch, position, row) for row in mine.tolist()]
@@ -187,10 +206,20 @@ class EpochSampler(Sampler[list[Key]]):
                     " use fewer devices or smaller batches."
                 )
 
+    def _steps(self, batches: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """The batches of each step, over all ranks."""
+        steps = [batches[i : i + self.world] for i in range(0, len(batches), self.world)]
+        # Not where lengths differ: there the last batch is a full one, and how many rows it has
+        # changes with the epoch, while the number of steps must not.
+        too_few = self.plan.shuffle and self.plan.even and sum(map(len, steps[-1])) < self.world
+        if too_few and len(steps) > 1:
+            steps[-2:] = [steps[-2] + steps[-1]]
+        return steps
+
 
 def _share_out(group: list[np.ndarray], world: int) -> list[np.ndarray]:
     """As many parts as ranks: the fullest batch is halved until there are enough."""
-    parts = list(group)
+    parts = list(group) if len(group) <= world else np.array_split(np.concatenate(group), world)
     while len(parts) < world:
         fullest = max(range(len(parts)), key=lambda i: len(parts[i]))
         parts[fullest : fullest + 1] = np.array_split(parts[fullest], 2)
