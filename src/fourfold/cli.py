@@ -13,8 +13,9 @@ from importlib import import_module
 
 from fourfold import __version__
 from fourfold.commands.overview import OVERVIEWS, overview
-from fourfold.core.errors import InputError
+from fourfold.core.errors import InputError, TrainingStopped
 
+FAILED = 1
 BAD_INPUT = 2  # the exit code of argparse, too
 
 # Command: the module whose `main(argv)` runs it.
@@ -31,6 +32,7 @@ COMMANDS = {
     "export": "fourfold.commands.convert",
     "seeds": "fourfold.commands.seeds",
     "plan": "fourfold.commands.plan",
+    "replay": "fourfold.commands.replay",
     "completion": "fourfold.commands.completion",
 }
 
@@ -43,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"fourfold: error: {plain_sentence(error)}", file=sys.stderr)
         return BAD_INPUT
+    except TrainingStopped as stop:
+        print(f"fourfold: stopped: {stop}", file=sys.stderr)
+        return FAILED
     except SystemExit as stop:  # help of argparse and jsonargparse, or a signal
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:

@@ -26,7 +26,7 @@ def test_a_run_directory_holds_what_one_needs(
     names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert names == {
         *("config.yaml", "metrics.csv", "tokenizer.json", "checkpoints/last.ckpt"),
-        *("checkpoints/best.ckpt", "checkpoints/step=00000006.ckpt"),
+        *("checkpoints/previous.ckpt", "checkpoints/best.ckpt", "checkpoints/step=00000006.ckpt"),
     }
     # Its config describes the run completely: the same again, elsewhere.
     again = run("fit", "--config", folder / "config.yaml", "--run_dir", "again")

@@ -20,14 +20,19 @@ class ExactResume(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed dropout from (seed, batch number, rank)."""
-        seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
-        number = trainer.fit_loop.total_batch_idx
-        # Three odd multipliers keep (seed, number, rank) apart; torch mixes the bits itself.
-        mixed = seed * 1_000_003 + number * 7_919 + trainer.global_rank * 104_729
-        torch.manual_seed(mixed % 2**63)
+        torch.manual_seed(step_seed(trainer))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Take over the batch's place in the data, which the checkpoint then holds."""
         trainer.datamodule.set_consumed(batch.epoch, batch.position)  # type: ignore[attr-defined]
+
+
+def step_seed(trainer: Trainer) -> int:
+    """The seed of the training batch at hand, on this rank."""
+    seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
+    number = trainer.fit_loop.total_batch_idx
+    # Three odd multipliers keep (seed, number, rank) apart; torch mixes the bits itself.
+    mixed: int = seed * 1_000_003 + number * 7_919 + trainer.global_rank * 104_729
+    return mixed % 2**63

@@ -32,7 +32,7 @@ class StepMetrics(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Log the rate that this step is about to be taken with."""
-        if _is_logged(trainer):
+        if is_logged(trainer):
             # Only where it will be written: a number logged is a copy to the device.
             pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -41,11 +41,12 @@ class StepMetrics(Callback):
     ) -> None:
         """Count the batch."""
         self.meter.add(pl_module.size(batch) * trainer.world_size)  # type: ignore[operator]
-        if _is_logged(trainer):
+        if is_logged(trainer):
             pl_module.log(f"train/{pl_module.unit}_per_second", self.meter.read())
 
 
-def _is_logged(trainer: Trainer) -> bool:
+def is_logged(trainer: Trainer) -> bool:
+    """Whether the optimizer step at hand is one that loggers will hear of."""
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     done: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return bool(trainer.loggers) and every > 0 and (done + 1) % every == 0

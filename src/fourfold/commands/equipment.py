@@ -12,6 +12,7 @@ from fourfold.callbacks.metrics_csv import RewindMetrics
 from fourfold.callbacks.predictions import Predictions
 from fourfold.callbacks.preemption import Preemption
 from fourfold.callbacks.progress import Progress
+from fourfold.callbacks.replay import KeepForReplay
 from fourfold.callbacks.resume import ExactResume
 from fourfold.callbacks.run_files import RunFiles
 from fourfold.callbacks.step_metrics import StepMetrics
@@ -40,7 +41,7 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
     if config["ema_decay"] is not None:
         mine.append(ExponentialAverage(config["ema_decay"]))
     if not trainer["fast_dev_run"]:
-        mine += [RewindMetrics(), RunFiles(run.path, text)]
+        mine += [RewindMetrics(), RunFiles(run.path, text), KeepForReplay(run.path)]
         if trainer["enable_checkpointing"] is not False:
             mine += _savers(run, config)
     return [*mine, *shown]

@@ -13,6 +13,7 @@ train and measure
   predict    write the model's output for the test split to a file
   seeds      fit and test with several seeds: mean, standard deviation and best
   plan       parameters, FLOPs and memory of a recipe, before running it
+  replay     where a loss that is not finite comes from
 
 use a checkpoint: lines in, lines out
   translate  one sentence a line to its translation
@@ -27,8 +28,8 @@ exchange weights with transformers
 for the shell
   completion  eval "$(fourfold completion bash)" in ~/.bashrc, or zsh in ~/.zshrc
 
-Exit codes: 0 done, 2 the input was wrong (one sentence on stderr says how), 75 stopped by
-SIGTERM with everything saved: run the same command again to go on."""
+Exit codes: 0 done, 1 training cannot go on, 2 the input was wrong (one sentence on stderr says
+how), 75 stopped by SIGTERM with everything saved: run the same command again to go on."""
 
 FIT = """usage: fourfold fit --config FILE [--config FILE ...] [--KEY VALUE ...]
 
@@ -91,6 +92,15 @@ One multiply-add is two FLOPs; attention is counted in full, also where it is ca
 estimate for a fused attention kernel: what autograd keeps, not the allocator's fragments."""
 
 
+REPLAY = """usage: fourfold replay RUN_DIR/nonfinite_step=N.pt [--device D] [--precision P]
+
+A training whose loss is not a finite number stops before the step, with the batch and the weights in
+this file. Here the batch is run once more, with the same dropout, in the same precision and then in
+fp32, and the first module whose output is not finite is named.
+
+  --device D      auto, cpu, cuda or cuda:N; default: where it happened
+  --precision P   such as 32-true or bf16-mixed; default: that of the training"""
+
 IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
@@ -127,6 +137,7 @@ OVERVIEWS = {
     "fit": FIT,
     "seeds": SEEDS,
     "plan": PLAN,
+    "replay": REPLAY,
     "import": IMPORT,
     "export": EXPORT,
     "validate": _evaluation(

@@ -1,4 +1,4 @@
-"""The one exception that means: the input is wrong, not the program."""
+"""What ends a run in one plain sentence."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     The command line prints the sentence alone and exits with code 2.
     """
+
+
+class TrainingStopped(RuntimeError):
+    """Training that cannot go on, though its input is what it should be; exit code 1."""

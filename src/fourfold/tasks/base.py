@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
-import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fourfold.callbacks.step_metrics import is_logged
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
@@ -23,10 +23,7 @@ from fourfold.tasks.sameness import refuse_another, refuse_other_settings
 from fourfold.tasks.start import InitFrom, start_from
 from fourfold.tasks.steps import optimizer_steps
 from fourfold.tasks.tuning import TuningConfig, adapt, still_frozen
-
-# With accumulation, gradients of sums are divided by this until the true count is known. A power
-# of two, so that dividing and multiplying again rounds nothing.
-REFERENCE = 1024.0
+from fourfold.tasks.window import Window, gradient_norm, refuse_idle
 
 
 class Task(LightningModule):
@@ -74,7 +71,7 @@ class Task(LightningModule):
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self._tokenizer: Tokenizer | None = None
-        self._window = torch.zeros(())
+        self.window = Window()
 
     # What a family gives.
 
@@ -175,28 +172,17 @@ class Task(LightningModule):
         total, count = self.step(batch)
         shown = (total / count.clamp(min=1)).detach()
         self.log("train/loss", shown, prog_bar=True, batch_size=max(1, len(batch[0])))
-        if self.trainer.accumulate_grad_batches == 1:
-            return total * self.trainer.world_size / self._over_ranks(count).clamp(min=1)
-        self._window = self._window.to(count.device) + count
-        return total * self.trainer.accumulate_grad_batches / REFERENCE
+        return self.window.add(total, count, self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Under accumulation the number of targets is known only now: set the gradients right."""
+        """All micro-batches are in: set the gradients right, and look at what they are."""
+        if self.trainer.global_step == 0:
+            refuse_idle(self.model, self.trainer)
         for parameter in still_frozen(self.model, self.tuning, self.current_epoch):
             parameter.grad = None
-        if self.trainer.accumulate_grad_batches == 1:
-            return
-        count = self._over_ranks(self._window).clamp(min=1)
-        factor = REFERENCE * self.trainer.world_size / float(count)
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, factor)
-        self._window = torch.zeros_like(self._window)
-
-    def _over_ranks(self, count: Tensor) -> Tensor:
-        if self.trainer.world_size == 1:
-            return count
-        total: Tensor = self.trainer.strategy.reduce(count.double(), reduce_op="sum")
-        return total
+        self.window.close(self.parameters(), self.trainer)
+        if is_logged(self.trainer):  # before clipping, and after fp16's scale is taken out
+            self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
         """Optimizer and a schedule that steps with it."""

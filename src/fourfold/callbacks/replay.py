@@ -1,0 +1,67 @@
+"""Keeps the batch whose loss is not a finite number, with the weights that met it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+
+from fourfold.callbacks.resume import step_seed
+from fourfold.core.errors import TrainingStopped
+
+
+class KeepForReplay(Callback):
+    """Writes nonfinite_step=N.pt, which `fourfold replay` runs once more.
+
+    Needs a module with `window.broken`, as every task has. It is looked at behind the backward
+    pass, when a GPU has all its work already, so that waiting for it costs nearly nothing.
+
+    Args:
+        folder: The run's directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._batch: Any = None
+        self._broken: tuple[Any, int] | None = None  # a batch and its seed
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Hold the batch for as long as it is at hand."""
+        self._batch = batch
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the batch beyond that, if it is the one: others of its window may follow."""
+        if self._broken is None and bool(pl_module.window.broken):  # type: ignore[union-attr]
+            self._broken = self._batch, step_seed(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Write the file, on the rank that has the batch."""
+        if not isinstance(exception, TrainingStopped):
+            return
+        content: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+        if self._broken is None:
+            return
+        pl_module.on_save_checkpoint(content)
+        content["replay"] = self._replay(trainer, *self._broken)
+        rank = f"_rank={trainer.global_rank}" if trainer.world_size > 1 else ""
+        file = self.folder / f"nonfinite_step={trainer.global_step + 1:08d}{rank}.pt"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(file.name + ".part")
+        torch.save(content, part)
+        os.replace(part, file)
+        print(f"to see where it comes from: fourfold replay {file}", flush=True)
+
+    def _replay(self, trainer: Trainer, batch: Any, seed: int) -> dict[str, Any]:
+        return {
+            "batch_class": type(batch).__name__,
+            "batch": batch._asdict(),
+            "seed": seed,
+            "step": trainer.global_step + 1,
+            "precision": str(trainer.precision),
+            "device": trainer.strategy.root_device.type,
+        }

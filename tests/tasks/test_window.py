@@ -1,0 +1,78 @@
+"""What an optimizer step is told before it is taken."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.loggers import CSVLogger
+
+from fourfold.core.errors import InputError
+from tests.tasks.conftest import causal, train, words
+
+
+def test_a_first_step_without_targets_is_refused(texts: Path, tmp_path: Path) -> None:
+    task, data = words(texts)
+
+    class Silent(type(task)):  # type: ignore[misc]
+        def step(self, batch: Any) -> Any:
+            return super().step(batch._replace(labels=torch.full_like(batch.labels, -100)))
+
+    silent = Silent(task.config, task.optimizer_config, task.schedule_config)
+    with pytest.raises(InputError, match="the first step has no target"):
+        train(silent, data, tmp_path)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_weights_that_the_loss_does_not_reach_are_named(
+    devices: int, texts: Path, tmp_path: Path
+) -> None:
+    task, data = causal(texts, max_rows=4)
+    configure = task.configure_model
+
+    def with_an_idle_layer() -> None:
+        configure()
+        task.model.stack.forgotten = torch.nn.Linear(2, 2)
+
+    task.configure_model = with_an_idle_layer  # type: ignore[method-assign]
+    found = "the loss does not reach stack.forgotten.weight, stack.forgotten.bias"
+    if devices == 1:
+        with pytest.warns(UserWarning, match=found):
+            train(task, data, tmp_path)
+    else:
+        with pytest.raises(Exception, match=f"{found}, for which DDP would wait"):
+            train(task, data, tmp_path, devices=2, strategy="ddp_fork")
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_the_gradient_norm_is_that_of_the_mean_and_before_clipping(
+    accumulated: int, texts: Path, tmp_path: Path
+) -> None:
+    norms = []
+
+    def note(task: Any) -> None:
+        close = task.window.close
+
+        def closed(*arguments: Any) -> None:
+            close(*arguments)
+            norms.append(math.sqrt(sum(float(p.grad.pow(2).sum()) for p in task.parameters())))
+
+        task.window.close = closed
+
+    task, data = causal(texts, max_rows=4)
+    note(task)
+    logger = CSVLogger(tmp_path)
+    Trainer(
+        max_steps=3, precision="bf16-mixed", accelerator="cpu", logger=logger, log_every_n_steps=1,
+        gradient_clip_val=1e-3, accumulate_grad_batches=accumulated, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+        limit_val_batches=0, default_root_dir=tmp_path,
+    ).fit(task, data)  # fmt: skip
+    rows = csv.DictReader((Path(logger.log_dir) / "metrics.csv").open())
+    logged = [float(row["train/grad_norm"]) for row in rows]
+    assert len(norms) == 3
+    assert min(norms) > 1e-2
+    assert logged == pytest.approx(norms, rel=1e-5)
