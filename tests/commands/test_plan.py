@@ -1,8 +1,11 @@
 """What `fourfold plan` says, against the papers' figures and plain arithmetic."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fourfold.cli import main
 from fourfold.commands.plan import FREE, GIB
@@ -170,3 +173,34 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_image_has_no_length() -> None:
     with pytest.raises(InputError, match="--length is for text"):
         plan_command(["--config", str(CONFIGS / "vit/b16.yaml"), "--length", "3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "advice"),
+    [
+        ("classes", [], "--trainer.accumulate_grad_batches 2 --data.init_args.batch_size 4"),
+        (
+            "classes",
+            ["--data.batch_size=6", "--trainer.accumulate_grad_batches=3"],
+            "--trainer.accumulate_grad_batches 6 --data.init_args.batch_size 3",
+        ),
+        ("mt", [], "--trainer.accumulate_grad_batches 2 --data.init_args.max_tokens 32"),
+        ("classes", ["--data.batch_size=1"], "make batches smaller"),  # no smaller one there is
+    ],
+)
+def test_out_of_memory_says_what_would_fit(
+    name: str, options: list[str], advice: str, run: Callable[..., Any],
+    configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fourfold.tasks.Task.training_step", full)
+        result = run("fit", "--config", configs[name], "--run_dir=r", *options)
+    assert result.code == 2
+    assert result.err.startswith("fourfold: error: the device has too little memory: ")
+    assert advice in result.err
+    assert result.err.count("\n") == 1
+    if "--" in advice:  # and it is the same step
+        assert run("fit", "--config", configs[name], "--run_dir=r", *advice.split()).code == 0

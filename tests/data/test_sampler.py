@@ -83,9 +83,9 @@ def test_where_rows_are_of_one_length_a_step_holds_the_same_rows_however_it_is_c
             sampler = EpochSampler(Plan(np.ones(n_rows), max_rows=rows), rank=rank, world=world)
             sampler.set_epoch(epoch)
             batches = rows_of(sampler)
-            ranks.append([sum(batches[i : i + accumulated], [])
-                          for i in range(0, len(batches), accumulated)])  # fmt: skip
-        return [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)]
+            windows = range(0, len(batches), accumulated)
+            ranks.append([batches[i : i + accumulated] for i in windows])
+        return [sorted(itertools.chain(*itertools.chain(*r))) for r in zip(*ranks, strict=True)]
 
     whole = steps(1, 8, 1)
     for cut in ((2, 4, 1), (4, 2, 1), (1, 1, 8), (2, 2, 2)):

@@ -2,7 +2,6 @@
 
 import re
 
-import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fourfold.core.errors import InputError
@@ -27,9 +26,6 @@ def input_error(error: BaseException) -> InputError | None:
     for pattern, meaning in KNOWN.items():
         if match := re.search(pattern, text):
             return InputError(match.expand(meaning))
-    if isinstance(error, torch.OutOfMemoryError):
-        return InputError("the device has too little memory: make batches smaller and raise"
-                          " --trainer.accumulate_grad_batches instead")  # fmt: skip
     if isinstance(error, OSError) and error.filename:
         return InputError(f"{error.filename}: {error.strerror}")
     if isinstance(error, MisconfigurationException):

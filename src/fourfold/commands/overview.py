@@ -94,9 +94,9 @@ estimate for a fused attention kernel: what autograd keeps, not the allocator's 
 
 REPLAY = """usage: fourfold replay RUN_DIR/nonfinite_step=N.pt [--device D] [--precision P]
 
-A training whose loss is not a finite number stops before the step, with the batch and the weights in
-this file. Here the batch is run once more, with the same dropout, in the same precision and then in
-fp32, and the first module whose output is not finite is named.
+A training whose loss is not a finite number stops before the step, with the batch and the weights
+in this file. Here the batch is run once more, with the same dropout, in the same precision and then
+in fp32, and the first module whose output is not finite is named.
 
   --device D      auto, cpu, cuda or cuda:N; default: where it happened
   --precision P   such as 32-true or bf16-mixed; default: that of the training"""

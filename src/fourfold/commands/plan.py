@@ -50,6 +50,36 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def cut_to_fit(argv: Sequence[str], memory: float) -> str | None:
+    """Options of `fit` for the same step in smaller micro-batches, after one that did not fit.
+
+    Args:
+        argv: The options that were given.
+        memory: Of one device, in GiB.
+
+    Returns:
+        None where no plan can tell.
+    """
+    parser = make_parser("fourfold fit")
+    try:
+        recipe = read_recipe(parser, parse(parser, argv))
+        length = row_length(recipe, None)
+
+        def fits(batch: int) -> bool:
+            used = micro_batch_memory(recipe, length, batch, recipe.devices).total
+            return batch <= recipe.batch // 2 and used <= FREE * GIB * memory
+
+        exact = not recipe.counts_tokens
+        return _options(recipe, *split_batch(recipe.global_batch, 1, fits, exact=exact))
+    except InputError:
+        return None
+
+
+def _options(recipe: Recipe, micro: int, accumulation: int) -> str:
+    key = f"data.init_args.{recipe.batch_key}"
+    return f"--trainer.accumulate_grad_batches {accumulation} --{key} {micro}"
+
+
 def row_length(recipe: Recipe, asked: int | None) -> int:
     """Tokens of a row of the batch: an image's patches, a sentence, a stretch of text.
 
@@ -134,15 +164,13 @@ def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) ->
     used = micro_batch_memory(recipe, length, micro, devices)
     rows = [(f.name, f"{getattr(used, f.name) / GIB:,.2f} GiB") for f in fields(Memory)]
     kind = "tokens" if recipe.counts_tokens else "rows"
-    key = f"data.init_args.{recipe.batch_key}"
     lines = [
         *_table(f"memory, {recipe.precision}, one device", f"{used.total / GIB:,.2f} GiB", rows),
         "",
         f"the recipe's batch: {total:,} {kind} = {devices} device{'s' * (devices > 1)} x {micro:,}"
         f" x accumulation {accumulation}"
         + ("" if (cut := devices * micro * accumulation) == total else f" (in truth {cut:,})"),
-        f"  --trainer.devices {devices} --trainer.accumulate_grad_batches {accumulation}"
-        f" --{key} {micro}",
+        f"  --trainer.devices {devices} {_options(recipe, micro, accumulation)}",
     ]
     if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
         lines.append(f"a pair is then compared among {micro * devices:,}: another recipe")

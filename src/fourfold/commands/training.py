@@ -9,9 +9,11 @@ import logging
 import shlex
 import warnings
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningCLI
@@ -222,6 +224,18 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=noise)
 
 
+def smaller(command: str, options: list[str]) -> str:
+    """What to try after a device has run out of memory."""
+    if command != "fit":
+        return "make the batches of the evaluation smaller"
+    from fourfold.commands.plan import GIB, cut_to_fit
+
+    memory = torch.cuda.mem_get_info()[1] / GIB if torch.cuda.is_available() else inf
+    if fitting := cut_to_fit(options, memory):
+        return f"{fitting} takes the same steps in smaller parts"
+    return "make batches smaller and raise --trainer.accumulate_grad_batches instead"
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `fit`, `validate`, `test` or `predict` with its arguments.
 
@@ -233,6 +247,8 @@ def main(argv: Sequence[str]) -> int:
     rest = ["--help" if option == "--help-all" else option for option in rest]
     try:
         FourfoldCLI(command, rest)
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"the device has too little memory: {smaller(command, rest)}") from error
     except Exception as error:
         found = input_error(error)
         if found is None:

@@ -144,9 +144,9 @@ def _each(
 
 
 class Mix:
-    """Mixup or CutMix of pairs, each drawn from (seed, epoch, pair): the cut into batches is nothing.
+    """Mixup or CutMix of pairs, each drawn from (seed, epoch, pair), whatever the batches are.
 
-    Both images of a pair are mixed with one number, the one's share being the other's remainder.
+    Both images of a pair are mixed with one number, or exchange one rectangle.
 
     Args:
         config: the recipe; `mixup` or `cutmix` must be above 0.
@@ -189,7 +189,8 @@ class Mix:
             rng = np.random.default_rng([self.seed, epoch, pair, _PAIR])
             if rng.random() < self._switch():
                 lam = rng.beta(self.config.cutmix, self.config.cutmix)
-                rows, columns = _box(lam, rng.integers(height), rng.integers(width), share.shape)
+                y, x = int(rng.integers(height)), int(rng.integers(width))
+                rows, columns = _box(lam, y, x, share.shape)
                 share[:, rows, columns] = 0
             else:
                 share.fill_(rng.beta(self.config.mixup, self.config.mixup))
