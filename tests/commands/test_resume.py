@@ -328,3 +328,34 @@ def test_what_a_disk_spoilt_costs_time_and_nothing_else(
     assert result.code == 0, result.err
     assert "last.ckpt is broken or cut off: going on from" in result.err
     same_runs(here / "whole", here / "killed")
+
+
+@pytest.mark.parametrize("steps", [3, 5, 6])
+@pytest.mark.parametrize(("task", "dropout"), [("tags", "head_dropout"), ("mlm", "ff_dropout")])
+def test_two_processes_go_on_as_one_with_the_same_global_batches(
+    task: str, dropout: str, steps: int, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    def fit(name: str, n: int, *options: str) -> dict[str, Any]:
+        result = run(
+            *("fit", "--config", configs[task], f"--trainer.max_steps={n}", "--run_dir", name),
+            *(
+                "--trainer.precision=64-true",
+                "--model.config.dropout=0",
+                "--checkpoint.keep_best=0",
+            ),
+            *("--model.config.attn_dropout=0", f"--model.config.{dropout}=0", *options),
+            "--model.schedule.name=constant",
+        )
+        assert result.code == 0, result.err
+        return content(here / name / "checkpoints/last.ckpt")
+
+    two = ("--trainer.devices=2", "--trainer.strategy=ddp_fork")
+    one = ("--trainer.accumulate_grad_batches=2",)
+    whole = fit("whole", 8, *one)
+    fit("moved", steps, *two)
+    moved = fit("moved", 8, *one)
+    assert moved["global_step"] == whole["global_step"] == 8
+    names = [key for key in whole if key.endswith("Data")]
+    assert [whole[key] for key in names] == [moved[key] for key in names]
+    for name, weight in whole["state_dict"].items():
+        torch.testing.assert_close(moved["state_dict"][name], weight, rtol=1e-9, atol=1e-9)

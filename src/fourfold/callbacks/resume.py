@@ -16,6 +16,21 @@ class ExactResume(Callback):
     Ranks get different dropout (Lightning seeds them alike), and nothing random has to be saved.
     """
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count batches as this number of processes does, where the checkpoint had another.
+
+        Else windows of accumulated batches would end at the wrong ones. Lightning's count is of one
+        rank's batches, the data's of all ranks'.
+        """
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        if not progress.current.ready or progress.is_last_batch:
+            return
+        position: int = trainer.datamodule.consumed[1]  # type: ignore[attr-defined]
+        more = -(-position // trainer.world_size) - progress.current.ready
+        for counts in (progress.current, progress.total):
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(counts, name, getattr(counts, name) + more)
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
