@@ -1,7 +1,5 @@
 """Tiny data for each family, and one training run in fp64 that ends after one optimizer step."""
 
-import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,17 +46,12 @@ from fourfold.tasks import (
     TokenClassification,
     Translation,
 )
+from scripts.tiny_files import sentences, write_labelled
 
 SMALL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "dropout": 0.0}
 # Weights move by exactly the gradient, so that equal weights mean equal gradients.
 SGD = OptimizerConfig(name="sgd", lr=1.0, momentum=0.0, weight_decay=0.0)
 FLAT = ScheduleConfig(name="constant")
-WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-
-
-def sentences(n: int, seed: int) -> list[str]:
-    rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) + f" {i}." for i in range(n)]
 
 
 @pytest.fixture(scope="session")
@@ -72,24 +65,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{split}.txt").write_text("\n".join(sentences(60, 100 + k)) + "\n")
         write_labelled(folder, split, 40, 200 + k)
     return folder
-
-
-def write_labelled(folder: Path, split: str, n: int, seed: int) -> None:
-    """Labelled pairs (.tsv), tagged words (.conll) and questions (.json) that follow a rule."""
-    rng = random.Random(seed)
-    rows, tagged, asked = ["a\tb\tkind\tscore"], [], []
-    for i, text in enumerate(sentences(n, seed)):
-        words = text.split()
-        rows.append(f"{text}\t{rng.choice(WORDS)}\t{len(words) % 3}\t{len(words) / 2}")
-        tags = ["B-odd" if word in WORDS[::2] else "O" for word in words]
-        tagged.append("\n".join(f"{w}\t{t}" for w, t in zip(words, tags, strict=True)) + "\n")
-        answer = rng.choice(words)
-        answers = [{"text": answer, "answer_start": text.index(answer)}]
-        qas = [{"id": str(i), "question": f"where is {answer}", "answers": answers}]
-        asked.append({"context": text, "qas": qas})
-    (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
-    (folder / f"{split}.conll").write_text("\n".join(tagged) + "\n")
-    (folder / f"{split}.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
 
 
 def translation(texts: Path, **kwargs: Any) -> tuple[Task, Any]:
