@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -12,13 +11,12 @@ matplotlib.use("Agg")  # no display, whatever the environment says
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from curves import read_curve
 from demo_baselines import data_of
 from demo_runs import TASKS, clock
-from fourfold.core.attention import Attention
 from fourfold.tasks import load_task
+from fourfold.tasks.showing import cross_attention, token_names
 
 Row = tuple[str, str, str, str, str]
 HEADER: Row = ("task", "measured on the test split", "model", "baselines", "time")
@@ -124,44 +122,13 @@ def draw_attention(folder: Path, quick: bool = False) -> None:
     src = torch.tensor([[*tokens.encode(source), tokens.eos_id]])
     written = tokens.encode(task.write_texts(src, None, 4)[0])
     tgt = torch.tensor([[tokens.bos_id, *written]])
-    maps = cross_attention(task.model, src, tgt)
-    pieces = [tokens.core.id_to_token(i) for i in src[0].tolist()]
-    answer = [tokens.core.id_to_token(i) for i in [*written, tokens.eos_id]]
-    size = (0.5 + len(maps) * (1 + 0.2 * len(pieces)), 1.2 + 0.2 * len(answer))
-    figure, axes = plt.subplots(1, len(maps), figsize=size, layout="constrained", squeeze=False)
-    for number, (axis, weights) in enumerate(zip(axes[0], maps, strict=True), 1):
-        axis.imshow(weights, cmap="Blues", vmin=0, aspect="auto")
-        axis.set_xticks(range(len(pieces)), pieces, rotation=90, fontsize=8)
-        axis.set_yticks(range(len(answer)), answer, fontsize=8)
-        axis.set_title(f"decoder layer {number}", fontsize=9)
-    figure.suptitle(source, fontsize=10)
-    figure.savefig(folder / "attention.png", dpi=130)
-    plt.close(figure)
+    pieces = token_names(tokens, src[0].tolist())
+    answer = token_names(tokens, [*written, tokens.eos_id])
+    maps = cross_attention(task.model, answer, pieces, lambda: task.model(src, tgt))
+    maps._replace(title=source).save(folder, "attention")
 
 
 def an_example(sentences: list[str]) -> str:
     """The first short sentence that begins with a weekday: German puts its date the other way."""
     fitting = [s for s in sentences if re.match(r"[A-Z][a-z]+day, ", s) and len(s) <= 45]
     return fitting[0] if fitting else min(sentences, key=len)
-
-
-@torch.inference_mode()
-def cross_attention(model: nn.Module, src: Tensor, tgt: Tensor) -> list[Tensor]:
-    """Weights (T, S), the mean of the heads, of each decoder layer for one pair (1, S), (1, T)."""
-    maps: list[Tensor] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(module, Attention)
-        maps.append(module.weights(*args, mask=kwargs["mask"])[0].mean(0))
-
-    hooks = [
-        module.register_forward_pre_hook(record, with_kwargs=True)
-        for name, module in model.named_modules()
-        if name.endswith("cross_attn")
-    ]
-    try:
-        model(src, tgt)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return maps

@@ -124,7 +124,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, P
             },
             "data": {"class_path": f"fourfold.data.{data}", "init_args": arguments},
             "trainer": {"max_steps": 6, "accelerator": "cpu", "log_every_n_steps": 2},
-            "tensorboard": False,
+            "tensorboard": False, "pictures": False,
         }  # fmt: skip
         files[name] = folder / f"{name}.yaml"
         files[name].write_text(yaml.safe_dump(content))

@@ -9,6 +9,7 @@ from fourfold.callbacks.checkpoints import Checkpoints
 from fourfold.callbacks.ema import ExponentialAverage
 from fourfold.callbacks.epoch_end import EpochEndResume
 from fourfold.callbacks.metrics_csv import RewindMetrics
+from fourfold.callbacks.pictures import Pictures
 from fourfold.callbacks.predictions import Predictions
 from fourfold.callbacks.preemption import Preemption
 from fourfold.callbacks.progress import Progress
@@ -16,6 +17,7 @@ from fourfold.callbacks.replay import KeepForReplay
 from fourfold.callbacks.resume import ExactResume
 from fourfold.callbacks.run_files import RunFiles
 from fourfold.callbacks.step_metrics import StepMetrics
+from fourfold.callbacks.wandb_run import SendCheckpoints
 from fourfold.commands.run_directory import RunDirectory
 
 
@@ -34,6 +36,8 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
         shown.append(Progress(config["progress_seconds"]))
     if command == "predict":
         return [*shown, Predictions(run.path)]
+    if config["pictures"] and command in ("fit", "test") and not trainer["fast_dev_run"]:
+        shown.append(Pictures(run.path))
     if command != "fit":
         return shown
     # First of all the place in the data, which a checkpoint of the same batch must hold.
@@ -54,4 +58,6 @@ def _savers(run: RunDirectory, config: Any) -> list[Callback]:
     if config["average_last"]:
         every = config["average_every_n_steps"]
         savers.insert(0, AverageLast(config["average_last"], every, run.checkpoints))
+    if config["wandb_checkpoints"]:
+        savers.append(SendCheckpoints(run.checkpoints))
     return savers

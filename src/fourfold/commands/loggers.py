@@ -7,13 +7,24 @@ from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from typing import Any
 
+import yaml
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
 from fourfold.callbacks.metrics_csv import MetricsCSV
+from fourfold.callbacks.run_files import write_whole
+from fourfold.callbacks.wandb_run import WandbRun
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
 
 
-def make_loggers(run: RunDirectory, config: Any) -> list[Any]:
-    """Loggers of a training; `trainer.logger: false` turns all off, others are added to ours."""
+def make_loggers(run: RunDirectory, config: Any, text: str) -> list[Any]:
+    """Loggers of a training; `trainer.logger: false` turns all off, others are added to ours.
+
+    Args:
+        run: Where files go.
+        config: All options of the command.
+        text: The same as YAML, as config.yaml has it.
+    """
     given = config["trainer"]["logger"]
     if given is False:
         return []
@@ -25,8 +36,14 @@ def make_loggers(run: RunDirectory, config: Any) -> list[Any]:
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     mode = wandb_mode(config["wandb"])
     if mode != "off":
-        loggers.append(wandb_logger(mode, run, config))
+        loggers.append(wandb_run(mode, run, config, config=yaml.safe_load(text)))
     return loggers + theirs
+
+
+def loggers_of_a_test(run: RunDirectory, config: Any) -> list[Any]:
+    """The W&B run of the training, where that is asked for: its summary gets what is measured."""
+    mode = "off" if config["trainer"]["logger"] is False else wandb_mode(config["wandb"])
+    return [] if mode == "off" else [wandb_run(mode, run, config, testing=True)]
 
 
 def wandb_mode(wanted: str) -> str:
@@ -58,17 +75,22 @@ def _has_key() -> bool:
         return False
 
 
-def wandb_logger(mode: str, run: RunDirectory, config: Any) -> Any:
-    """The W&B logger of a run, which keeps its identity when the run is resumed."""
-    from lightning.pytorch.loggers import WandbLogger
-
+def wandb_run(mode: str, run: RunDirectory, wanted: Any, **options: Any) -> WandbRun:
+    """The W&B logger of a run, which keeps its identity when the run is resumed or tested."""
     file = run.path / "wandb.json"
     if file.is_file():
         identity = json.loads(file.read_text(encoding="utf-8"))
     else:
-        name = config["wandb_name"] or run.path.name
-        identity = {"project": config["wandb_project"], "name": name, "id": uuid.uuid4().hex[:8]}
-        run.path.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        identity = {
+            "project": wanted["wandb_project"],
+            "name": wanted["wandb_name"] or run.path.name,
+            "id": uuid.uuid4().hex[:8],
+            "group": wanted["wandb_group"] or os.environ.get("WANDB_RUN_GROUP"),
+            "tags": wanted["wandb_tags"],
+        }
+        if getattr(rank_zero_only, "rank", 0) == 0:  # the others would write ids of their own
+            run.path.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(identity, indent=1) + "\n")
     os.environ["WANDB_SILENT"] = "true"
-    return WandbLogger(save_dir=run.path, offline=mode == "offline", resume="allow", **identity)
+    offline = mode == "offline"
+    return WandbRun(save_dir=run.path, offline=offline, resume="allow", **identity, **options)

@@ -46,6 +46,14 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     ),
     "wandb_project": (str, "fourfold", "Project in Weights & Biases."),
     "wandb_name": (str | None, None, "Name of the run there; default: the run directory's."),
+    "wandb_group": (str | None, None, "Group of the run there, such as the seeds of a recipe."),
+    "wandb_tags": (list[str], [], "Tags of the run there."),
+    "wandb_checkpoints": (bool, False, "Send last.ckpt, best.ckpt and average.ckpt there, too."),
+    "pictures": (
+        bool,
+        True,
+        "Show samples, attention and a confusion matrix when training ends and in a test.",
+    ),
     "tensorboard": (bool, True, "Write TensorBoard files where tensorboard is installed."),
     "progress_seconds": (float, 10.0, "Seconds between lines where there is no terminal."),
 }
@@ -71,6 +79,10 @@ def check_options(config: Any) -> None:
         raise InputError(f"average_last is {config['average_last']}, but must not be negative")
     if decay is not None and config["average_last"]:
         raise InputError("ema_decay and average_last are two ways to average weights: give one")
+    if config["wandb_checkpoints"] and config["wandb"] == "off":
+        raise InputError("wandb_checkpoints needs --wandb offline, online or auto")
+    if config["wandb_checkpoints"] and config["trainer"]["enable_checkpointing"] is False:
+        raise InputError("wandb_checkpoints has nothing to send: enable_checkpointing is false")
     for name in ("average_every_n_steps", "checkpoint.every_n_steps"):
         if config[name] is not None and config[name] < 1:
             raise InputError(f"{name} is {config[name]}, but must be at least 1")

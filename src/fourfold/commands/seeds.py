@@ -6,6 +6,7 @@ goes on where it stood, and nothing of one training is left for the next.
 
 import json
 import math
+import os
 import shlex
 import statistics
 import subprocess
@@ -27,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _options(argv)
     seeds = parse_seeds(options.seeds)
     folder = Path(options.run_dir)
+    # In Weights & Biases, where that is asked for, the seeds stand together.
+    environment = {"WANDB_RUN_GROUP": folder.name, **os.environ}
     found = {}
     for seed in seeds:
         run = folder / f"seed_{seed}"
@@ -34,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         if measured(run, [*rest, *own]) is None:
             for verb in ("fit", "test"):
                 code = subprocess.run(
-                    [sys.executable, "-m", "fourfold", verb, *rest, *own]
+                    [sys.executable, "-m", "fourfold", verb, *rest, *own], env=environment
                 ).returncode
                 if code:
                     return code

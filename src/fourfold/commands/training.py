@@ -23,7 +23,7 @@ from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.commands.config_files import check_files, config_files, is_given, locate
 from fourfold.commands.equipment import make_callbacks
 from fourfold.commands.errors import hidden_input_error, input_error
-from fourfold.commands.loggers import make_loggers
+from fourfold.commands.loggers import loggers_of_a_test, make_loggers
 from fourfold.commands.options import add_options, check_options
 from fourfold.commands.parser import OptionError, Parser, known_options
 from fourfold.commands.results import show_table, write_metrics
@@ -175,7 +175,13 @@ class FourfoldCLI(LightningCLI):
         if self.trainer.world_size == 1:  # else the ranks must agree on a tokenizer as they build
             self.datamodule.setup("fit")
         if not self.config_init["fit"]["trainer"]["fast_dev_run"]:
-            self.trainer.loggers = make_loggers(self.run, self.config_init[self.command])
+            config = self.config_init[self.command]
+            self.trainer.loggers = make_loggers(self.run, config, self.dump())
+
+    def before_test(self) -> None:
+        """Measure into the W&B run of the training, where the user asks for one."""
+        if not self.config_init["test"]["trainer"]["fast_dev_run"]:
+            self.trainer.loggers = loggers_of_a_test(self.run, self.config_init["test"])
 
     @property
     def measured(self) -> str:

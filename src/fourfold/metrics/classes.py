@@ -31,6 +31,12 @@ class ClassScores(Metric):
         cells = torch.bincount(labels * k + logits.argmax(-1), minlength=k * k)
         self.confusion += cells.view(k, k)
 
+    def counts(self) -> list[list[int]]:
+        """How often each true class (rows) was taken for each class (columns), on all devices."""
+        with self.sync_context():
+            found: list[list[int]] = self.confusion.long().tolist()
+        return found
+
     def compute(self) -> dict[str, float]:
         """accuracy, f1 (f1_macro of more than two classes) and matthews (Gorodkin 2004 of more)."""
         table = self.confusion.cpu()

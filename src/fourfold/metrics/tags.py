@@ -45,6 +45,13 @@ class TagScores(ByRow):
         """Add tags of pieces, each named by its sentence and its number there."""
         self.rows.update(zip(rows, zip(true, guessed, strict=True), strict=True))
 
+    def confusion(self, tags: Sequence[str]) -> list[list[int]]:
+        """How often words with each of `tags` (rows) were given each of them (columns)."""
+        pairs = Counter[tuple[str, str]]()
+        for true, guessed in self.gather().values():
+            pairs.update(zip(true, guessed, strict=True))
+        return [[pairs[a, b] for b in tags] for a in tags]
+
     def compute(self) -> dict[str, Any]:
         """precision, recall and f1 over all entities, accuracy over words, and f1 of each type."""
         hits, true, guessed = Counter[str](), Counter[str](), Counter[str]()

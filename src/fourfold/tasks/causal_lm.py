@@ -4,12 +4,15 @@ from typing import Any
 
 from torch import Tensor
 
+from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import CausalBatch
+from fourfold.generation import generate
 from fourfold.losses import IGNORED, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.showing import self_attention
 
 
 class CausalLanguageModeling(Task):
@@ -67,6 +70,20 @@ class CausalLanguageModeling(Task):
         results = self.ppl.compute()
         self.ppl.reset()
         return results
+
+    def show(self, batch: CausalBatch, split: str) -> dict[str, Media]:
+        """The beginning of the first rows, how the model goes on and how the text does."""
+        half = max(1, min(batch.ids.shape[1] // 2, 32))
+        prompt, rest = batch.ids[:, :half], batch.ids[:, half : 2 * half]
+        # Drawn with numbers that are made from the prompt, not taken out of torch's generator.
+        ids = generate(self.model, prompt, max_new=half, temperature=0.8, top_p=0.95, seed=0)
+        texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
+        rows = [list(row) for row in zip(*texts, strict=True)]
+        attention = self_attention(
+            self.model, self.tokenizer, batch,
+            lambda row: self.model.hidden(row.ids, documents=row.documents),
+        )  # fmt: skip
+        return {"samples": Table(["text", "goes on", "generated"], rows), "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
         """Each target's negative log-likelihood in nats, (B, T); 0 where there is none."""

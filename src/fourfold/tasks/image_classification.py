@@ -7,11 +7,14 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from fourfold.callbacks.media import Gallery, Media, Table
 from fourfold.data.batch import ImageBatch
 from fourfold.losses import classification_loss
 from fourfold.models import ViT, ViTConfig
+from fourfold.models.attention_maps import attention_maps
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.showing import class_rows, layers
 
 
 class ImageClassification(Task):
@@ -87,6 +90,21 @@ class ImageClassification(Task):
         for metric in (self.loss, self.top1, self.top5, self.confusion):
             metric.reset()
         return results
+
+    def show(self, batch: ImageBatch, split: str) -> dict[str, Media]:
+        """The first images with their classes, and what the layers look at in the first of them."""
+        names = self.artifacts["class_names"]
+        rows = class_rows(names, batch.labels, self.predict_step(batch, 0))
+        captions = [true if true == guess else f"{guess}\nnot {true}" for true, guess, _ in rows]
+        maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
+        # From the class token, or from all patches where there is none, to the patches.
+        first, side = self.model.n_prefix, self.config.image_size // self.config.patch_size
+        seen = [(x[:1] if first else x).mean(0)[first:].view(side, side) for x in maps]
+        return {
+            "samples": Table(["true", "predicted", "probability"], rows),
+            "images": Gallery(list(batch.images), captions),
+            "attention": layers(seen, [], []),
+        }
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Class probabilities (B, K)."""

@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import MaskedBatch
 from fourfold.losses import IGNORED, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.showing import self_attention
 
 
 class MaskedLanguageModeling(Task):
@@ -88,6 +90,27 @@ class MaskedLanguageModeling(Task):
         self.ppl.reset()
         self.next_ppl.reset()
         return results
+
+    def show(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
+        """The first rows with their hidden places, what is hidden there and what is filled in."""
+        places, filled = batch.targets != IGNORED, self.predict_step(batch, 0)
+        words = self.tokenizer
+        # Some hidden tokens are left as they are, or are another one: here all look the same.
+        read = batch.ids.masked_fill(
+            places, words.unk_id if words.mask_id is None else words.mask_id
+        )
+        rows = []
+        for i, here in enumerate(places):
+            real = read[i] if batch.mask is None else read[i, batch.mask[i]]
+            text = words.core.decode(real.tolist(), skip_special_tokens=False)
+            pairs = [[words.decode([k]) for k in ids[i, here].tolist()]
+                     for ids in (batch.targets, filled)]  # fmt: skip
+            rows.append([text, *(" ".join(pair) for pair in pairs)])
+        attention = self_attention(
+            self.model, words, batch,
+            lambda row: self.model.encode(row.ids, row.segments, row.mask, row.documents),
+        )  # fmt: skip
+        return {"samples": Table(["text", "hidden", "filled"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
         """`ids` (B, T) with the most likely token at each masked place."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import SpanBatch
 from fourfold.metrics import Answer, AnswerScores
 from fourfold.models import SpanExtractor, SpanExtractorConfig
@@ -128,6 +129,17 @@ class QuestionAnswering(Task):
         found = self.answers(batch, *self.logits(batch), data, self.n_best)
         rows = [data.windows[row].question for row in batch.index.tolist()]
         return list(zip(rows, found, strict=True))
+
+    def show(self, batch: SpanBatch, split: str) -> dict[str, Media]:
+        """The first windows of contexts: question, true answers, and what the window gives."""
+        data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
+        found = self.answers(batch, *self.logits(batch), data, 1)
+        asked = [data.questions[data.windows[row].question] for row in batch.index.tolist()]
+        rows = [
+            [question.text, "\n".join(question.answers), best[0].text]
+            for question, best in zip(asked, found, strict=True)
+        ]
+        return {"samples": Table(["question", "true", "predicted"], rows)}
 
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
         """For each question's id its best answers over all windows, the best first.

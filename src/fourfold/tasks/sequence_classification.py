@@ -7,12 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import SequenceBatch
 from fourfold.losses import classification_loss
 from fourfold.metrics import ClassScores, NumberScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.showing import class_rows, self_attention
 
 
 class SequenceClassification(Task):
@@ -85,10 +87,29 @@ class SequenceClassification(Task):
 
     def results(self, split: str) -> dict[str, Any]:
         """loss; accuracy, f1 and matthews; or pearson and spearman."""
-        results = {"loss": self.loss.compute().item(), **self.scores.compute()}
+        results: dict[str, Any] = {"loss": self.loss.compute().item(), **self.scores.compute()}
+        if split == "test" and isinstance(self.scores, ClassScores):
+            results["confusion"] = self.scores.counts()
         self.loss.reset()
         self.scores.reset()
         return results
+
+    def show(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
+        """The first texts with their classes or numbers, and the attention in the shortest."""
+        texts, outputs = (
+            self.tokenizer.decode_batch(batch.ids.tolist()),
+            self.predict_step(batch, 0),
+        )
+        if self.config.n_classes == 1:
+            columns = ["true", "predicted"]
+            found = zip(batch.labels.tolist(), outputs[:, 0].tolist(), strict=True)
+            rows = [[true, round(guess, 4)] for true, guess in found]
+        else:
+            columns = ["true", "predicted", "probability"]
+            rows = class_rows(self.artifacts["class_names"], batch.labels, outputs)
+        rows = [[text, *row] for text, row in zip(texts, rows, strict=True)]
+        attention = self_attention(self.model, self.tokenizer, batch, self.logits)
+        return {"samples": Table(["text", *columns], rows), "attention": attention}
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
         """Class probabilities (B, K), or the number (B, 1)."""

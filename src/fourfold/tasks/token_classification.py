@@ -7,12 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import TokenBatch
 from fourfold.losses import IGNORED
 from fourfold.metrics import TagScores
 from fourfold.models import TokenClassifier, TokenClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.showing import self_attention
 
 
 class TokenClassification(Task):
@@ -77,11 +79,24 @@ class TokenClassification(Task):
     def results(self, split: str) -> dict[str, Any]:
         """loss, precision, recall and f1 of entities, accuracy of words; in a test f1 of types."""
         results = {"loss": self.loss.compute().item(), **self.scores.compute()}
-        if split != "test":
+        if split == "test":
+            results["confusion"] = self.scores.confusion(self.artifacts["class_names"])
+        else:
             results = {k: v for k, v in results.items() if not k.startswith("f1_")}
         self.loss.reset()
         self.scores.reset()
         return results
+
+    def show(self, batch: TokenBatch, split: str) -> dict[str, Media]:
+        """The first texts with their tags, and the attention in the shortest."""
+        tags, texts = self.artifacts["class_names"], self.tokenizer.decode_batch(batch.ids.tolist())
+        guessed = self.logits(batch).argmax(-1)
+        rows = [
+            [text, *(" ".join(tags[k] for k in x[true != IGNORED].tolist()) for x in (true, guess))]
+            for text, true, guess in zip(texts, batch.labels, guessed, strict=True)
+        ]
+        attention = self_attention(self.model, self.tokenizer, batch, self.logits)
+        return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[tuple[int, int], str]]:
         """Sentence and piece of each row, and the tags of its words with blanks between."""

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fourfold.callbacks.media import Maps, Media, Table
 from fourfold.core.config import TransformerConfig, check_word
 from fourfold.data.batch import PairBatch
 from fourfold.generation import PENALTIES, beam_search
@@ -12,6 +13,7 @@ from fourfold.losses import IGNORED, SMOOTHINGS, linear_cross_entropy, token_sco
 from fourfold.metrics import CorpusScores, Perplexity
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.showing import MOST_TOKENS, cross_attention, token_names
 
 
 class Writing(Task):
@@ -108,6 +110,40 @@ class Writing(Task):
         batch = self.pairs(batch)
         texts = self.write_texts(batch.src, batch.src_mask, self.beam)
         return list(zip(batch.index.tolist(), texts, strict=True))
+
+    def show(self, batch: Any, split: str) -> dict[str, Media]:
+        """What is written for the first sources, and where the decoder looks for the shortest."""
+        batch = self.pairs(batch)
+        beam = self.val_beam if split == "val" else self.beam
+        written = self.write_texts(batch.src, batch.src_mask, beam or 1)
+        references = self.trainer.datamodule.references(split)  # type: ignore[attr-defined]
+        true = [references[row] for row in batch.index.tolist()]
+        texts = [text if isinstance(text, str) else "\n".join(text) for text in true]
+        columns, sources = self._sources(batch)
+        rows = [list(row) for row in zip(sources, texts, written, strict=True)]
+        table = Table([columns, "reference", "written"], rows)
+        return {"samples": table, "attention": self._where_it_looks(batch, written)}
+
+    def _sources(self, batch: PairBatch) -> tuple[str, list[Any]]:
+        """Texts, or of images their rows in the split."""
+        if batch.src.ndim > 2:
+            return "image", batch.index.tolist()
+        return "source", self.tokenizer.decode_batch(batch.src.tolist())
+
+    def _where_it_looks(self, batch: PairBatch, written: list[str]) -> Maps:
+        is_text = batch.src.ndim == 2
+        row = int(batch.src_mask.sum(1).argmin()) if is_text else 0
+        src = batch.src[row][batch.src_mask[row]][:MOST_TOKENS] if is_text else batch.src[row]
+        words = self.tokenizer
+        longest = min(MOST_TOKENS, getattr(self.config, "max_len", None) or MOST_TOKENS)
+        ids = [words.bos_id, *words.encode(written[row]), words.eos_id][: longest + 1]
+        # At each place it looks for the token that comes next.
+        tgt, rows = torch.tensor(ids[:-1], device=src.device), token_names(words, ids[1:])
+        columns = token_names(words, src.tolist()) if is_text else []
+        return cross_attention(
+            self.model, rows, columns,
+            lambda: self.model.decode(tgt[None], self.model.encode(src[None], None), None),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def write_texts(self, src: Tensor, src_mask: Tensor | None, beam: int) -> list[str]:
