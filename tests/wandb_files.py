@@ -7,6 +7,7 @@ a message of wandb's own protocol.
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,26 @@ class WandbFile:
 
 
 def values(items: Any) -> dict[str, Any]:
-    """Keys, which may be nested, and their JSON as plain values."""
-    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+    """Keys and their JSON as plain values; what was logged as one thing is one again."""
+    found: dict[str, Any] = {}
+    for item in items:
+        *path, key = item.nested_key or [item.key]
+        inner = found
+        for name in path:
+            inner = inner.setdefault(name, {})
+        inner[key] = json.loads(item.value_json)
+    return found
 
 
 def runs_in(run: Path) -> list[WandbFile]:
-    """What the processes of a run directory wrote, in the order of their start."""
-    return [WandbFile(folder) for folder in sorted((run / "wandb").glob("offline-run-*"))]
+    """What the processes of a run directory wrote, in the order of their start.
+
+    The end of each is awaited: wandb's own process writes it a moment later.
+    """
+    folders = sorted((run / "wandb").glob("offline-run-*"))
+    for _ in range(100):
+        found = [WandbFile(folder) for folder in folders]
+        if all(part.exit_code is not None for part in found):
+            break
+        time.sleep(0.1)
+    return found

@@ -1,6 +1,7 @@
-import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,23 +42,58 @@ def test_without_the_package(no_account: None, monkeypatch: pytest.MonkeyPatch) 
         wandb_mode("offline")
 
 
-def test_an_offline_run_keeps_its_identity(
-    no_account: None, run: Run, configs: dict[str, Path], here: Path
+def test_no_run_is_imported_or_begun_unasked(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = pytest.importorskip("wandb")
-    call = ["fit", "--config", configs["vit"], "--run_dir=mine", "--wandb=offline"]
-    result = run(*call, "--wandb_project=papers", "--trainer.max_steps=2")
-    assert result.code == 0, result.err
-    identity = json.loads((here / "mine/wandb.json").read_text())
-    assert (identity["project"], identity["name"]) == ("papers", "mine")
-    wandb.finish()  # as the end of the process does
-    assert run(*call, "--trainer.max_steps=4").code == 0
-    wandb.finish()
-    assert json.loads((here / "mine/wandb.json").read_text()) == identity
-    files = list((here / "mine/wandb").glob("offline-run-*/run-*.wandb"))
-    assert len(files) >= 1
-    assert {file.stem for file in files} == {f"run-{identity['id']}"}
-    assert (here / "mine/metrics.csv").is_file()
+    monkeypatch.setitem(sys.modules, "wandb", None)  # `import wandb` now fails
+    call = ["--config", configs["vit"], "--run_dir=r", "--pictures=true", "--trainer.max_steps=2"]
+    for command in ("fit", "test"):
+        result = run(command, *call, "--wandb=off")
+        assert result.code == 0, result.err
+        assert "could not draw" not in result.out
+    assert not list(here.rglob("*wandb*"))
+    assert (here / "r/val/samples.csv").is_file()
+    assert (here / "r/test/confusion.png").is_file()
+
+
+def test_no_pictures(run: Run, configs: dict[str, Path], here: Path) -> None:
+    for command in ("fit", "test"):
+        call = [command, "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=2"]
+        assert run(*call, "--pictures=false").code == 0
+    assert not (here / "r/val").exists()
+    assert not (here / "r/test").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "wandb_checkpoints needs --wandb offline, online or auto"),
+        (["--wandb=offline", "--trainer.enable_checkpointing=false"], "nothing to send"),
+    ],
+)
+def test_checkpoints_that_cannot_be_sent(
+    options: list[str], said: str, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("fit", "--config", configs["vit"], "--wandb_checkpoints=true", *options)
+    assert (result.code, said in result.err) == (2, True)
+    assert not list(here.iterdir())
+
+
+def test_seeds_are_a_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fourfold.commands import seeds
+
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    groups = []
+
+    def fail(command: list[str], env: dict[str, str]) -> Any:
+        groups.append(env["WANDB_RUN_GROUP"])
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(seeds.subprocess, "run", fail)
+    assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
+    monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
+    assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
+    assert groups == ["mrpc", "mine"]
 
 
 def test_tensorboard(run: Run, configs: dict[str, Path], here: Path) -> None:

@@ -30,6 +30,8 @@ def test_against_scikit_learn(k: int, seed: int) -> None:
             "matthews": sklearn.matthews_corrcoef(labels, guessed),
         }
     )
+    expected = sklearn.confusion_matrix(labels, guessed, labels=range(k))
+    assert scores.counts() == expected.tolist()
 
 
 def test_one_class_alone() -> None:

@@ -59,6 +59,9 @@ def test_scores() -> None:
     assert scores.compute() == pytest.approx(
         {"precision": 1 / 2, "recall": 1 / 3, "f1": 0.4, "accuracy": 4 / 6, "f1_A": 0.5, "f1_B": 0}
     )
+    assert scores.confusion(["O", "B-A", "I-A", "B-B"]) == [
+        [2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0],
+    ]  # fmt: skip
 
 
 def test_parts_of_speech_are_no_entities() -> None:

@@ -35,6 +35,7 @@ class WandbRun(WandbLogger):
 
     def __init__(self, testing: bool = False, **options: Any) -> None:
         super().__init__(**options)
+        self._wandb_init.pop("anonymous", None)  # wandb warns of it, whatever it is
         self.testing = testing
         self._reached = 0  # steps may not go down
 

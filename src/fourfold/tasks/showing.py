@@ -13,7 +13,7 @@ from fourfold.callbacks.media import Maps
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.models.attention_maps import attention_maps
 
-MOST_TOKENS = 40  # at the side of a picture
+MOST_TOKENS = 24  # at the side of a picture
 MOST_LAYERS = 6  # beside each other
 
 
