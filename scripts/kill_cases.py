@@ -14,6 +14,7 @@ COMMON = (
     *("--trainer.limit_val_batches=2", "--trainer.log_every_n_steps=1", "--trainer.max_steps=24"),
     *("--trainer.max_epochs=-1", "--checkpoint.every_n_steps=5", "--progress_seconds=0"),
     "--model.config.dropout=0.1",
+    "--pictures=false",
 )
 PAIRS = ("--data.rows=400", "--data.max_tokens=512", "--model.val_beam=0")
 TINY: dict[str, tuple[str, ...]] = {

@@ -206,7 +206,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="where the trainings go; default: a new folder")
     parser.add_argument("--out", type=Path, help="where kills.csv goes")
     options = parser.parse_args()
-    import fourfold.commands.training  # noqa: F401  (once, and not in every child)
+    import fourfold.commands.training
     import fourfold.tasks  # noqa: F401
 
     work = options.work or Path(tempfile.mkdtemp(prefix="kill_test_"))
