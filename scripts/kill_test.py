@@ -1,11 +1,11 @@
-"""Kills trainings at random moments, starts them again, and compares what they end with, bit by bit.
+"""Kills trainings at random moments, starts them again, and compares what they end with.
 
     python scripts/kill_test.py [--kills 100] [--seed 0] [--only WORD] [--work DIR] [--out DIR]
 
-Each case is trained once to its end, and then killed (SIGKILL to all its processes) at a moment drawn
-uniformly between the first and the last second of its training, and started again with the same
-command. Every checkpoint must then hold the same bits (weights, averages, optimizer, schedule, place
-in the data, counters), and metrics.csv the same rows. DIR gets kills.csv and README.md's table.
+Each case is trained once to its end, and then killed (SIGKILL to all its processes) at a moment
+drawn uniformly from the time that training took, and started again with the same command. Every
+checkpoint must then hold the same bits (weights, averages, optimizer, schedule, place in the data,
+counters), and metrics.csv the same rows. DIR gets kills.csv and table.md.
 """
 
 import argparse
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ["OMP_NUM_THREADS"] = "1"  # a child of a process with threads of its own would hang
 
 from scripts.kill_cases import Case, cases, write_files  # noqa: E402
 
@@ -204,8 +203,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cases with this in their task or setting")
     parser.add_argument("--work", type=Path, help="where the trainings go; default: a new folder")
-    parser.add_argument("--out", type=Path, help="where kills.csv goes")
+    parser.add_argument("--out", type=Path, help="where kills.csv and table.md go")
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # a child of a process with threads of its own would hang
     import fourfold.commands.training
     import fourfold.tasks  # noqa: F401
 
@@ -221,10 +221,12 @@ def main() -> int:
         for done in kills[-options.each :]:
             print(f"{len(kills):3d}  {done.task}, {done.setting}: killed after {done.after} s, last"
                   f" checkpoint {done.step}: {done.differs or 'the same'}", flush=True)  # fmt: skip
-    print(f"\n{sum(kill.same for kill in kills)} of {len(kills)} ended bitwise the same\n")
-    print(table(kills))
+    text = f"{sum(kill.same for kill in kills)} of {len(kills)} ended bitwise the same\n\n"
+    text += table(kills) + "\n"
+    print(f"\n{text}", end="")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "table.md").write_text(text)
         with (options.out / "kills.csv").open("w", newline="") as file:
             csv.writer(file).writerows([Kill._fields, *kills])
     return 0 if all(kill.same for kill in kills) else 1
