@@ -5,8 +5,8 @@
 The same causal LM takes the same batches, one thread, bf16 autocast, gradients clipped, in three
 ways that take turns: a loop of ten lines; a LightningModule of ten lines in a Trainer without
 callbacks and loggers; and the whole of `fourfold fit`, which normalises over micro-batches, looks
-for losses that are not finite, seeds each step, keeps the place in the data and logs. A second, tiny
-model shows what a step costs beside its arithmetic. Then the same checkpoint is written by
+for losses that are not finite, seeds each step, keeps the place in the data and logs. A second,
+tiny model shows what a step costs beside its arithmetic. Then the same checkpoint is written by
 Lightning's own CheckpointIO and by ours, which waits for the disk. DIR gets loop.json.
 """
 
