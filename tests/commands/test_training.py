@@ -55,6 +55,17 @@ def test_lines_of_progress_without_a_terminal(
     assert quiet.err == ""
 
 
+def test_a_run_without_validation_says_so(run: Run, configs: dict[str, Path], here: Path) -> None:
+    said = "nothing is validated: there will be no best.ckpt"
+    options = ("--config", configs["mt"], "--trainer.max_steps=1")
+    assert said not in run("fit", *options, "--run_dir=a").out
+    for number, more in enumerate(("--data.val=null", "--trainer.limit_val_batches=0")):
+        result = run("fit", *options, f"--run_dir=b{number}", more)
+        assert result.code == 0
+        assert said in result.out
+        assert not (here / f"b{number}/checkpoints/best.ckpt").exists()
+
+
 def test_a_test_prints_a_table_and_writes_metrics(
     run: Run, trained: Train, configs: dict[str, Path], here: Path
 ) -> None:

@@ -55,6 +55,8 @@ class Progress(ProgressBar):
         where = f"{trainer.strategy.root_device}, {trainer.precision}"
         ranks = f" x {trainer.world_size}" if trainer.world_size > 1 else ""
         self.print(f"{type(pl_module).__name__}: {weights:,} parameters on {where}{ranks}")
+        if not trainer.enable_validation or "val" not in trainer.datamodule.splits:  # type: ignore
+            self.print("nothing is validated: there will be no best.ckpt, only last.ckpt")
         if self._first:
             self.print(f"resumed after step {self._first:,}")
         self.meter, self._began = Meter(), time.monotonic()
