@@ -86,3 +86,21 @@ def test_other_files_are_refused(run: Run, trained: Callable[[str], Path], here:
     assert run("replay", "gone.pt").code == 2
     assert run("replay").code == 2
     assert run("replay", "--help").code == 0
+
+
+@pytest.mark.parametrize("family", ["vit", "mt", "lm", "mlm", "classes", "tags"])
+def test_every_family_can_be_replayed(
+    family: str, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    options = (
+        "--model.optimizer.lr=1e30",
+        "--trainer.max_steps=6",
+        "--trainer.precision=bf16-mixed",
+    )
+    stopped = run("fit", "--config", configs[family], *options, "--run_dir=r")
+    assert stopped.code == 1
+    (file,) = (here / "r").glob("nonfinite_step=*.pt")
+    again = run("replay", file)
+    assert again.code == 0, again.err
+    assert "first output that is not finite: model." in again.out
+    assert "the same in 32-true" in again.out
