@@ -9,7 +9,7 @@ import torch
 from lightning import Trainer
 
 from fourfold.callbacks.pictures import ROWS, Pictures, media_of
-from tests.tasks.conftest import (  # noqa: F401  (texts is a fixture)
+from scripts.tiny_tasks import (  # noqa: F401  (texts is a fixture)
     DOWNSTREAM,
     FAMILIES,
     JOINED,

@@ -10,7 +10,7 @@ from lightning import Trainer
 import fourfold
 from fourfold.core.errors import InputError
 from fourfold.tasks import load_task
-from tests.tasks.conftest import FAMILIES, JOINED
+from scripts.tiny_tasks import FAMILIES, JOINED
 
 TASKS = {**FAMILIES, **JOINED}
 

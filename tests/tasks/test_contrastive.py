@@ -23,7 +23,7 @@ from fourfold.metrics import Retrieval
 from fourfold.models import CLIPConfig
 from fourfold.tasks import ContrastiveLearning, load_task
 from fourfold.tasks.contrastive import LARGEST, gather
-from tests.tasks.conftest import FLAT, SGD, SMALL, train
+from scripts.tiny_tasks import FLAT, SGD, SMALL, train
 
 CONFIG = CLIPConfig(
     **SMALL, vocab_size=None, max_len=16, image_d_model=16, image_n_layers=1, image_n_heads=2,

@@ -21,8 +21,8 @@ from fourfold.core.errors import InputError
 from fourfold.hub import directory
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig, TokenClassifier
 from fourfold.tasks import load_task
+from scripts.tiny_tasks import sequences
 from tests.hub.foreign_models import MODELS, exact, ids, make
-from tests.tasks.conftest import sequences
 from tests.tiny import CONFIGS, PAIRS, build
 
 AUTO: dict[str, Any] = {

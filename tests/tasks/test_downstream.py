@@ -19,7 +19,7 @@ from fourfold.models.lora import is_lora
 from fourfold.optim import OptimizerConfig, depths, make_optimizer
 from fourfold.tasks import load_task
 from fourfold.tasks.tuning import TuningConfig, adapt
-from tests.tasks.conftest import DOWNSTREAM, causal, sequences, train
+from scripts.tiny_tasks import DOWNSTREAM, causal, sequences
 
 tasks = pytest.mark.parametrize("name", DOWNSTREAM)
 
@@ -44,27 +44,6 @@ def built(name: str, texts: Path, **options: Any) -> tuple[Any, Any]:
             parameter.normal_(std=0.3)
     task.artifacts = data.artifacts()
     return task.double().eval(), data
-
-
-@tasks
-def test_accumulation_leaves_the_gradient_alone(name: str, texts: Path, tmp_path: Path) -> None:
-    whole = train(*DOWNSTREAM[name](texts, max_rows=2000), tmp_path)
-    for rows in (7, 3):
-        cut = train(
-            *DOWNSTREAM[name](texts, max_rows=rows), tmp_path, accumulate_grad_batches=10_000
-        )
-        for key, weight in whole.items():
-            torch.testing.assert_close(cut[key], weight, rtol=1e-12, atol=1e-12, msg=key)
-
-
-@pytest.mark.parametrize("name", ["causal_sequences", "words"])
-def test_two_processes_make_the_same_step(name: str, texts: Path, tmp_path: Path) -> None:
-    whole = train(*DOWNSTREAM[name](texts, max_rows=2000), tmp_path)
-    rows = -(-len(DOWNSTREAM[name](texts)[1].split("train")) // 2)
-    pair = DOWNSTREAM[name](texts, max_rows=rows)
-    halves = train(*pair, tmp_path, devices=2, strategy="ddp_fork")
-    for key, weight in whole.items():
-        torch.testing.assert_close(halves[key], weight, rtol=1e-12, atol=1e-12, msg=key)
 
 
 @tasks

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
 
-from tests.tasks.conftest import FAMILIES
+from scripts.tiny_tasks import FAMILIES
 
 
 def measure(family: str, texts: Path, folder: Path, **kwargs: Any) -> tuple[Any, Any]:

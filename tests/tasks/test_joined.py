@@ -19,7 +19,7 @@ from fourfold.models import CaptionerConfig, JoinedConfig
 from fourfold.tasks import load_task
 from fourfold.tasks.convert import export_checkpoint
 from fourfold.tasks.start import read_source, same_words
-from tests.tasks.conftest import FAMILIES, JOINED, captions, causal, images, joined, masked
+from scripts.tiny_tasks import FAMILIES, JOINED, captions, causal, images, joined, masked
 
 STILL = 1e-12  # a rate at which weights stay where they began
 

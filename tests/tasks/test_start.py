@@ -15,7 +15,7 @@ from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT
 from fourfold.tasks import SequenceClassification, Translation
 from fourfold.tasks.start import read_source, same_words, start_from
-from tests.tasks.conftest import (
+from scripts.tiny_tasks import (
     ENCODER,
     FLAT,
     SGD,

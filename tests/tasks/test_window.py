@@ -11,7 +11,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from fourfold.core.errors import InputError
-from tests.tasks.conftest import causal, train, words
+from scripts.tiny_tasks import causal, train, words
 
 
 def test_a_first_step_without_targets_is_refused(texts: Path, tmp_path: Path) -> None:
