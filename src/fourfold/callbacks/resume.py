@@ -1,4 +1,4 @@
-"""What makes a resumed run go on exactly where it stopped (see docs in CONTRIBUTING.md).
+"""What makes a resumed run go on exactly where it stopped (see "What a run rests on" in CONTRIBUTING.md).
 
 Lightning prefetches batches and replays random numbers differently after a resume. Here the
 place in the data travels with each batch, and dropout is seeded by the step.
