@@ -1,7 +1,8 @@
-"""What makes a resumed run go on exactly where it stopped (see "What a run rests on" in CONTRIBUTING.md).
+"""What makes a resumed run go on exactly where it stopped.
 
-Lightning prefetches batches and replays random numbers differently after a resume. Here the
-place in the data travels with each batch, and dropout is seeded by the step.
+CONTRIBUTING.md, "What a run rests on", has the rules. Lightning prefetches batches and replays
+random numbers differently after a resume. Here the place in the data travels with each batch, and
+dropout is seeded by the step.
 """
 
 from typing import Any
