@@ -20,6 +20,7 @@ from fourfold.data.tokenizer import Tokenizer
 from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
 from fourfold.tasks.plain import from_plain
 from fourfold.tasks.sameness import refuse_another, refuse_other_settings
+from fourfold.tasks.sharding import FSDP2, shard_if_asked
 from fourfold.tasks.start import InitFrom, start_from
 from fourfold.tasks.steps import optimizer_steps
 from fourfold.tasks.tuning import TuningConfig, adapt, still_frozen
@@ -141,6 +142,8 @@ class Task(LightningModule):
             if self.trainer.is_global_zero:
                 print(report, flush=True)
         adapt(self.model, self.tuning)
+        if self._trainer is not None:
+            shard_if_asked(self.model, self.trainer)
 
     def _complete_config(self) -> None:
         for field in self.from_data:
@@ -188,6 +191,8 @@ class Task(LightningModule):
         """Optimizer and a schedule that steps with it."""
         # A fused step unscales by itself, which Lightning's clipping under fp16 cannot wait for.
         fused = not self.trainer.precision.startswith("16")
+        if isinstance(self.trainer.strategy, FSDP2) and self.optimizer_config.name == "sgd":
+            fused = False  # torch has none for split weights
         optimizer = make_optimizer(self.model, self.optimizer_config, fused=fused)
         lr, width = self.optimizer_config.lr, self.config.d_model
         schedule = make_schedule(optimizer, self.schedule_config, lr, self.total_steps(), width)
