@@ -47,7 +47,7 @@ class AverageLast(Checkpoint):
             self._take(trainer, pl_module)
 
     def _take(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        content = {"state_dict": pl_module.state_dict()}
+        content = {"state_dict": trainer.strategy.lightning_module_state_dict()}
         trainer.strategy.save_checkpoint(content, self._file(trainer.global_step))
         if trainer.is_global_zero:
             for _, file in self._taken()[: -self.n]:

@@ -22,17 +22,19 @@ from lightning.pytorch.strategies import (
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimStateKeyType
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.optim import Optimizer
 
 from fourfold.core.errors import InputError
 from fourfold.core.stack import Block
 
 OTHERS = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
 FULL = StateDictOptions(full_state_dict=True)  # every rank has read the whole file
+ON_CPU = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class FSDP2(ModelParallelStrategy):
@@ -139,6 +141,11 @@ class FSDP2(ModelParallelStrategy):
 
     # One file, as everywhere else.
 
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Have `load_optimizer_state_dict` called."""
+        return True
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Whole weights on the first rank, nothing on others."""
         self._hold(whole=False)  # a callback may save before `on_validation_end` comes here
@@ -155,15 +162,36 @@ class FSDP2(ModelParallelStrategy):
         assert self.lightning_module is not None
         set_model_state_dict(self.lightning_module, checkpoint["state_dict"], options=FULL)
 
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Whole moments on the first rank, nothing on others; numbered as torch numbers them.
+
+        Lightning's own numbers are those of the model's parameters, though an optimizer with
+        several groups has another order.
+        """
+        assert self.lightning_module is not None
+        plain = getattr(optimizer, "_optimizer", optimizer)
+        state = get_optimizer_state_dict(self.lightning_module, plain, options=ON_CPU)
+        if self.global_rank != 0:
+            return {}
+        names = [name for group in state["param_groups"] for name in group["params"]]
+        return _renamed(state, {name: number for number, name in enumerate(names)})
+
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take each rank's part of the moments, which the file has by the parameters' numbers."""
+        """Take each rank's part of the moments."""
         module = self.lightning_module
         assert module is not None
+        names = {parameter: name for name, parameter in module.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            named = FullyShardedDataParallel.rekey_optim_state_dict(
-                state, OptimStateKeyType.PARAM_NAME, module
-            )
+            order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+            named = _renamed(state, dict(enumerate(order)))
             set_optimizer_state_dict(module, optimizer, named, options=FULL)
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
+    """The state of an optimizer with its parameters called otherwise."""
+    groups = [{**group, "params": [names[p] for p in group["params"]]}
+              for group in state["param_groups"]]  # fmt: skip
+    return {"state": {names[p]: kept for p, kept in state["state"].items()}, "param_groups": groups}
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="Weights split over devices (FSDP2)")
