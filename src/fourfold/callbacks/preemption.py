@@ -12,19 +12,21 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from fourfold.callbacks.checkpoints import is_over, validates_now
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-ASK_EVERY = 20  # optimizer steps between two questions to the other ranks, each of which is a wait
 
 
 class Preemption(Checkpoint):
     """On SIGTERM, SIGUSR1 or Ctrl-C, writes last.ckpt after the optimizer step at hand and stops.
 
-    A second Ctrl-C stops at once. It is a `Checkpoint` only so that Lightning calls it after all
-    other callbacks.
+    Of several processes any may have heard the signal: it goes to the others with the number of
+    targets, and all stop after the same step, the one at hand or the next. A second Ctrl-C stops at
+    once. Needs a module with a `window`, as every task has. It is a `Checkpoint` only so that
+    Lightning calls it after all other callbacks.
 
     Args:
         last: Where training goes on from.
@@ -37,9 +39,19 @@ class Preemption(Checkpoint):
         self.last = last
         self.asked = 0  # the signal
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen, instead of Lightning, which puts the former handlers back in the end."""
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget what stopped an earlier training."""
         self.asked = 0
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen, instead of Lightning, which would broadcast from inside the signal's handler."""
+        self._listen()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen from here on at the latest; Lightning puts the former handlers back in the end."""
+        self._listen()
+
+    def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():  # others cannot hear
             for number in SIGNALS:
                 signal.signal(number, self._note)
@@ -49,6 +61,12 @@ class Preemption(Checkpoint):
             raise KeyboardInterrupt
         self.asked = number
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Have it told to the other processes."""
+        pl_module.window.asked = bool(self.asked)  # type: ignore[union-attr]
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -57,26 +75,34 @@ class Preemption(Checkpoint):
         Not before a validation, which a resumed run would not make up for, and not at the end of
         the run, of which as little would be left undone for good.
         """
-        if not validates_now(trainer):
-            self._stop_if_asked(trainer, ASK_EVERY)
+        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
+        if accumulating or validates_now(trainer) or is_over(trainer):
+            return
+        alone = trainer.world_size == 1
+        if self.asked if alone else pl_module.window.all_asked:  # type: ignore[union-attr]
+            self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same after a validation."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._stop_if_asked(trainer, 1)
-
-    def _stop_if_asked(self, trainer: Trainer, every: int) -> None:
-        if trainer.fit_loop.epoch_loop._should_accumulate() or is_over(trainer):
+        if trainer.state.fn != "fit" or trainer.sanity_checking or is_over(trainer):
             return
-        asked = bool(self.asked)
-        if trainer.world_size > 1:
-            # Not by batches: a window of 2, 4 or 5 of them would end at none that counts.
-            if trainer.global_step % every:
-                return
-            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
-        if asked:
-            trainer.save_checkpoint(self.last)
-            if trainer.is_global_zero:
-                print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
-                      f" on from {self.last}", flush=True)  # fmt: skip
-            raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)
+        if trainer.strategy.reduce_boolean_decision(bool(self.asked), all=False):
+            self._stop(trainer)
+
+    def _stop(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.last)
+        if trainer.is_global_zero:
+            print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
+                  f" on from {self.last}", flush=True)  # fmt: skip
+        if _is_watched(trainer):
+            raise SystemExit(0)
+        raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)
+
+
+def _is_watched(trainer: Trainer) -> bool:
+    """Whether Lightning started this process itself, and kills the first one if this one fails.
+
+    That may still be closing its loggers; and its exit code is the one that anybody sees.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0

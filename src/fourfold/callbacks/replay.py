@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from fourfold.callbacks.resume import step_seed
 from fourfold.core.errors import TrainingStopped
@@ -43,7 +44,10 @@ class KeepForReplay(Callback):
         """Write the file, on the rank that has the batch."""
         if not isinstance(exception, TrainingStopped):
             return
-        content: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+        weights = trainer.strategy.lightning_module_state_dict()
+        if isinstance(trainer.strategy, ModelParallelStrategy):  # only the first rank has them
+            weights = trainer.strategy.broadcast(weights)
+        content: dict[str, Any] = {"state_dict": weights}
         if self._broken is None:
             return
         pl_module.on_save_checkpoint(content)

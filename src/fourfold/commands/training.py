@@ -17,6 +17,11 @@ import torch
 from lightning import Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
@@ -145,7 +150,8 @@ class FourfoldCLI(LightningCLI):
         """The Trainer, with what a run needs beside the user's callbacks, loggers and plugins."""
         config = self.config_init[self.command]
         given = config["trainer"]
-        kwargs["plugins"] = [*as_list(given["plugins"]), AtomicCheckpointIO(read_file)]
+        theirs = as_list(given["plugins"])
+        kwargs["plugins"] = [*theirs, AtomicCheckpointIO(read_file), *scheduler(theirs)]
         kwargs["logger"] = False  # see before_fit
         ours = make_callbacks(self.command, self.run, config, self.dump())
         kwargs["callbacks"] = [*ours, *as_list(given["callbacks"])]
@@ -219,6 +225,15 @@ class FourfoldCLI(LightningCLI):
 def as_list(value: Any) -> list[Any]:
     """None, one or many as a list."""
     return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def scheduler(given: list[Any]) -> list[Any]:
+    """SLURM's variables without Lightning's own requeueing, which saves in the middle of a batch."""
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in given):
+        return []
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    return [SLURMEnvironment(auto_requeue=False)]
 
 
 def quiet() -> None:

@@ -20,11 +20,17 @@ REFERENCE = 1024.0
 
 
 class Window:
-    """Counts targets, and losses that are not finite, from one optimizer step to the next."""
+    """Counts targets, and losses that are not finite, from one optimizer step to the next.
+
+    What else all ranks have to know after a step travels in the same message: whether one of them
+    was asked to stop.
+    """
 
     def __init__(self) -> None:
         self.broken = torch.zeros((), dtype=torch.bool)  # whether this micro-batch's loss is
-        self._sums: Tensor | None = None  # (2,) long: targets, broken losses
+        self.asked = False  # whether this process is to stop; set from outside
+        self.all_asked = False  # whether any was when the last step was taken, the same on all
+        self._sums: Tensor | None = None  # (3,) long: targets, broken losses, asked to stop
 
     def add(self, total: Tensor, count: Tensor, trainer: Trainer) -> Tensor:
         """The loss of a micro-batch, as it is to be differentiated.
@@ -37,7 +43,8 @@ class Window:
             trainer: Knows ranks and micro-batches.
         """
         self.broken = ~total.detach().isfinite()
-        sums = torch.stack([count.long(), self.broken.long()])
+        asked = count.new_full((), int(self.asked), dtype=torch.long)  # no wait for the device
+        sums = torch.stack([count.long(), self.broken.long(), asked])
         if trainer.accumulate_grad_batches == 1:
             self._sums = over_ranks(sums, trainer)
             return total * trainer.world_size / self._sums[0].clamp(min=1).to(total.dtype)
@@ -55,7 +62,8 @@ class Window:
         accumulated = trainer.accumulate_grad_batches > 1
         sums = over_ranks(self._sums, trainer) if accumulated else self._sums
         self._sums = None
-        count, broken = sums.tolist()
+        count, broken, asked = sums.tolist()
+        self.all_asked = asked > 0
         if broken:
             raise TrainingStopped(
                 f"the loss of step {trainer.global_step + 1:,} is not a finite number (learning"
