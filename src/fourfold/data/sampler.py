@@ -142,6 +142,9 @@ class EpochSampler(Sampler[list[Key]]):
     shares out the rows of what is left, so that every rank takes the same number of steps and no
     row comes twice. If too few are left for all ranks, the step before takes them along.
 
+    Evaluation leaves batches whole, so that a row is computed in the same company on any number of
+    devices, and to the same digits; only fewer batches than ranks are shared out by rows.
+
     Args:
         plan: the batches.
         rank: number of this process.
@@ -184,12 +187,9 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
-        steps = -(-self.plan.n_batches // self.world)
-        if self.plan.shuffle:
-            return len(self._steps(self.plan.batches(0)))
+        groups = self._steps(self.plan.batches(0))
         # Evaluation repeats no row, so its last step may leave this rank nothing.
-        last = self.plan.batches(0)[(steps - 1) * self.world :]
-        return steps - (len(_share_out(last, self.world)[self.rank]) == 0)
+        return len(groups) - (len(self._mine(groups[-1])) == 0)
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
@@ -197,7 +197,7 @@ class EpochSampler(Sampler[list[Key]]):
         position = first
         for group in self._steps(self.plan.batches(epoch)[first:]):
             position += len(group)
-            mine = _share_out(group, self.world)[self.rank]
+            mine = self._mine(group)
             if len(mine):
                 yield [Key(epoch, position, row) for row in mine.tolist()]
             elif self.plan.shuffle:
@@ -205,6 +205,12 @@ class EpochSampler(Sampler[list[Key]]):
                     f"The last step of an epoch has fewer rows than processes ({self.world}):"
                     " use fewer devices or smaller batches."
                 )
+
+    def _mine(self, group: list[np.ndarray]) -> np.ndarray:
+        """This rank's rows of a step, if there are any."""
+        if not self.plan.shuffle and self.plan.n_batches >= self.world:
+            return group[self.rank] if self.rank < len(group) else np.array([], dtype=np.int64)
+        return _share_out(group, self.world)[self.rank]
 
     def _steps(self, batches: list[np.ndarray]) -> list[list[np.ndarray]]:
         """The batches of each step, over all ranks."""

@@ -6,6 +6,7 @@ from fourfold.metrics.corpus import CorpusScores
 from fourfold.metrics.direction import less_is_better
 from fourfold.metrics.perplexity import Perplexity
 from fourfold.metrics.retrieval import Retrieval
+from fourfold.metrics.sums import Mean
 from fourfold.metrics.tags import TagScores
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "AnswerScores",
     "ClassScores",
     "CorpusScores",
+    "Mean",
     "NumberScores",
     "Perplexity",
     "Retrieval",

@@ -27,8 +27,13 @@ class ByRow(Metric):
 
     def gather(self) -> dict[Any, Any]:
         """The rows of all ranks, by their number."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return self.rows
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, self.rows)
-        return {row: kept for part in parts for row, kept in part.items()}
+        return {row: kept for part in gather(self.rows) for row, kept in part.items()}
+
+
+def gather(mine: Any) -> list[Any]:
+    """What each rank has."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    return parts

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fourfold.metrics.by_row import gather
+
 
 class ClassScores(Metric):
     """Accuracy, F1 and Matthews' correlation of K classes, all from one confusion matrix.
@@ -61,18 +63,25 @@ class NumberScores(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("pairs", default=[], dist_reduce_fx="cat")
+        self.pairs = []
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Add numbers (B, 1) or (B,) and labels (B,)."""
         self.pairs.append(torch.stack([predictions.flatten().double(), labels.double()], dim=1))
+
+    def reset(self) -> None:
+        """Forget all numbers."""
+        super().reset()
+        self.pairs = []
 
     def compute(self) -> dict[str, float]:
         """pearson and spearman; equal numbers share their rank.
 
         0 where one side does not vary, nan where a number is none.
         """
-        pairs = self.pairs if isinstance(self.pairs, Tensor) else torch.cat(self.pairs)
+        mine = torch.cat(self.pairs).tolist() if self.pairs else []
+        # In an order of their own, so that sums do not depend on who had which.
+        pairs = torch.tensor(sorted(pair for part in gather(mine) for pair in part)).double()
         if not pairs.isfinite().all():
             return {"pearson": math.nan, "spearman": math.nan}
         ranks = torch.stack([_ranks(column) for column in pairs.T], dim=1)

@@ -20,7 +20,7 @@ from fourfold.data.tokenizer import Tokenizer
 from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
 from fourfold.tasks.plain import from_plain
 from fourfold.tasks.sameness import refuse_another, refuse_other_settings
-from fourfold.tasks.sharding import FSDP2, shard_if_asked
+from fourfold.tasks.sharding import FSDP2, fit_strategy
 from fourfold.tasks.start import InitFrom, start_from
 from fourfold.tasks.steps import optimizer_steps
 from fourfold.tasks.tuning import TuningConfig, adapt, still_frozen
@@ -143,7 +143,7 @@ class Task(LightningModule):
                 print(report, flush=True)
         adapt(self.model, self.tuning)
         if self._trainer is not None:
-            shard_if_asked(self.model, self.trainer)
+            fit_strategy(self.model, self.trainer)
 
     def _complete_config(self) -> None:
         for field in self.from_data:

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from fourfold.callbacks.media import Gallery, Media, Table
 from fourfold.data.batch import ImageBatch
 from fourfold.losses import classification_loss
+from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.attention_maps import attention_maps
 from fourfold.optim import OptimizerConfig, ScheduleConfig
@@ -56,7 +56,7 @@ class ImageClassification(Task):
         k = self.config.n_classes
         assert k is not None  # the model is built
         top5 = MulticlassAccuracy(k, top_k=min(5, k), average="micro")
-        self.loss, self.confusion = MeanMetric(), MulticlassConfusionMatrix(k)
+        self.loss, self.confusion = Mean(), MulticlassConfusionMatrix(k)
         self.top1, self.top5 = MulticlassAccuracy(k, average="micro"), top5
 
     def size(self, batch: ImageBatch) -> int:
@@ -74,14 +74,16 @@ class ImageClassification(Task):
     def evaluate(self, batch: ImageBatch, split: str) -> None:
         """Loss without smoothing, accuracies, confusion matrix."""
         logits = self.model(batch.images).float()
-        self.loss.update(classification_loss(logits, batch.labels), len(logits))
+        self.loss.update(
+            classification_loss(logits, batch.labels, normalizer=1.0), len(logits)
+        )
         for metric in (self.top1, self.top5, self.confusion):
             metric.update(logits, batch.labels)
 
     def results(self, split: str) -> dict[str, Any]:
         """loss, top1, top5 (top-k with k = K for fewer classes), and rows of true classes."""
         results: dict[str, Any] = {
-            "loss": self.loss.compute().item(),
+            "loss": self.loss.compute(),
             "top1": self.top1.compute().item(),
             "top5": self.top5.compute().item(),
         }

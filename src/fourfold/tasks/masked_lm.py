@@ -85,8 +85,9 @@ class MaskedLanguageModeling(Task):
     def results(self, split: str) -> dict[str, Any]:
         """loss, accuracy and ppl_token of masked tokens; next_sentence_accuracy where trained."""
         results: dict[str, Any] = self.ppl.compute()
-        if self.next_ppl.tokens:
-            results["next_sentence_accuracy"] = self.next_ppl.compute()["accuracy"]
+        following = self.next_ppl.compute()
+        if "ppl_token" in following:  # there were pairs
+            results["next_sentence_accuracy"] = following["accuracy"]
         self.ppl.reset()
         self.next_ppl.reset()
         return results

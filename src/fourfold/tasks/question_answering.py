@@ -9,11 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import SpanBatch
-from fourfold.metrics import Answer, AnswerScores
+from fourfold.metrics import Answer, AnswerScores, Mean
 from fourfold.models import SpanExtractor, SpanExtractorConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
@@ -47,7 +46,7 @@ class QuestionAnswering(Task):
     ) -> None:
         super().__init__(config, optimizer, schedule, max_answer=max_answer, n_best=n_best, **start)
         self.max_answer, self.n_best = max_answer, n_best
-        self.loss, self.scores = MeanMetric(), AnswerScores()
+        self.loss, self.scores = Mean(), AnswerScores()
 
     def setup(self, stage: str) -> None:
         """Take from the data whether a question may have no answer."""
@@ -82,7 +81,7 @@ class QuestionAnswering(Task):
         # Windows without the answer are no targets, unless none may be given.
         kept = batch.starts >= (0 if self.scores.may_be_none else 1)
         if kept.any():
-            self.loss.update(self._losses(batch, start, end)[kept].mean(), kept.sum())
+            self.loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
         data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
         found = self.answers(batch, start, end, data, 1)
         windows = [data.windows[row] for row in batch.index.tolist()]
@@ -118,7 +117,7 @@ class QuestionAnswering(Task):
         """loss, exact_match and f1."""
         data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
         scores = self.scores.compute([question.answers for question in data.questions])
-        results = {"loss": self.loss.compute().item(), **scores}
+        results = {"loss": self.loss.compute(), **scores}
         self.loss.reset()
         self.scores.reset()
         return results

@@ -5,12 +5,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import SequenceBatch
 from fourfold.losses import classification_loss
-from fourfold.metrics import ClassScores, NumberScores
+from fourfold.metrics import ClassScores, Mean, NumberScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
@@ -54,7 +53,7 @@ class SequenceClassification(Task):
             super().configure_model()
             k = self.config.n_classes
             assert k is not None  # the model is built
-            self.loss = MeanMetric()
+            self.loss = Mean()
             self.scores = NumberScores() if k == 1 else ClassScores(k)
 
     def size(self, batch: SequenceBatch) -> int:
@@ -81,13 +80,12 @@ class SequenceClassification(Task):
     def evaluate(self, batch: SequenceBatch, split: str) -> None:
         """Loss without smoothing, and the scores."""
         logits = self.logits(batch)
-        n = len(logits)
-        self.loss.update(self._loss(logits, batch.labels) / n, n)
+        self.loss.update(self._loss(logits, batch.labels), len(logits))
         self.scores.update(logits, batch.labels)
 
     def results(self, split: str) -> dict[str, Any]:
         """loss; accuracy, f1 and matthews; or pearson and spearman."""
-        results: dict[str, Any] = {"loss": self.loss.compute().item(), **self.scores.compute()}
+        results: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassScores):
             results["confusion"] = self.scores.counts()
         self.loss.reset()

@@ -197,8 +197,8 @@ def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, An
 StrategyRegistry.register("fsdp2", FSDP2, description="Weights split over devices (FSDP2)")
 
 
-def shard_if_asked(model: nn.Module, trainer: Trainer) -> None:
-    """Split the weights of a model that has all of them, if the Trainer's strategy is to.
+def fit_strategy(model: nn.Module, trainer: Trainer) -> None:
+    """Make a model that has all its weights ready for the Trainer's strategy.
 
     Raises:
         InputError: The strategy splits weights in a way that our steps do not know.

@@ -5,12 +5,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import TokenBatch
 from fourfold.losses import IGNORED
-from fourfold.metrics import TagScores
+from fourfold.metrics import Mean, TagScores
 from fourfold.models import TokenClassifier, TokenClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
@@ -42,7 +41,7 @@ class TokenClassification(Task):
         **start: Any,
     ) -> None:
         super().__init__(config, optimizer, schedule, **start)
-        self.loss, self.scores = MeanMetric(), TagScores()
+        self.loss, self.scores = Mean(), TagScores()
 
     def size(self, batch: TokenBatch) -> int:
         """Places in the batch, padding included."""
@@ -64,9 +63,8 @@ class TokenClassification(Task):
     def evaluate(self, batch: TokenBatch, split: str) -> None:
         """Loss, and the tags of each row."""
         logits, at_words = self.logits(batch), batch.labels != IGNORED
-        n = int(at_words.sum())
-        if n:
-            self.loss.update(F.cross_entropy(logits[at_words], batch.labels[at_words]), n)
+        losses = F.cross_entropy(logits[at_words], batch.labels[at_words], reduction="sum")
+        self.loss.update(losses, at_words.sum())
         tags = self.artifacts["class_names"]
         names = self.trainer.datamodule.names(split)  # type: ignore[attr-defined]
         rows = [names[row] for row in batch.index.tolist()]
@@ -78,7 +76,7 @@ class TokenClassification(Task):
 
     def results(self, split: str) -> dict[str, Any]:
         """loss, precision, recall and f1 of entities, accuracy of words; in a test f1 of types."""
-        results = {"loss": self.loss.compute().item(), **self.scores.compute()}
+        results = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test":
             results["confusion"] = self.scores.confusion(self.artifacts["class_names"])
         else:

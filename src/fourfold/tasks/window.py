@@ -94,8 +94,8 @@ def refuse_idle(model: nn.Module, trainer: Trainer) -> None:
     if not idle:
         return
     names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
-    searched = getattr(trainer.strategy, "_ddp_kwargs", {}).get("find_unused_parameters")
-    if trainer.world_size > 1 and not searched:
+    options = getattr(trainer.strategy, "_ddp_kwargs", None)  # of DDP alone
+    if trainer.world_size > 1 and options is not None and not options.get("find_unused_parameters"):
         raise InputError(
             f"the loss does not reach {names}, for which DDP would wait: leave them out of the"
             " model, or give --trainer.strategy ddp_find_unused_parameters_true"
