@@ -32,7 +32,8 @@ class Preemption(Checkpoint):
         last: Where training goes on from.
 
     Raises:
-        SystemExit: Once all is saved, with code 75, or 130 after Ctrl-C.
+        SystemExit: Once all is saved, with code 75, or 130 after Ctrl-C; of several processes only
+            the first ends so, the others with 0.
     """
 
     def __init__(self, last: Path) -> None:
@@ -94,15 +95,18 @@ class Preemption(Checkpoint):
         if trainer.is_global_zero:
             print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
                   f" on from {self.last}", flush=True)  # fmt: skip
-        if _is_watched(trainer):
+        if not _is_heard(trainer):
             raise SystemExit(0)
         raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)
 
 
-def _is_watched(trainer: Trainer) -> bool:
-    """Whether Lightning started this process itself, and kills the first one if this one fails.
+def _is_heard(trainer: Trainer) -> bool:
+    """Whether this process's exit code is the one that is looked at.
 
-    That may still be closing its loggers; and its exit code is the one that anybody sees.
+    Whoever started the processes may kill all of them once one ends with another code than 0, and
+    the first may still be closing its loggers.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+    # There each node has a command of its own.
+    first_of_node = isinstance(environment, LightningEnvironment)
+    return trainer.local_rank == 0 if first_of_node else trainer.is_global_zero

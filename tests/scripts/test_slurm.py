@@ -1,0 +1,59 @@
+"""scripts/slurm.sbatch with a srun and a scontrol of ours."""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SRUN = """#!/bin/bash
+trap 'echo heard; exit 75' USR1
+echo "$@"
+touch running
+while [ -z "$CODE" ]; do sleep 0.05; done
+exit $CODE
+"""
+
+
+@pytest.fixture
+def job(root: Path, tmp_path: Path) -> object:
+    for name, text in (("srun", SRUN), ("scontrol", '#!/bin/bash\necho "$@" > requeued\n')):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def start(code: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+        env = {"PATH": path, "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4",
+               "SLURM_JOB_ID": "17", "CODE": code}  # fmt: skip
+        command = ["bash", str(root / "scripts/slurm.sbatch"), "--config", "a.yaml"]
+        return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=-1, text=True)
+
+    return start
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_reaches_the_training_which_is_queued_again(
+    number: int, job: object, tmp_path: Path
+) -> None:
+    process = job("")  # type: ignore[operator]
+    while not (tmp_path / "running").exists():
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 75
+    assert "heard" in out
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+
+
+@pytest.mark.parametrize("code", ["0", "1", "2"])
+def test_what_ended_by_itself_is_not_queued_again(code: str, job: object, tmp_path: Path) -> None:
+    process = job(code)  # type: ignore[operator]
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == int(code)
+    assert not (tmp_path / "requeued").exists()
+    words = shlex.split(out)
+    assert words[1:5] == ["fourfold", "fit", "--config", "a.yaml"]
+    assert words[5:] == ["--trainer.num_nodes", "2", "--trainer.devices", "4"]

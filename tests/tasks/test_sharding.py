@@ -1,0 +1,84 @@
+"""Weights split over processes take the same steps as whole ones."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from fourfold.callbacks.ema import ExponentialAverage
+from fourfold.core.errors import InputError
+from fourfold.models.clip import CLIP, CLIPConfig
+from fourfold.tasks.sharding import FSDP2, fit_strategy
+from fourfold.tasks.tuning import TuningConfig
+from tests.processes import together
+from tests.tasks.conftest import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
+
+
+def with_low_rank(texts: Path, **options: Any) -> Any:
+    task, data = causal(texts, **options)
+    task.tuning = TuningConfig(lora_rank=2)
+    return task, data
+
+
+# Tied embeddings, decoders with a memory, heads of all kinds, frozen weights.
+QUICK = {"translation": FAMILIES["translation"], "sentence_pairs": sentence_pairs,
+         "low_rank": with_low_rank}  # fmt: skip
+SLOW = {**FAMILIES, **JOINED, **DOWNSTREAM}
+del SLOW["translation"]
+
+
+def same_step(families: dict[str, Any], texts: Path, folder: Path, **options: Any) -> None:
+    def halves(rank: int) -> None:
+        for family, make in families.items():
+            rows = -(-len(make(texts)[1].split("train")) // 2)
+            pair = make(texts, max_rows=rows)
+            mine = folder / f"{family}{rank}"
+            mine.mkdir()
+            weights = train(*pair, mine, devices=2, strategy="fsdp2", **options)
+            torch.save(weights, mine / "weights.pt")
+
+    ended = together(2, halves, folder, timeout=250)
+    assert [end.code for end in ended] == [0, 0], ended[1].out[-3000:]
+    for family, make in families.items():
+        whole = train(*make(texts, max_rows=2000), folder, **options)
+        found = torch.load(folder / f"{family}0" / "weights.pt")
+        assert found.keys() == whole.keys()
+        for name, weight in whole.items():
+            torch.testing.assert_close(
+                found[name], weight, rtol=1e-12, atol=1e-12, msg=f"{family} {name}"
+            )
+
+
+def test_split_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None:
+    same_step(QUICK, texts, tmp_path, gradient_clip_val=0.01)
+
+
+@pytest.mark.slow
+def test_split_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
+    same_step(SLOW, texts, tmp_path)
+
+
+def test_what_cannot_be_split_is_said() -> None:
+    model = CLIP(CLIPConfig(
+        d_model=8, n_layers=1, n_heads=1, d_ff=8, vocab_size=9, max_len=8, image_d_model=8,
+        image_n_layers=1, image_n_heads=1, image_d_ff=8, image_size=8, patch_size=4, d_embed=4,
+    ))  # fmt: skip
+    with pytest.raises(InputError, match="log_scale is a single number: use --trainer.strategy ddp"):
+        FSDP2().shard(model)
+
+
+def test_a_moving_average_of_split_weights_is_refused() -> None:
+    strategy = FSDP2()
+    trainer = SimpleNamespace(callbacks=[ExponentialAverage(0.9)])
+    strategy._lightning_module = SimpleNamespace(trainer=trainer)  # type: ignore[assignment]
+    with pytest.raises(InputError, match="ema_decay cannot follow weights that are split"):
+        strategy.setup_environment()
+
+
+def test_another_way_to_split_is_refused() -> None:
+    trainer: Any = SimpleNamespace(strategy=ModelParallelStrategy())
+    with pytest.raises(InputError, match="use --trainer.strategy fsdp2"):
+        fit_strategy(torch.nn.Linear(2, 2), trainer)
