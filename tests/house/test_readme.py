@@ -1,4 +1,4 @@
-"""README.md and CONTRIBUTING.md do what they say: every command block is run, as written.
+"""README.md, CONTRIBUTING.md and docs/ do what they say: every command block is run, as written.
 
 A block is one script; the blocks of a page share one copy of the repository and run in order. What
 follows the language on the opening fence says how:
@@ -25,7 +25,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md")
+GUIDES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+PAGES = ("README.md", "CONTRIBUTING.md", *GUIDES)
 RUN = ("sh", "console", "python")
 SHOWN = ("text", "yaml", "json", "toml", "csv", "mermaid")
 TAGS = {"", "slow", "recipe"}
@@ -36,6 +37,7 @@ ENVIRONMENT = re.compile(
 )
 PYTEST = re.compile(r"^((\S*python3? -m |\S*/)?pytest)\b")
 LIGHTNING = re.compile(r"^fourfold (fit|validate|test|predict)\b")
+STARTERS = re.compile(r"^(torchrun .*?-m fourfold|sbatch scripts/slurm\.sbatch)\b")
 OURS = re.compile(r"(?<![\w./-])((?:configs|scripts|tests|src|docs)/[\w./-]*\w)(?![\w<{*])")
 
 
@@ -76,6 +78,8 @@ def script(block: Block) -> str:
         elif PYTEST.match(command):
             command = PYTEST.sub(r"\1 --collect-only --quiet", command)
         elif block.tag == "recipe":
+            fit = "fourfold fit" if command.startswith("sbatch") else "fourfold"
+            command = STARTERS.sub(fit, command)  # its own options: see below
             if not LIGHTNING.match(command):
                 continue
             command += " --print_config > /dev/null"
@@ -150,6 +154,16 @@ def test_the_extras_a_page_installs_exist() -> None:
                     assert set(extras[1].split(",")) <= set(project["optional-dependencies"]), word
 
 
+def test_the_options_of_torchrun_exist() -> None:
+    from torch.distributed.run import get_args_parser
+
+    given = [c for b in ALL if b.language == "sh" for c in commands(b) if c.startswith("torchrun")]
+    assert given
+    for command in given:
+        found = get_args_parser().parse_args(shlex.split(command)[1:])
+        assert (found.module, found.training_script) == (True, "fourfold")
+
+
 SAMPLE = """
 ```sh
 git clone somewhere/fourfold
@@ -164,6 +178,8 @@ fourfold generate \\
 $ fourfold fit --config configs/a.yaml
 Epoch 1
 $ torchrun big.py
+$ torchrun --nnodes 2 -m fourfold fit --config configs/a.yaml
+$ sbatch scripts/slurm.sbatch --config configs/a.yaml
 ```
 """
 
@@ -177,9 +193,8 @@ def test_a_page_is_read_as_meant() -> None:
         "fourfold generate    --checkpoint x",
     ]
     assert (second.tag, second.line) == ("recipe", 11)
-    assert script(second).splitlines()[1:] == [
-        "fourfold fit --config configs/a.yaml --print_config > /dev/null"
-    ]
+    parsed = "fourfold fit --config configs/a.yaml --print_config > /dev/null"
+    assert script(second).splitlines()[1:] == [parsed] * 3
     assert OURS.findall("`configs/a.yaml`, tests/x.py; not tests/<name>.py nor runs/tests/y") == [
         "configs/a.yaml",
         "tests/x.py",

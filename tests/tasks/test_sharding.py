@@ -66,7 +66,7 @@ def test_what_cannot_be_split_is_said() -> None:
         d_model=8, n_layers=1, n_heads=1, d_ff=8, vocab_size=9, max_len=8, image_d_model=8,
         image_n_layers=1, image_n_heads=1, image_d_ff=8, image_size=8, patch_size=4, d_embed=4,
     ))  # fmt: skip
-    with pytest.raises(InputError, match="log_scale is a single number: use --trainer.strategy ddp"):
+    with pytest.raises(InputError, match="log_scale is a single number"):
         FSDP2().shard(model)
 
 
@@ -80,5 +80,5 @@ def test_a_moving_average_of_split_weights_is_refused() -> None:
 
 def test_another_way_to_split_is_refused() -> None:
     trainer: Any = SimpleNamespace(strategy=ModelParallelStrategy())
-    with pytest.raises(InputError, match="use --trainer.strategy fsdp2"):
+    with pytest.raises(InputError, match=r"use --trainer\.strategy fsdp2"):
         fit_strategy(torch.nn.Linear(2, 2), trainer)

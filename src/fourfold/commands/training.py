@@ -228,7 +228,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def scheduler(given: list[Any]) -> list[Any]:
-    """SLURM's variables without Lightning's own requeueing, which saves in the middle of a batch."""
+    """SLURM's variables without Lightning's requeueing, which saves in the middle of a batch."""
     if any(isinstance(plugin, ClusterEnvironment) for plugin in given):
         return []
     if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():

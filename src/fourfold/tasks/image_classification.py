@@ -74,9 +74,7 @@ class ImageClassification(Task):
     def evaluate(self, batch: ImageBatch, split: str) -> None:
         """Loss without smoothing, accuracies, confusion matrix."""
         logits = self.model(batch.images).float()
-        self.loss.update(
-            classification_loss(logits, batch.labels, normalizer=1.0), len(logits)
-        )
+        self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
         for metric in (self.top1, self.top5, self.confusion):
             metric.update(logits, batch.labels)
 

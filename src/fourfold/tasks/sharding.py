@@ -6,7 +6,7 @@ embedding as the matrix of a loss there. So the whole step is one "forward" of t
 what stands around the blocks is whole from its first line until its gradients are there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -170,7 +170,7 @@ class FSDP2(ModelParallelStrategy):
         """
         assert self.lightning_module is not None
         plain = getattr(optimizer, "_optimizer", optimizer)
-        state = get_optimizer_state_dict(self.lightning_module, plain, options=ON_CPU)
+        state: Any = get_optimizer_state_dict(self.lightning_module, plain, options=ON_CPU)
         if self.global_rank != 0:
             return {}
         names = [name for group in state["param_groups"] for name in group["params"]]
