@@ -37,7 +37,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def fit(configs: dict[str, Path], here: Path) -> Fit:
-    """`fourfold fit` in two processes, forked."""
+    """`fourfold fit` in two processes, forked once all is imported."""
+    import fourfold.commands.training  # noqa: F401
     from fourfold.cli import main
 
     def call(run: str, *options: str, variables: Any = None, command: str = "fit") -> list[Ended]:

@@ -20,12 +20,6 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
@@ -33,8 +27,6 @@ from fourfold.core.errors import InputError
 from fourfold.core.stack import Block
 
 OTHERS = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
-FULL = StateDictOptions(full_state_dict=True)  # every rank has read the whole file
-ON_CPU = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class FSDP2(ModelParallelStrategy):
@@ -160,7 +152,8 @@ class FSDP2(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take each rank's part of the weights."""
         assert self.lightning_module is not None
-        set_model_state_dict(self.lightning_module, checkpoint["state_dict"], options=FULL)
+        pieces, full = _pieces()
+        pieces.set_model_state_dict(self.lightning_module, checkpoint["state_dict"], options=full)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Whole moments on the first rank, nothing on others; numbered as torch numbers them.
@@ -170,7 +163,8 @@ class FSDP2(ModelParallelStrategy):
         """
         assert self.lightning_module is not None
         plain = getattr(optimizer, "_optimizer", optimizer)
-        state: Any = get_optimizer_state_dict(self.lightning_module, plain, options=ON_CPU)
+        pieces, full = _pieces(cpu_offload=True)
+        state = pieces.get_optimizer_state_dict(self.lightning_module, plain, options=full)
         if self.global_rank != 0:
             return {}
         names = [name for group in state["param_groups"] for name in group["params"]]
@@ -180,11 +174,22 @@ class FSDP2(ModelParallelStrategy):
         """Take each rank's part of the moments."""
         module = self.lightning_module
         assert module is not None
+        pieces, full = _pieces()
         names = {parameter: name for name, parameter in module.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             order = [names[p] for group in optimizer.param_groups for p in group["params"]]
             named = _renamed(state, dict(enumerate(order)))
-            set_optimizer_state_dict(module, optimizer, named, options=FULL)
+            pieces.set_optimizer_state_dict(module, optimizer, named, options=full)
+
+
+def _pieces(**options: Any) -> tuple[Any, Any]:
+    """torch's module that puts split states together, and what says: whole ones, on every rank.
+
+    Imported here, since no other run should wait half a second for it.
+    """
+    from torch.distributed.checkpoint import state_dict
+
+    return state_dict, state_dict.StateDictOptions(full_state_dict=True, **options)
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
