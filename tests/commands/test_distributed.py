@@ -67,11 +67,11 @@ def content(run: Path) -> dict[str, Any]:
     return loaded
 
 
-def same(one: Path, other: Path) -> None:
+def same(one: Path, other: Path, rtol: float = 0.0, atol: float = 0.0) -> None:
     a, b = content(one), content(other)
     assert a["global_step"] == b["global_step"]
     for key in ("state_dict", "optimizer_states"):
-        torch.testing.assert_close(a[key], b[key], rtol=0, atol=0)
+        torch.testing.assert_close(a[key], b[key], rtol=rtol, atol=atol)
 
 
 def in_step(monkeypatch: pytest.MonkeyPatch, rank: int, step: int, change: Any) -> None:
@@ -148,10 +148,12 @@ def test_split_weights_leave_the_same_files_as_copies(fit: Fit, here: Path, run:
                 strategy, *options, f"--trainer.strategy={strategy}", f"--trainer.max_steps={steps}"
             )
             assert [end.code for end in ended] == [0, 0], ended
-    same(here / "ddp", here / "fsdp2")
+    # The norm that clips is summed over pieces; without clipping they are equal bit by bit.
+    rounding = {"rtol": 1e-5, "atol": 1e-9}
+    same(here / "ddp", here / "fsdp2", **rounding)
     average = [torch.load(here / s / "checkpoints/average.ckpt", weights_only=True)["state_dict"]
                for s in ("ddp", "fsdp2")]  # fmt: skip
-    torch.testing.assert_close(*average, rtol=0, atol=0)
+    torch.testing.assert_close(*average, **rounding)
     # One process reads what two have written, and goes on; and two evaluate with split weights.
     lm = (here / "fsdp2/config.yaml", "--trainer.devices=1", "--trainer.strategy=auto")
     alone = run("test", "--config", *lm)

@@ -92,7 +92,8 @@ ALL = [b for page in PAGES for b in blocks(page, (ROOT / page).read_text(encodin
 
 def as_test(block: Block) -> object:
     marks = [pytest.mark.readme, pytest.mark.xdist_group(block.page)]
-    if block.tag == "slow":
+    # A command needs seconds to be parsed, and the guides have many.
+    if block.tag == "slow" or block.page in GUIDES:
         marks += [pytest.mark.slow, pytest.mark.timeout(3600)]
     return pytest.param(block, id=f"{block.page}:{block.line}", marks=marks)
 
