@@ -7,13 +7,11 @@ import pytest
 import torch
 from lightning import Trainer
 
+from scripts.tiny_tasks import TASKS
 from tests.processes import together
-from tests.tasks.conftest import DOWNSTREAM, FAMILIES, JOINED, sentence_pairs
-from tests.tasks.test_contrastive import captions as contrastive
 
-TASKS = {**FAMILIES, **JOINED, **DOWNSTREAM, "sentence_pairs": sentence_pairs,
-         "contrastive": lambda texts, **options: contrastive(**options)}  # fmt: skip
-ROWS = {"images": 100, "captions": 100, "contrastive": 100, "translation": 3, "joined": 3}
+ROWS = {"images": 100, "captions": 100, "image and text": 100,
+        "translation": 3, "text to text": 3, "joined": 3}  # fmt: skip
 
 
 def evaluate(family: str, texts: Path, folder: Path, world: int) -> dict[str, Any]:
@@ -30,7 +28,7 @@ def evaluate(family: str, texts: Path, folder: Path, world: int) -> dict[str, An
 
 
 # Seconds each; the others' evaluation has nothing that is not in one of the quick ones.
-QUICK = ("causal", "masked", "sentence_pairs", "sequences", "scores", "words", "questions")
+QUICK = ("causal LM", "masked LM", "sentence pairs", "sequences", "scores", "tokens", "questions")
 SLOW = tuple(set(TASKS) - set(QUICK))
 
 

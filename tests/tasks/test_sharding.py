@@ -13,8 +13,8 @@ from fourfold.core.errors import InputError
 from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.tasks.sharding import FSDP2, fit_strategy
 from fourfold.tasks.tuning import TuningConfig
+from scripts.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
 from tests.processes import together
-from tests.tasks.conftest import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
 
 
 def with_low_rank(texts: Path, **options: Any) -> Any:
