@@ -85,9 +85,10 @@ class MaskedLanguageModeling(Task):
     def results(self, split: str) -> dict[str, Any]:
         """loss, accuracy and ppl_token of masked tokens; next_sentence_accuracy where trained."""
         results: dict[str, Any] = self.ppl.compute()
-        following = self.next_ppl.compute()
-        if "ppl_token" in following:  # there were pairs
-            results["next_sentence_accuracy"] = following["accuracy"]
+        if self.model.next_sentence is not None:  # asked of the model, which all ranks have alike
+            following = self.next_ppl.compute()
+            if "ppl_token" in following:  # there were pairs
+                results["next_sentence_accuracy"] = following["accuracy"]
         self.ppl.reset()
         self.next_ppl.reset()
         return results
