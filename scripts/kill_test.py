@@ -95,16 +95,17 @@ def finish(case: Case, run: Path) -> tuple[float, float]:
     return started or whole, whole
 
 
-def kill(case: Case, run: Path, after: float) -> str:
-    """Begin a training and end it so many seconds later; the step of its last checkpoint."""
+def kill(case: Case, run: Path, after: float) -> str | None:
+    """Begin a training and end it so many seconds later; the step of its last checkpoint.
+
+    None if it was over by then.
+    """
     import torch
 
     number = start(case, run)
-    wait(number, time.monotonic() + after)
-    try:
-        os.killpg(number, signal.SIGKILL)
-    except ProcessLookupError:
-        return "was over"
+    if wait(number, time.monotonic() + after) is not None:
+        return None
+    os.killpg(number, signal.SIGKILL)
     wait(number, time.monotonic() + LIMIT)
     last = run / "checkpoints/last.ckpt"
     writing = "+" if list(run.glob("checkpoints/*.part")) else ""
@@ -171,8 +172,11 @@ def test(case: Case, folder: Path, kills: int, rng: random.Random) -> list[Kill]
     began, ended = finish(case, folder / "whole")
     results = []
     for number in range(kills):
-        run, after = folder / f"killed_{number}", rng.uniform(began, ended)
-        step = kill(case, run, after)
+        run, step = folder / f"killed_{number}", None
+        while step is None:
+            shutil.rmtree(run, ignore_errors=True)
+            after = rng.uniform(began, ended)
+            step = kill(case, run, after)
         finish(case, run)
         found = difference(folder / "whole", run)
         results.append(Kill(case.task, case.setting, round(after, 2), step, not found, found))
