@@ -330,7 +330,29 @@ def test_what_a_disk_spoilt_costs_time_and_nothing_else(
     same_runs(here / "whole", here / "killed")
 
 
-@pytest.mark.parametrize("steps", [3, 5, 6])
+def test_no_run_goes_on_from_a_validation_between_two_micro_batches(
+    fit: Run, kill_at: Callable[[int], None], here: Path
+) -> None:
+    options = [
+        *("--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4"),
+        *("--trainer.check_val_every_n_epoch=null", "--checkpoint.every_n_steps=null"),
+        *("--checkpoint.every_n_epochs=0", "--checkpoint.keep_best=3"),
+    ]
+    assert fit("whole", *options).code == 0
+    kill_at(4)
+    with pytest.raises(Killed):
+        fit("killed", *options)
+    assert [file.name for file in (here / "killed/checkpoints").glob("step=*")] == [
+        "step=00000002.ckpt"
+    ]
+    kill_at(-1)
+    result = fit("killed", *options)
+    assert result.code == 0, result.err
+    assert "resumed" not in result.out
+    same_runs(here / "whole", here / "killed")
+
+
+@pytest.mark.parametrize("steps", [3, 5])
 @pytest.mark.parametrize(("task", "dropout"), [("tags", "head_dropout"), ("mlm", "ff_dropout")])
 def test_two_processes_go_on_as_one_with_the_same_global_batches(
     task: str, dropout: str, steps: int, run: Run, configs: dict[str, Path], here: Path

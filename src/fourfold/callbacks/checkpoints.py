@@ -47,6 +47,7 @@ class Checkpoints(Checkpoint):
         self.every_n_steps, self.every_n_epochs = every_n_steps, every_n_epochs
         self.saved_step = 0
         self.waits = False  # last.ckpt is due, once the validation at hand is over
+        self.in_window = False  # what is being saved lacks the gradient of its first micro-batches
         self.scores: dict[str, float] = {}  # file name: score, of those kept
 
     @property
@@ -122,7 +123,9 @@ class Checkpoints(Checkpoint):
         ranking = self._ranking(name)
         for dropped in ranking[self.keep_best :]:
             del self.scores[dropped]
+        self.in_window = trainer.fit_loop.epoch_loop._should_accumulate()
         trainer.save_checkpoint(self.folder / file)
+        self.in_window = False
         if trainer.is_global_zero:
             for dropped in ranking[self.keep_best :]:
                 (self.folder / dropped).unlink(missing_ok=True)
@@ -156,8 +159,12 @@ class Checkpoints(Checkpoint):
     # What a resumed run must know.
 
     def state_dict(self) -> dict[str, Any]:
-        """The step of last.ckpt, and the scores."""
-        return {"saved_step": self.saved_step, "scores": dict(self.scores)}
+        """The step of last.ckpt, the scores, and whether training could go on from here."""
+        return {
+            "saved_step": self.saved_step,
+            "scores": dict(self.scores),
+            "in_window": self.in_window,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take them up again; files that somebody deleted do not count."""

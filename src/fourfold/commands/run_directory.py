@@ -5,6 +5,7 @@ runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,b
 
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class RunDirectory:
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is not a directory")
-        there = bool(self.resumable())
+        there = next(self.resumable(), None)
         if resume == "never" and there:
             raise InputError(
                 f"{self.path} already holds a training: give another --run_dir, or leave out"
@@ -70,7 +71,7 @@ class RunDirectory:
             )
         if given is not None:
             chosen = self.find(given)
-            if there and not chosen.samefile(self.resumable()[0]):
+            if there and not chosen.samefile(there):
                 raise InputError(
                     f"{self.path} already holds a training: leave out --ckpt_path to continue it,"
                     f" or give another --run_dir to start from {given}"
@@ -80,20 +81,24 @@ class RunDirectory:
             raise InputError(f"{self.last}: there is nothing to resume")
         return self._newest_whole() if there else None
 
-    def resumable(self) -> list[Path]:
+    def resumable(self) -> Iterator[Path]:
         """Checkpoints that training can go on from, the newest first."""
-        steps = sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True)
-        files = [self.last, self.checkpoints / "previous.ckpt", *steps]
-        return [file for file in files if file.is_file()]
+        yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
+        for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
+            if not _in_window(file):  # known only once it is read
+                yield file
 
     def _newest_whole(self) -> Path:
         """The first of them that is not damaged; those that are get another name."""
         from fourfold.tasks import is_whole
 
-        files = self.resumable()
-        chosen = next((file for file in files if is_whole(file)), None)
-        if chosen is None:
-            names = ", ".join(file.name for file in files)
+        damaged: list[Path] = []
+        for chosen in self.resumable():
+            if is_whole(chosen):
+                break
+            damaged.append(chosen)
+        else:
+            names = ", ".join(file.name for file in damaged)
             raise InputError(
                 f"{self.checkpoints}: {names}: the checkpoint is broken or cut off; remove the run"
                 " directory to start again, or give another --run_dir"
@@ -102,7 +107,7 @@ class RunDirectory:
             found = "is broken or cut off" if self.last.is_file() else "is gone"
             print(f"{self.last} {found}: going on from {chosen.name}", file=sys.stderr)
         # Out of the way, or the next last.ckpt would make it the previous one.
-        for broken in files[: files.index(chosen)]:
+        for broken in damaged:
             with suppress(FileNotFoundError):  # another process was first
                 broken.rename(broken.with_name(broken.name + ".broken"))
         return chosen
@@ -162,6 +167,16 @@ class RunDirectory:
                     f"{self.path} was trained with {key} {old.get(key)}, and is now given"
                     f" {new.get(key)}: give another --run_dir to train another model"
                 )
+
+
+def _in_window(file: Path) -> bool:
+    """Whether a validation saved it between two micro-batches: the gradient so far is lost."""
+    from fourfold.tasks import is_whole, read_file
+
+    if not is_whole(file):
+        return False
+    saved = read_file(file).get("callbacks", {}).get("Checkpoints", {})
+    return bool(saved.get("in_window", False))
 
 
 def flat(tree: Any, key: str) -> dict[str, Any]:
