@@ -6,6 +6,7 @@ from fourfold.data.images import ImageData
 from fourfold.data.masked_text import MaskedTextData
 from fourfold.data.question_answering import QuestionData
 from fourfold.data.sequence_classification import SequenceData
+from fourfold.data.streamed import StreamedTextData
 from fourfold.data.text import CausalTextData
 from fourfold.data.token_classification import TokenData
 from fourfold.data.translation import TranslationData
@@ -19,6 +20,7 @@ __all__ = [
     "MaskedTextData",
     "QuestionData",
     "SequenceData",
+    "StreamedTextData",
     "TokenData",
     "TranslationData",
     "TrecData",

@@ -14,7 +14,7 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from fourfold.core.errors import InputError
-from fourfold.data.sampler import EpochSampler, Key, Plan
+from fourfold.data.sampler import EpochSampler, Key, Order, Plan
 
 
 class BatchDataset(Dataset[Any]):
@@ -24,14 +24,15 @@ class BatchDataset(Dataset[Any]):
     arguments and a seed: then the same batch comes out in any process, at any time.
     """
 
-    plan: Plan
+    plan: Order
 
     def __len__(self) -> int:
-        return len(self.plan.lengths)
+        return self.plan.n_rows
 
     @property
     def longest(self) -> int:
         """Tokens of the longest row."""
+        assert isinstance(self.plan, Plan)  # other orders do not know lengths, their splits do
         return int(self.plan.lengths.max(initial=0))
 
     @abstractmethod

@@ -30,6 +30,8 @@ class ImageSplit(BatchDataset):
         mix: mixup or CutMix of each batch, for training.
     """
 
+    plan: Plan
+
     def __init__(
         self,
         images: Images,

@@ -1,7 +1,7 @@
 """Which rows make a batch, and in what order: a pure function of (seed, epoch).
 
-`Plan` cuts a split into batches; `EpochSampler` deals them out to the ranks and can start anywhere.
-Neither keeps a random state, so the place in the data is two numbers, and a run that is killed and
+`Plan` cuts a split into batches; `EpochSampler` deals them, or those of any other `Order`, out to
+the ranks and can start anywhere. Neither keeps a random state, so the place in the data is two numbers, and a run that is killed and
 resumed sees exactly the batches that an uninterrupted one sees, with any number of workers that
 prefetch.
 """
@@ -9,8 +9,8 @@ prefetch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -24,6 +24,28 @@ class Key(NamedTuple):
     epoch: int
     position: int
     row: int
+
+
+class Order(Protocol):
+    """What a sampler asks of a split: the same number of batches in every epoch, in some order."""
+
+    seed: int
+    shuffle: bool  # False: the same batches in the same order in every epoch
+    even: bool  # every batch but the last has equally many rows, whatever the epoch
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of an epoch."""
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of every epoch, over all ranks."""
+
+    def batches(self, epoch: int) -> Sequence[np.ndarray]:
+        """The epoch's batches, each an array of row numbers; may be made only when looked at."""
+
+    def fingerprint(self) -> str:
+        """Equal for equal orders: what a checkpoint compares before it resumes inside one."""
 
 
 class Plan:
@@ -89,6 +111,11 @@ class Plan:
         return np.array(cuts[:-1], dtype=np.int64)
 
     @property
+    def n_rows(self) -> int:
+        """Rows of an epoch."""
+        return len(self.lengths)
+
+    @property
     def n_batches(self) -> int:
         """Batches of every epoch, over all ranks."""
         return len(self._cuts) + 1
@@ -136,9 +163,9 @@ class Plan:
 
 
 class EpochSampler(Sampler[list[Key]]):
-    """Batch sampler of one rank: disjoint shares of a `Plan`, from any position of any epoch on.
+    """Batch sampler of one rank: disjoint shares of an `Order`, from any position of any epoch on.
 
-    Step i of an epoch consumes the next `world` batches of the plan, one a rank; the last step
+    Step i of an epoch consumes the next `world` batches of the order, one a rank; the last step
     shares out the rows of what is left, so that every rank takes the same number of steps and no
     row comes twice. If too few are left for all ranks, the step before takes them along.
 
@@ -146,7 +173,7 @@ class EpochSampler(Sampler[list[Key]]):
     devices, and to the same digits; only fewer batches than ranks are shared out by rows.
 
     Args:
-        plan: the batches.
+        plan: the batches: a `Plan`, or another `Order`.
         rank: number of this process.
         world: number of processes.
         start: (epoch, position) to begin at; other epochs are served from their beginning.
@@ -159,7 +186,7 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Order,
         *,
         rank: int = 0,
         world: int = 1,
@@ -187,43 +214,44 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
-        groups = self._steps(self.plan.batches(0))
+        batches = self.plan.batches(0)
+        begins = self._begins(batches)
         # Evaluation repeats no row, so its last step may leave this rank nothing.
-        return len(groups) - (len(self._mine(groups[-1])) == 0)
+        return len(begins) - (len(self._mine(batches[begins[-1] :])) == 0)
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
-        first = self.start[1] if epoch == self.start[0] else 0
-        position = first
-        for group in self._steps(self.plan.batches(epoch)[first:]):
-            position += len(group)
-            mine = self._mine(group)
+        batches = self.plan.batches(epoch)
+        begins = self._begins(batches, self.start[1] if epoch == self.start[0] else 0)
+        for begin in begins:
+            end = len(batches) if begin == begins[-1] else begin + self.world
+            mine = self._mine(batches[begin:end])
             if len(mine):
-                yield [Key(epoch, position, row) for row in mine.tolist()]
+                yield [Key(epoch, end, row) for row in mine.tolist()]
             elif self.plan.shuffle:
                 raise InputError(
                     f"The last step of an epoch has fewer rows than processes ({self.world}):"
                     " use fewer devices or smaller batches."
                 )
 
-    def _mine(self, group: list[np.ndarray]) -> np.ndarray:
+    def _mine(self, group: Sequence[np.ndarray]) -> np.ndarray:
         """This rank's rows of a step, if there are any."""
         if not self.plan.shuffle and self.plan.n_batches >= self.world:
             return group[self.rank] if self.rank < len(group) else np.array([], dtype=np.int64)
         return _share_out(group, self.world)[self.rank]
 
-    def _steps(self, batches: list[np.ndarray]) -> list[list[np.ndarray]]:
-        """The batches of each step, over all ranks."""
-        steps = [batches[i : i + self.world] for i in range(0, len(batches), self.world)]
+    def _begins(self, batches: Sequence[np.ndarray], first: int = 0) -> range:
+        """Where each step begins; it ends where the next one does. Of batches only the last are made."""
+        begins = range(first, len(batches), self.world)
         # Not where lengths differ: there the last batch is a full one, and how many rows it has
         # changes with the epoch, while the number of steps must not.
-        too_few = self.plan.shuffle and self.plan.even and sum(map(len, steps[-1])) < self.world
-        if too_few and len(steps) > 1:
-            steps[-2:] = [steps[-2] + steps[-1]]
-        return steps
+        if self.plan.shuffle and self.plan.even and len(begins) > 1:
+            too_few = sum(map(len, batches[begins[-1] :])) < self.world
+            return begins[:-1] if too_few else begins
+        return begins
 
 
-def _share_out(group: list[np.ndarray], world: int) -> list[np.ndarray]:
+def _share_out(group: Sequence[np.ndarray], world: int) -> list[np.ndarray]:
     """As many parts as ranks: the fullest batch is halved until there are enough."""
     parts = list(group) if len(group) <= world else np.array_split(np.concatenate(group), world)
     while len(parts) < world:
