@@ -61,5 +61,6 @@ format: setup
 # Versions only, no addresses; a local build tag such as +cpu is of this machine, not of the release.
 lock: setup
 	$(RUN) pip freeze --all --exclude-editable > constraints.tmp
+	@grep '^litdata==' constraints.txt >> constraints.tmp  # of an extra that is not installed here
 	sed -e '/ @ /d' -e '/^pip==/d' -e 's/+[a-z0-9.]*$$//' constraints.tmp > constraints.txt
 	@rm constraints.tmp

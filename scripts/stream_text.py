@@ -77,7 +77,9 @@ def write(arguments: argparse.Namespace) -> TokenChunks:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", nargs="+", help="text files, at least one a worker")
-    parser.add_argument("--tokenizer", required=True, help="tokenizer.json, vocab.txt, a checkpoint")
+    parser.add_argument(
+        "--tokenizer", required=True, help="tokenizer.json, vocab.txt, a checkpoint"
+    )
     parser.add_argument("--merges", help="GPT-2's vocab.bpe, where --tokenizer is its vocab.json")
     parser.add_argument("--out", type=Path, required=True, help="folder to be made")
     parser.add_argument("--documents", choices=("file", "line", "paragraph"), default="file")

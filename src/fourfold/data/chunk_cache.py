@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ from filelock import FileLock  # torch brings it
 from fourfold.core.errors import InputError
 
 _LOCK = "cache.lock"
+_COPY = re.compile(r"[0-9a-f]{16}-")
 
 
 class ChunkCache:
@@ -23,7 +25,7 @@ class ChunkCache:
     reads it keeps what it opened, since a deleted file lasts until it is closed.
 
     Args:
-        folder: where the copies live; nothing else may.
+        folder: where the copies live.
         limit: bytes.
     """
 
@@ -54,20 +56,23 @@ class ChunkCache:
             if file.exists():
                 return  # another process was first
             self._make_room(size)
-            fetch(address, file, size)
-            if (got := file.stat().st_size) != size:
-                file.unlink()
+            part = file.with_name(file.name + ".part")  # or others would open half of it
+            fetch(address, part, size)
+            if (got := part.stat().st_size) != size:
+                part.unlink()
                 raise InputError(f"{address} has {got} bytes, but its index says {size}.")
+            part.replace(file)
 
     def _make_room(self, size: int) -> None:
         """Deletes the oldest until `size` bytes fit, and what a killed process left half done."""
         kept = []
         for file in self.folder.iterdir():
+            if not _COPY.match(file.name):
+                continue  # not ours
             if file.suffix == ".bin":
                 kept.append((file.stat(), file))
-            elif file.name != _LOCK:
-                with contextlib.suppress(IsADirectoryError, FileNotFoundError):
-                    file.unlink()
+            else:
+                file.unlink()
         kept.sort(key=lambda found: found[0].st_mtime_ns)
         total = sum(status.st_size for status, _ in kept)
         for status, file in kept:

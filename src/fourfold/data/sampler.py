@@ -1,9 +1,9 @@
 """Which rows make a batch, and in what order: a pure function of (seed, epoch).
 
 `Plan` cuts a split into batches; `EpochSampler` deals them, or those of any other `Order`, out to
-the ranks and can start anywhere. Neither keeps a random state, so the place in the data is two numbers, and a run that is killed and
-resumed sees exactly the batches that an uninterrupted one sees, with any number of workers that
-prefetch.
+the ranks and can start anywhere. Neither keeps a random state, so the place in the data is two
+numbers, and a run that is killed and resumed sees exactly the batches that an uninterrupted one
+sees, with any number of workers that prefetch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""A training on streamed chunks, killed anywhere, ends as one that was never interrupted."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fourfold.data import chunk_cache
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from tests.chunk_files import write_chunks
+
+Run = Callable[..., Any]
+
+
+class Killed(BaseException):
+    """What no handler expects, as SIGKILL."""
+
+
+@pytest.fixture
+def fit(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Trains on chunks that are fetched into a cache of two thirds of their size."""
+    tokenizer = train_tokenizer(TokenizerConfig("byte_bpe", 280), ["one two"], mask=False)
+    rng = np.random.default_rng(0)
+    streams = [rng.integers(0, tokenizer.vocab_size, size) for size in (60, 90, 80, 70)]
+    tokenizer.save(write_chunks(here / "far", streams) / "tokenizer.json")
+
+    def fetch(address: str, file: Path, size: int = 0) -> None:
+        shutil.copy(here / address.removeprefix("s3://"), file)
+
+    monkeypatch.setattr(chunk_cache, "fetch", fetch)
+    monkeypatch.setattr("fourfold.data.token_chunks.fetch", fetch)
+    config = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 8}
+    recipe = {
+        "model": {
+            "class_path": "fourfold.tasks.CausalLanguageModeling",
+            "init_args": {"config": {**config, "vocab_size": None}},
+        },
+        "data": {
+            "class_path": "fourfold.data.StreamedTextData",
+            "init_args": {
+                "train": "s3://far",
+                "block_size": 8,
+                "batch_size": 4,
+                "window": 2,
+                "cache": str(here / "cache"),
+                "cache_gb": 480e-9,
+            },
+        },
+        "trainer": {"max_steps": 16, "accelerator": "cpu", "log_every_n_steps": 2},
+        "checkpoint": {"every_n_steps": 1},
+        "tensorboard": False,
+        "pictures": False,
+    }
+    (here / "c.yaml").write_text(yaml.safe_dump(recipe))
+
+    def call(name: str, *options: str) -> dict[str, Any]:
+        result = run("fit", "--config", here / "c.yaml", "--run_dir", here / name, *options)
+        assert result.code == 0, result.err
+        last = here / name / "checkpoints/last.ckpt"
+        loaded: dict[str, Any] = torch.load(last, weights_only=True)
+        return loaded
+
+    return call
+
+
+@pytest.mark.parametrize(("workers", "batches"), [(0, (4, 10)), (2, (12,))])
+def test_killed_at_any_batch_it_ends_the_same(
+    workers: int, batches: tuple[int, ...], fit: Any, here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from fourfold.tasks import CausalLanguageModeling as Task
+
+    options = f"--data.num_workers={workers}"
+    whole = fit("whole", options)
+    assert whole["StreamedTextData"]["epoch"] == 1  # ten batches an epoch
+    step = Task.training_step
+    for batch in batches:
+        with monkeypatch.context() as patch:
+
+            def killed(self: Any, given: Any, batch_idx: int, batch: int = batch) -> Any:
+                if self.trainer.fit_loop.total_batch_idx == batch:
+                    raise Killed
+                return step(self, given, batch_idx)
+
+            patch.setattr(Task, "training_step", killed)
+            with pytest.raises(Killed):
+                fit(f"killed {batch}", options)
+        shutil.rmtree(here / "cache")  # what it held is of no account
+        again = fit(f"killed {batch}", options, "--resume=must")
+        for key in ("state_dict", "optimizer_states"):
+            torch.testing.assert_close(again[key], whole[key], rtol=0, atol=0)
+        assert again["StreamedTextData"] == whole["StreamedTextData"]
+    held = sum(file.stat().st_size for file in (here / "cache").iterdir())
+    assert 0 < held <= 480
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_two_processes_go_on_as_one_with_the_same_global_batches(steps: int, fit: Any) -> None:
+    exact = (
+        *("--trainer.precision=64-true", "--model.schedule.name=constant"),
+        *("--model.config.dropout=0", "--model.config.attn_dropout=0"),
+        "--model.config.ff_dropout=0",
+    )
+    two = ("--trainer.devices=2", "--trainer.strategy=ddp_fork")
+    one = ("--trainer.accumulate_grad_batches=2",)
+    whole = fit("whole", *exact, *one, "--trainer.max_steps=8")
+    fit("moved", *exact, *two, f"--trainer.max_steps={steps}")
+    moved = fit("moved", *exact, *one, "--trainer.max_steps=8")
+    assert moved["StreamedTextData"] == whole["StreamedTextData"]
+    for name, weight in whole["state_dict"].items():
+        torch.testing.assert_close(moved["state_dict"][name], weight, rtol=1e-9, atol=1e-9)

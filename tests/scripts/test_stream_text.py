@@ -1,0 +1,52 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fourfold.data import StreamedTextData
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "stream_text.py"
+TEXTS = {name: "".join(f"{name} {i}\n" for i in range(3000)) for name in ("one", "two", "three")}
+
+
+@pytest.fixture
+def files(tmp_path):
+    tokenizer = train_tokenizer(TokenizerConfig("byte_bpe", 300), [TEXTS["one"]], mask=False)
+    tokenizer.save(tmp_path / "t.json")
+    for name, text in TEXTS.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    return tmp_path
+
+
+def run(folder, *options):
+    command = [sys.executable, str(SCRIPT), "--tokenizer", "t.json", "--out", "out", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_what_litdata_wrote_is_the_text(files):
+    pytest.importorskip("litdata")
+    result = run(files, *(f"{name}.txt" for name in TEXTS), "--chunk-mb", "0.02")
+    assert result.returncode == 0, result.stderr
+    assert "chunks" in result.stdout
+    data = StreamedTextData(train=str(files / "out"), block_size=64)
+    chunks = data.split("train").chunks
+    assert len(chunks.names) > 3
+    ids = np.concatenate([chunks.read(i, [0], 1 << 20)[0] for i in range(len(chunks.names))])
+    ends = np.flatnonzero(ids == data.tokenizer.eos_id)
+    found = [data.tokenizer.decode(part) for part in np.split(ids, ends + 1)]
+    assert sorted(found) == sorted([*TEXTS.values(), ""])
+    again = run(files, "one.txt")
+    assert (again.returncode, again.stderr) == (2, "stream_text: out already holds chunks.\n")
+
+
+def test_what_is_wrong_is_one_sentence(files):
+    pytest.importorskip("litdata")
+    result = run(files, "four.txt")
+    assert (result.returncode, result.stderr) == (2, "stream_text: There is no file four.txt.\n")
+    (files / "one.txt").write_bytes(b"\xff\xfe\x00")
+    result = run(files, "one.txt")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("stream_text: one.txt")
