@@ -241,7 +241,7 @@ class EpochSampler(Sampler[list[Key]]):
         return _share_out(group, self.world)[self.rank]
 
     def _begins(self, batches: Sequence[np.ndarray], first: int = 0) -> range:
-        """Where each step begins; it ends where the next one does. Of batches only the last are made."""
+        """Where each step begins; it ends where the next one does."""
         begins = range(first, len(batches), self.world)
         # Not where lengths differ: there the last batch is a full one, and how many rows it has
         # changes with the epoch, while the number of steps must not.
