@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from fourfold.core.config import check_word
+from fourfold.core.config import check_types, check_word
 from fourfold.core.errors import InputError
 
 DECAYS = ("matrices", "linear", "all")
@@ -48,12 +48,13 @@ class OptimizerConfig:
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_word("optimizer name", self.name, tuple(OPTIMIZERS))
         check_word("decay", self.decay, DECAYS)
         for name in ("lr", "eps"):
             check_range(name, getattr(self, name), above=0.0)
         for number, beta in enumerate(self.betas, 1):
-            check_range(f"beta {number}", beta, least=0.0, below=1.0)
+            check_range(f"betas, number {number}", beta, least=0.0, below=1.0)
         check_range("weight_decay", self.weight_decay, least=0.0)
         check_range("momentum", self.momentum, least=0.0, below=1.0)
         check_range("layer_decay", self.layer_decay, above=0.0)
@@ -79,6 +80,7 @@ class ScheduleConfig:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_word("schedule name", self.name, tuple(SCHEDULES))
         check_range("warmup_steps", self.warmup_steps, least=0)
         check_range("min_lr", self.min_lr, least=0.0)

@@ -272,7 +272,7 @@ def test_a_validation_says_its_signature(run: Run, trained: Train) -> None:
         ("lm", ["--model.config.max_len=8"], "has 16 tokens, but the model's max_len is 8"),
         ("mt", ["--data.max_len=1"], "max_len is 1"),
         ("mt", ["--model.optimizer.lr=-1"], "lr is -1.0, but must be above 0"),
-        ("mt", ["--model.optimizer.betas=[0.9,1.5]"], "beta 2 is 1.5"),
+        ("mt", ["--model.optimizer.betas=[0.9,1.5]"], "betas, number 2 is 1.5"),
         ("mt", ["--model.schedule.warmup_steps=-1"], "warmup_steps is -1"),
         ("mt", ["--checkpoint.monitor=val/blue"], "val/blue"),
         ("mt", ["--model.config.vocab_size=9"], "vocab_size is 9, but the data need"),

@@ -1,5 +1,6 @@
 """Impossible shapes are refused before anything is built, with the values in the message."""
 
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,15 @@ from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig
         (ViTConfig, {"pool": "max"}, "pool is 'max'"),
         (ViTConfig, {"distillation": True, "pool": "mean"}, "distillation needs pool cls"),
         (ViTConfig, {"patch_size": 0}, "patch_size is 0"),
+        # Of another kind than declared, as only a file may be.
+        (TransformerConfig, {"d_model": "12"}, "d_model is '12', but must be of the kind int"),
+        (TransformerConfig, {"n_layers": True}, "n_layers is 'True'"),
+        (TransformerConfig, {"dropout": None}, "dropout is 'None', but must be of the kind float"),
+        (TransformerConfig, {"bias": 1}, "bias is '1', but must be of the kind bool"),
+        (CausalLMConfig, {"vocab_size": 2.0}, "vocab_size is '2.0'"),
+        (CausalLMConfig, {"vocab_size": 2**31}, "vocab_size is 2147483648, but must be at most"),
+        (MaskedLMConfig, {"n_segments": -1}, "n_segments is -1, but must not be negative"),
+        (TransformerConfig, {"norm_eps": math.nan}, r"norm_eps is nan, but must lie in \[0, 1\)"),
     ],
 )
 def test_impossible(kind: type[TransformerConfig], changes: dict[str, Any], message: str) -> None:

@@ -145,7 +145,10 @@ def run(verb: str, options: Namespace) -> None:
     task = load_task(path, expect=tuple(WORKERS[verb]))
     device = choose_device(options.device)
     settle(task, device, options.precision)
-    worker = make_verb(verb, task, options)
+    try:
+        worker = make_verb(verb, task, options)
+    except InputError as error:  # the checkpoint lacks what the verb needs
+        raise InputError(f"{path}: {error}") from error
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
     # Somebody who types wants each answer at once.

@@ -14,6 +14,8 @@ from fourfold.commands.overview import REPLAY
 from fourfold.core.errors import InputError
 from fourfold.tasks import Task, read_file, rebuild
 
+KEPT = {"batch_class", "batch", "seed", "step", "precision", "device"}  # of a stopped training
+
 
 def main(argv: Sequence[str]) -> int:
     """Print what the batch of a file makes of its model.
@@ -30,12 +32,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--precision", default=None)
     options = parser.parse_args(argv)
     content = read_file(options.file)
-    if "replay" not in content or "fourfold" not in content:
+    told: Any = content.get("replay")
+    known = isinstance(told, dict) and told.keys() >= KEPT and isinstance(told["batch"], dict)
+    kind: Any = getattr(fourfold.data.batch, str(told["batch_class"]), None) if known else None
+    fields = getattr(kind, "_fields", None)
+    if "fourfold" not in content or fields is None or set(fields) != told["batch"].keys():
         raise InputError(f"{options.file}: not a file that a stopped training has written")
-    told = content["replay"]
     task = rebuild(content, options.file).train()
     device = choose_device(options.device or told["device"])
-    batch = move(getattr(fourfold.data.batch, told["batch_class"])(**told["batch"]), device)
+    batch = move(kind(**told["batch"]), device)
     precision = options.precision or told["precision"]
     print(f"step {told['step']:,}, batch {batch.position} of epoch {batch.epoch},"
           f" {precision} on {device}")  # fmt: skip

@@ -4,10 +4,13 @@ Defaults are the base model of Vaswani et al. 2017, Table 3. A family adds its o
 extending this class (see ``models/``); `Block` and `Stack` read only what stands here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from fourfold.core.errors import InputError
 
+LARGEST = 2**31 - 1  # no size of a model is greater, and torch counts no further than its square
 WORDS = {
     "activation": ("relu", "gelu", "gelu_tanh", "quick_gelu", "silu"),
     "feed_forward": ("mlp", "glu"),
@@ -64,11 +67,12 @@ class TransformerConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field, words in WORDS.items():
             check_word(field, getattr(self, field), words)
         for field in ("d_model", "n_layers", "n_heads", "d_ff", "d_head", "d_value"):
             check_positive(field, getattr(self, field))
-        for field in ("dropout", "attn_dropout", "ff_dropout", "drop_path"):
+        for field in ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 raise InputError(f"{field} is {getattr(self, field)}, but must lie in [0, 1)")
         if self.d_head is None and self.d_model % self.n_heads:
@@ -88,6 +92,26 @@ class TransformerConfig:
         return self.d_value or self.head_width
 
 
+def check_types(config: Any) -> None:
+    """Raise InputError where a field holds another kind of value than it is declared to.
+
+    What is typed has been looked at by then; what a checkpoint or a config.json says has not.
+    """
+    for field in fields(config):
+        check_type(field.name, getattr(config, field.name), field.type)
+
+
+def check_type(name: str, value: object, declared: Any) -> None:
+    """Raise InputError unless `value` is of a declared type, such as `int | None`."""
+    several = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    kinds = [get_origin(kind) or kind for kind in several]
+    kinds += [int] * (float in kinds) + [list] * (tuple in kinds)
+    wrong = isinstance(value, bool) and bool not in kinds
+    if Literal not in kinds and (wrong or not isinstance(value, tuple(kinds))):
+        names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise InputError(f"{name} is {str(value)[:80]!r}, but must be of the kind {names}")
+
+
 def check_word(field: str, value: object, words: tuple[str, ...]) -> None:
     """Raise InputError unless `value` is one of `words`."""
     if value not in words:
@@ -95,6 +119,8 @@ def check_word(field: str, value: object, words: tuple[str, ...]) -> None:
 
 
 def check_positive(field: str, value: int | None) -> None:
-    """Raise InputError unless `value` is None (left to a default) or at least 1."""
+    """Raise InputError unless `value` is None (left to a default) or a number that can be built."""
     if value is not None and value < 1:
         raise InputError(f"{field} is {value}, but must be at least 1")
+    if value is not None and value > LARGEST:
+        raise InputError(f"{field} is {value}, but must be at most {LARGEST}")

@@ -49,6 +49,8 @@ class MaskedLMConfig(TransformerConfig):
         super().__post_init__()
         check_positive("vocab_size", self.vocab_size)
         check_positive("max_len", self.max_len)
+        if self.n_segments < 0:
+            raise InputError(f"n_segments is {self.n_segments}, but must not be negative")
 
 
 class MaskedLM(nn.Module):

@@ -7,9 +7,11 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning
 import torch
 
 from fourfold.core.errors import InputError
+from fourfold.tasks.saved import check_arguments, check_content, check_training
 
 if TYPE_CHECKING:
     from fourfold.tasks.base import Task
@@ -30,6 +32,24 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def read_for_trainer(path: str | Path) -> dict[str, Any]:
+    """`read_checkpoint` for Lightning, which asks each for the version that wrote it.
+
+    An imported one has none, and may be measured all the same.
+
+    Raises:
+        InputError: As `read_checkpoint`.
+    """
+    content = read_checkpoint(path)
+    try:
+        check_content(content)
+        check_training(content)
+    except InputError as error:
+        raise InputError(f"{path}: not as fourfold writes a checkpoint: {error}") from error
+    content.setdefault("pytorch-lightning_version", lightning.__version__)
+    return content
+
+
 def read_file(path: str | Path) -> dict[str, Any]:
     """The dictionary in a file of torch, on the CPU; code in it is never run.
 
@@ -44,7 +64,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{path}: not a checkpoint, or one that wants to run code") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a file that is cut off or damaged makes of it
         raise InputError(f"{path}: the checkpoint is broken or cut off") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: not a checkpoint written by fourfold")
@@ -91,19 +111,32 @@ def rebuild(
     content: dict[str, Any], path: str | Path, expect: str | tuple[str, ...] | None = None
 ) -> "Task":
     """`load_task` of what `read_checkpoint` gave."""
+    try:
+        check_content(content)
+    except InputError as error:
+        raise InputError(f"{path}: not as fourfold writes a checkpoint: {error}") from error
     saved = content["fourfold"]
     tasks = importlib.import_module("fourfold.tasks")
-    task_class = getattr(tasks, saved["task"], None)
-    if task_class is None:
+    task_class: Any = getattr(tasks, saved["task"], None)
+    if not isinstance(task_class, type):
         raise InputError(f"{path}: the task {saved['task']!r} is not known here")
     wanted = (expect,) if isinstance(expect, str) else expect or ("Task",)
     if not issubclass(task_class, tuple(getattr(tasks, name) for name in wanted)):
         needed = " or ".join(wanted)
         raise InputError(f"{path}: a checkpoint of {saved['task']}, but {needed} is needed")
-    task: Task = task_class.from_init_args(saved["init_args"])
+    try:
+        check_arguments(task_class, saved["init_args"])
+        task: Task = task_class.from_init_args(saved["init_args"])  # type: ignore[attr-defined]
+    except InputError as error:
+        raise InputError(f"{path}: no task can be made of what it says: {error}") from error
+    except RuntimeError as error:  # torch cannot count, or the machine not hold, so many weights
+        raise InputError(f"{path}: the model that it describes is too large") from error
     try:
         task.load_state_dict(content["state_dict"])
     except RuntimeError as error:
         raise InputError(f"{path}: the weights do not fit the model they name") from error
+    names, n_classes = saved["data"].get("class_names"), getattr(task.config, "n_classes", None)
+    if names and n_classes not in (None, len(names)):
+        raise InputError(f"{path}: it names {len(names)} classes, but its model has {n_classes}")
     task.artifacts = saved["data"]
     return task.eval()

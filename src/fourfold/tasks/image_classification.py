@@ -12,7 +12,7 @@ from fourfold.losses import classification_loss
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.attention_maps import attention_maps
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, layers
 
@@ -45,6 +45,7 @@ class ImageClassification(Task):
         label_smoothing: float = 0.0,
         **start: Any,
     ) -> None:
+        check_range("label_smoothing", label_smoothing, least=0.0, below=1.0)
         super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing, **start)
         self.label_smoothing = label_smoothing
 

@@ -11,7 +11,7 @@ from fourfold.data.batch import SequenceBatch
 from fourfold.losses import classification_loss
 from fourfold.metrics import ClassScores, Mean, NumberScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, self_attention
 
@@ -44,6 +44,7 @@ class SequenceClassification(Task):
         label_smoothing: float = 0.0,
         **start: Any,
     ) -> None:
+        check_range("label_smoothing", label_smoothing, least=0.0, below=1.0)
         super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing, **start)
         self.label_smoothing = label_smoothing
 

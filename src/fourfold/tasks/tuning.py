@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from fourfold.core.config import check_word
+from fourfold.core.config import check_types, check_word
 from fourfold.core.errors import InputError
 from fourfold.models.lora import add_lora, is_lora
 from fourfold.models.transfer import RESIZES
@@ -40,6 +40,7 @@ class TuningConfig:
     lora_targets: tuple[str, ...] = ("q", "v")
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_word("resize", self.resize, tuple(RESIZES))
         if isinstance(self.freeze, int):
             check_range("freeze", self.freeze, least=0)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fourfold.callbacks.media import Maps, Media, Table
-from fourfold.core.config import TransformerConfig, check_word
+from fourfold.core.config import TransformerConfig, check_positive, check_word
 from fourfold.data.batch import PairBatch
 from fourfold.generation import PENALTIES, beam_search
 from fourfold.losses import IGNORED, SMOOTHINGS, linear_cross_entropy, token_scores
 from fourfold.metrics import CorpusScores, Perplexity
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import MOST_TOKENS, cross_attention, token_names
 
@@ -49,6 +49,9 @@ class Writing(Task):
     ) -> None:
         check_word("smoothing", smoothing, SMOOTHINGS)
         check_word("penalty", penalty, tuple(PENALTIES))
+        check_range("label_smoothing", label_smoothing, least=0.0, below=1.0)
+        check_positive("beam", beam)
+        check_range("val_beam", val_beam, least=0)
         super().__init__(
             config, optimizer, schedule,
             label_smoothing=label_smoothing, smoothing=smoothing, beam=beam,

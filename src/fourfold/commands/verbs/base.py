@@ -50,6 +50,9 @@ class TextVerb(Verb):
     def __init__(self, task: Task, options: Namespace) -> None:
         super().__init__(task, options)
         self.tokenizer: Tokenizer = task.tokenizer
+        words, vectors = self.tokenizer.vocab_size, getattr(self.model.config, "vocab_size", None)
+        if vectors is not None and words > vectors:
+            raise InputError(f"its tokenizer has {words} entries, but its model {vectors} vectors")
         limits = (getattr(self.model.config, "max_len", None), task.artifacts.get("max_len"))
         # Most tokens that the model reads, special ones included.
         self.longest = min((limit for limit in limits if limit is not None), default=None)
