@@ -68,14 +68,18 @@ class Field:
         """Our value of what `config` says.
 
         Raises:
-            InputError: Keys that we have one field for disagree.
+            InputError: Keys that we have one field for disagree, or hold another kind of value.
         """
         said = {key: value for key in self.theirs for value in said_of(config, key)}
         values = list(said.values()) or [self.default]
         if any(value != values[0] for value in values):
             both = " and ".join(f"{key} {value}" for key, value in said.items())
             raise InputError(f"{where}: {both} differ, but fourfold has one {self.ours}")
-        return self.read(values[0])
+        try:
+            return self.read(values[0])
+        except TypeError as error:
+            names = " and ".join(self.theirs)
+            raise InputError(f"{where}: {names} cannot be {str(values[0])[:80]!r}") from error
 
 
 def field(ours: str, *theirs: str, default: Any = None) -> Field:
@@ -152,8 +156,10 @@ class Architecture:
         values = {field.ours: field.value(config, where) for field in self.fields}
         try:
             return self.config(**{**values, **self.fixed, **self.told(names, config)})
-        except (InputError, TypeError) as error:
+        except InputError as error:
             raise InputError(f"{where}: {error}") from error
+        except TypeError as error:  # told apart from names and config, before a field is checked
+            raise InputError(f"{where}: a value is of another kind than it should be") from error
 
     def write_config(self, config: Any) -> dict[str, Any]:
         """config.json for a config of ours."""

@@ -73,8 +73,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return read_safetensors(path / WEIGHTS)
     if (path / INDEX).is_file():
         places = read_json(path / INDEX).get("weight_map")
-        if not isinstance(places, dict):
-            raise InputError(f"{path / INDEX}: no weight_map")
+        if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
+            raise InputError(f"{path / INDEX}: no weight_map from tensors to files")
         tensors: dict[str, Tensor] = {}
         for file in sorted(set(places.values())):
             tensors.update(read_safetensors(path / file))

@@ -54,15 +54,20 @@ def read(path: Path) -> nn.Module:
     candidates = _known(said, path)
     theirs = {_modern(name): x for name, x in directory.read_tensors(path).items()}
     # By their class if config.json names it: a tagger may carry a pooler that nobody uses.
-    named = [a for a in candidates if a.only and a.only in (said.get("architectures") or ())]
+    classes = said.get("architectures")
+    classes = classes if isinstance(classes, list) else []
+    named = [a for a in candidates if a.only and a.only in classes]
     architecture = (named or [a for a in candidates if a.holds(theirs.keys())])[0]
     bare = not any(name.startswith(architecture.prefix) for name in theirs)
     if bare:
         theirs = {architecture.prefix + name: x for name, x in theirs.items()}
     where = str(path / directory.CONFIG)
     config: Any = architecture.read_config(said, theirs.keys(), where)
-    with torch.device("meta"):
-        model: Any = architecture.family(config)
+    try:
+        with torch.device("meta"):
+            model: Any = architecture.family(config)
+    except RuntimeError as error:  # torch cannot count so many weights
+        raise InputError(f"{where}: the model that it describes is too large") from error
     if architecture.heads is not None:
         model.heads = model.heads[: architecture.heads(theirs.keys())]
     ours, rest = architecture.keys.read(theirs, model.state_dict(), str(path))

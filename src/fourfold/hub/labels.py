@@ -1,6 +1,6 @@
 """How config.json says which classes a head has."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fourfold.core.errors import InputError
@@ -11,8 +11,14 @@ def _names(n_classes: int) -> dict[str, str]:
     return {str(i): f"LABEL_{i}" for i in range(n_classes)}
 
 
+def _count(names: Any) -> int:
+    if not isinstance(names, Mapping | tuple):
+        raise TypeError  # `Field.value` says where
+    return len(names)
+
+
 # Their default is two.
-N_CLASSES = Field("n_classes", ("id2label",), (None, None), len, _names)
+N_CLASSES = Field("n_classes", ("id2label",), (None, None), _count, _names)
 
 
 def back(config: Any) -> dict[str, Any]:

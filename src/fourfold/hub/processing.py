@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +105,45 @@ def read_images(path: Path, config: Mapping[str, Any], side: int, channels: int)
     file = path / (IMAGES if (path / IMAGES).is_file() else PROCESSOR)
     said = read_json(file) if file.is_file() else {}
     said = said.get("image_processor", said)
+    if not isinstance(said, Mapping):
+        raise InputError(f"{file}: image_processor is no section")
     resample = said.get("resample", 2)
-    if resample not in _RESAMPLE:
-        raise InputError(f"{file}: resample is {resample}, but must be 2 or 3")
-    size, crop = said.get("size", side), said.get("crop_size", side)
-    scaled = size if isinstance(size, int) else size.get("shortest_edge", size.get("height", side))
-    cut = crop if isinstance(crop, int) else crop.get("height", side)
+    if resample not in tuple(_RESAMPLE):
+        raise InputError(f"{file}: resample is {str(resample)[:80]}, but must be 2 or 3")
+    scaled, cut = (_pixels(said, key, side, file) for key in ("size", "crop_size"))
+    share = cut / scaled if said.get("do_center_crop") else 1.0
+    if share > 1:
+        raise InputError(
+            f"{file}: crop_size is {cut}, but the size that it is cut from is {scaled}"
+        )
     return {
         "class_names": class_names(config),
         "image_size": side,
         "n_channels": channels,
-        "mean": list(said.get("image_mean", [0.5] * channels)),
-        "std": list(said.get("image_std", [0.5] * channels)),
-        "eval_crop": cut / scaled if said.get("do_center_crop") else 1.0,
+        "mean": _of_channels(said, "image_mean", channels, file),
+        "std": _of_channels(said, "image_std", channels, file),
+        "eval_crop": share,
         "interpolation": _RESAMPLE[resample],
     }
+
+
+def _pixels(said: Mapping[str, Any], key: str, default: int, file: Path) -> int:
+    """A side, which may be said alone or by what is resized to it."""
+    found: Any = said.get(key, default)
+    if isinstance(found, Mapping):
+        found = found.get("shortest_edge", found.get("height", default))
+    if type(found) is not int or found < 1:
+        raise InputError(f"{file}: {key} is {str(found)[:80]}, but must be a number of pixels")
+    return found
+
+
+def _of_channels(said: Mapping[str, Any], key: str, channels: int, file: Path) -> list[float]:
+    """A number for each channel."""
+    found = said.get(key, [0.5] * channels)
+    right = isinstance(found, list) and all(type(x) in (int, float) and isfinite(x) for x in found)
+    if not right or len(found) not in (1, channels):
+        raise InputError(f"{file}: {key} is {str(found)[:80]}, but must be {channels} numbers")
+    return [float(x) for x in found]
 
 
 def write_images(
@@ -157,9 +182,16 @@ def write_images(
 
 
 def class_names(config: Mapping[str, Any]) -> list[str]:
-    """Names of the classes in the order of their numbers, none if config.json has none."""
+    """Names of the classes in the order of their numbers, none if config.json has none.
+
+    Raises:
+        InputError: It says something else there.
+    """
     names = config.get("id2label") or {}
-    return [names[key] for key in sorted(names, key=int)]
+    try:
+        return [str(names[key]) for key in sorted(names, key=int)]
+    except (TypeError, ValueError) as error:
+        raise InputError("config.json: id2label does not give a name to each number") from error
 
 
 def labels(names: Sequence[str]) -> dict[str, Any]:
