@@ -117,7 +117,7 @@ def test_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("x", "0"), ("y", "0")], "All training rows have the label '0'"),
+        ([("x", "0"), ("y", "0")], ", line 2 and on: all training rows have the label '0'"),
         ([("x", "0"), ("y", "1"), ("z", "9")], "line 4: the label '9' is none of 0, 1"),
     ],
 )

@@ -114,11 +114,20 @@ def test_cells_of_csv_may_hold_newlines(tmp_path):
         ("a.jsonl", '{"en": "Hi"}\n{"de": "x"}', ["en"], "line 2: no column 'en', only de"),
         ("a.jsonl", '{"en": true}', ["en"], "line 1: column 'en' holds True, not a text"),
         ("a.jsonl", "[1]", ["en"], "line 1: no column 'en'"),
+        ("a.jsonl", "[" * 99_999, ["en"], "a.jsonl, line 1: JSON that is nested too deeply"),
+        ("a.jsonl", "9" * 5000, ["en"], "a.jsonl, line 1: a number with too many digits"),
+        ("a.jsonl", '{"en": "\\ud83d"}', ["en"], "a.jsonl, line 1: half of a surrogate pair"),
+        ("a.csv", 'en\n"' + "x" * 200_000, ["en"], "a.csv, line 2: broken CSV .field larger"),
     ],
 )
 def test_broken_tables(tmp_path, name, content, columns, message):
     with pytest.raises(InputError, match=message):
         read_table(put(tmp_path / name, content), columns)
+
+
+def test_whole_pairs_of_surrogates_are_characters(tmp_path):
+    file = put(tmp_path / "a.jsonl", '{"en": "\\ud83d\\ude00"}')
+    assert read_table(file, ["en"]).columns == [["\U0001f600"]]
 
 
 def test_joined_and_selected_rows_know_their_lines():

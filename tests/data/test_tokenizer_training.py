@@ -30,6 +30,15 @@ def test_vocabulary_is_no_larger_than_asked_and_min_frequency_counts():
     assert rare.encode("low")[1:] == [rare.core.token_to_id(c) for c in "low"]  # no merge
 
 
+def test_a_vocabulary_that_the_text_does_not_fill_is_told(caplog):
+    train_tokenizer(TokenizerConfig("char", 6), ["aab"], mask=False)
+    assert not caplog.messages
+    train_tokenizer(TokenizerConfig("char", 300), ["aab"], mask=False)
+    assert caplog.messages == [
+        "tokenizer: the text gives 6 entries, fewer than the vocab_size of 300."
+    ]
+
+
 def test_characters_beyond_the_vocabulary_are_unknown():
     tokenizer = train_tokenizer(TokenizerConfig("char", 5), ["aab"], mask=False)
     assert tokenizer.encode("ab") == [4, tokenizer.unk_id]

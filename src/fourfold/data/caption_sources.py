@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from fourfold.core.errors import InputError
 from fourfold.data.image_sets import FileImages, Images
 from fourfold.data.image_sources import SPLIT_NAMES, digits
+from fourfold.data.json_text import parse_json
 from fourfold.data.sources import Rows, pick, read_lines, resolve
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -124,10 +124,7 @@ def _members(archive: Path) -> set[str]:
 
 def _read_line(line: str, columns: tuple[str, str, str], where: str) -> tuple[str, str, list[str]]:
     """Name of the image, our name of its split, and its texts."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: broken JSON ({error.msg}).") from error
+    record = parse_json(line, where)
     image, said = pick(record, columns[0], where), pick(record, columns[1], where)
     split = next((ours for ours, names in SPLIT_NAMES.items() if said in names), None)
     if split is None:

@@ -68,6 +68,8 @@ class EpochData(LightningDataModule):
         super().__init__()
         if seed < 0:
             raise InputError(f"The data seed must not be negative, but is {seed}.")
+        if num_workers < 0:
+            raise InputError(f"num_workers is {num_workers}, but must not be negative.")
         self.seed = seed
         self.num_workers = num_workers
         self.splits: dict[str, BatchDataset] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def read_idx(images: Path, labels: Path, class_names: list[str] | None = None) -
 def _idx_array(path: Path, n_dims: int) -> np.ndarray:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be unpacked: {error}.") from error
     head = 4 + 4 * n_dims
     if len(data) < head or data[:4] != bytes([0, 0, 8, n_dims]):

@@ -11,15 +11,20 @@ from fourfold.core.errors import InputError
 from fourfold.data.sources import Rows
 
 
-def find_classes(labels: Iterable[str]) -> list[str]:
+def find_classes(labels: Iterable[str], where: str = "") -> list[str]:
     """The different labels in order: by value if all are numbers, else by their letters.
+
+    Args:
+        labels: of the training rows.
+        where: their first row, for messages.
 
     Raises:
         InputError: there is only one.
     """
     found = set(labels)
     if len(found) < 2:
-        raise InputError(f"All training rows have the label {next(iter(found), None)!r}.")
+        begin = f"{where} and on: all" if where else "All"
+        raise InputError(f"{begin} training rows have the label {next(iter(found), None)!r}.")
     try:
         values = {label: float(label) for label in found}
     except ValueError:

@@ -38,5 +38,7 @@ def read_parts(
             files = [part] if isinstance(part, str) else part
             found[name] = [row for file in files for row in read(file)]
         if name in found and not (found[name] and found["train"]):
-            raise InputError(f"{name}: no row is left.")
+            whole = parts["train"] if isinstance(part, float) else part
+            why = f"too few rows to hold out {part:g}" if isinstance(part, float) else "no row"
+            raise InputError(f"{name}: {why} of {whole}.")
     return found

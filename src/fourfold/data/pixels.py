@@ -44,7 +44,7 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, name: str) 
     Raises:
         UnreadableImage: there is no such file, or it is no image, or only a part of one.
     """
-    if isinstance(image, str | Path) and not Path(image).is_file():
+    if isinstance(image, str | Path) and not _is_file(image):
         raise UnreadableImage(f"There is no image file {name}.")
     try:
         opened = image if isinstance(image, Image.Image) else _open(image)
@@ -58,6 +58,13 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, name: str) 
         raise UnreadableImage(f"The image {name} cannot be read: {reason}.") from error
     tensor = torch.from_numpy(pixels)
     return tensor[None] if n_channels == 1 else tensor.permute(2, 0, 1).contiguous()
+
+
+def _is_file(path: str | Path) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _open(image: bytes | str | Path) -> Image.Image:

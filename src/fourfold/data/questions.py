@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from fourfold.core.errors import InputError
+from fourfold.data.json_text import parse_json
 from fourfold.data.sources import read_text
 
 
@@ -36,32 +36,39 @@ def read_questions(path: str) -> list[Question]:
         InputError: it is missing, broken or of another form; an answer does not stand at its place
             in the context (names the question).
     """
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: broken JSON ({error.msg}).") from error
     found = []
-    try:
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                context = paragraph["context"]
-                found += [_question(path, asked, context) for asked in paragraph["qas"]]
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path} is not in the format of SQuAD: {error} is missing.") from error
+    content = parse_json(read_text(path), path)
+    for article in _part(content, "data", list, path):
+        for paragraph in _part(article, "paragraphs", list, path):
+            context = _part(paragraph, "context", str, path)
+            asked = _part(paragraph, "qas", list, path)
+            found += [_question(path, question, context) for question in asked]
     if not found:
         raise InputError(f"{path} has no questions.")
     return found
 
 
-def _question(path: str, asked: dict[str, Any], context: str) -> Question:
-    answers = [] if asked.get("is_impossible") else asked["answers"]
-    for answer in answers:
-        begin, text = answer["answer_start"], answer["text"]
-        if not text or context[begin : begin + len(text)] != text:
+def _question(path: str, asked: Any, context: str) -> Question:
+    name = str(_part(asked, "id", str | int, path))
+    where = f"{path}, question {name}"
+    text = _part(asked, "question", str, where)
+    given = [] if asked.get("is_impossible") else _part(asked, "answers", list, where)
+    answers, starts = [], []
+    for one in given:
+        begin, answer = _part(one, "answer_start", int, where), _part(one, "text", str, where)
+        if not answer or begin < 0 or context[begin : begin + len(answer)] != answer:
             raise InputError(
-                f"{path}, question {asked['id']}: the answer {text!r} is not in its context at"
-                f" character {begin}."
+                f"{where}: the answer {answer!r} is not in its context at character {begin}."
             )
-    start = answers[0]["answer_start"] if answers else -1
-    texts = [answer["text"] for answer in answers]
-    return Question(str(asked["id"]), asked["question"], context, texts, start)
+        answers.append(answer)
+        starts.append(begin)
+    return Question(name, text, context, answers, starts[0] if starts else -1)
+
+
+def _part(holder: Any, key: str, kind: Any, where: str) -> Any:
+    """What stands under a key, if it is of a kind."""
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        said = f"is {str(value)[:60]!r}" if value is not None else "is missing"
+        raise InputError(f"{where} is not in the format of SQuAD: {key!r} {said}.")
+    return value

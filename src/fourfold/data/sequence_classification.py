@@ -98,7 +98,7 @@ class SequenceData(TokenizedData):
         raw = self._embedded() if self.source == "embedded" else self.read_parts()
         labels = raw["train"].columns[-1]
         if not self.regression and self._class_names is None:
-            self._class_names = find_classes(labels)
+            self._class_names = find_classes(labels, raw["train"].where(0))
         if self.train_rows is not None:
             codes = np.unique(labels, return_inverse=True)[1]
             codes = np.zeros_like(codes) if self.regression else codes

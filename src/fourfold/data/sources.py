@@ -10,7 +10,6 @@ import bz2
 import csv
 import gzip
 import io
-import json
 import lzma
 import os
 import zipfile
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.core.errors import InputError
+from fourfold.data.json_text import parse_json
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError)
@@ -180,7 +180,7 @@ def read_table(path: str, columns: Sequence[str]) -> Rows:
     if ".jsonl" in suffixes or ".json" in suffixes:
         return _read_json_lines(path, columns)
     if ".csv" in suffixes:
-        records: Iterator[list[str]] = csv.reader(io.StringIO(read_text(path), newline=""))
+        records: Iterator[list[str]] = _csv_rows(path)
         unit = "row"
     else:
         records = (line.split("\t") for line in read_lines(path))
@@ -204,13 +204,18 @@ def read_table(path: str, columns: Sequence[str]) -> Rows:
     return Rows.of(found, f"{path}, {unit}", 1 + has_header)
 
 
+def _csv_rows(path: str) -> Iterator[list[str]]:
+    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
+        yield from reader
+    except csv.Error as error:  # such as a quote that is never closed, and a file behind it
+        raise InputError(f"{path}, line {reader.line_num}: broken CSV ({error}).") from error
+
+
 def _read_json_lines(path: str, columns: Sequence[str]) -> Rows:
     found: list[list[str]] = [[] for _ in columns]
     for number, line in enumerate(read_lines(path), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: broken JSON ({error.msg}).") from error
+        record = parse_json(line, f"{path}, line {number}")
         for column, texts in zip(columns, found, strict=True):
             texts.append(pick(record, column, f"{path}, line {number}"))
     return Rows.of(found, f"{path}, line")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.core.errors import InputError
+from fourfold.data.json_text import parse_json
 from fourfold.data.sources import read_lines
 
 
@@ -80,10 +80,7 @@ def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> It
 def _json(path: str, lines: list[str], word: str, tag: str) -> Iterator[Sentence]:
     for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where}: broken JSON ({error.msg}).") from error
+        record = parse_json(line, where)
         for key in (word, tag):
             if not isinstance(record, dict) or not isinstance(record.get(key), list):
                 raise InputError(f"{where}: {key!r} is no list.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from fourfold.core.errors import InputError
+from fourfold.data.json_text import parse_json
 from fourfold.data.sources import read_lines, read_text, resolve
 from fourfold.data.tokenizer import ROLES, Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer, wordpiece
@@ -121,11 +121,8 @@ def _gpt1(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Core:
 
 
 def _read_vocabulary(file: str) -> dict[str, int]:
-    try:
-        vocab = json.loads(read_text(file))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}, line {error.lineno}: broken JSON ({error.msg}).") from error
-    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
+    vocab = parse_json(read_text(file), file)
+    if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
         raise InputError(f"{file} must map tokens to numbers.")
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise InputError(f"{file} must number its {len(vocab)} tokens from 0 without gaps.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as Core
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import ROLES, Tokenizer
 
+log = logging.getLogger(__name__)
 SPECIAL = [names[0] for names in ROLES.values()]
 
 Kind = Literal["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
@@ -88,6 +90,11 @@ def train_tokenizer(
             f"{config.kind!r} is not a kind of tokenizer: choose among {', '.join(_TRAIN)}."
         )
     core = _TRAIN[config.kind](config, texts, special)
+    if (found := core.get_vocab_size()) < config.vocab_size:
+        log.warning(
+            "tokenizer: the text gives %d entries, fewer than the vocab_size of %d.",
+            found, config.vocab_size,
+        )  # fmt: skip
     # By way of JSON, which rounds unigram's scores: a checkpoint then gives back exactly this one.
     return Tokenizer.from_str(core.to_str(), f"the {config.kind} tokenizer")
 

@@ -59,6 +59,9 @@ class PairDataset(BatchDataset):
 class TranslationData(TokenizedData):
     """Sentence pairs in batches of similar length, with one vocabulary for both languages.
 
+    A training pair with an empty side is left out, and how many were is said: aligned corpora have
+    lines for what was not translated. Pairs of other splits are all measured.
+
     Args:
         source: embedded (dates, durations, money, names and numbers in words, made by Babel and
             num2words: exact, endless, no network), files or hub.
