@@ -73,3 +73,11 @@ def test_a_misspelt_word_gets_a_suggestion() -> None:
     said = plain_sentence(InputError("norm is 'layr', but must be one of layer, rms"))
     assert said.endswith("one of layer, rms; did you mean layer?")
     assert "mean" not in plain_sentence(InputError("norm is 'xyz', but must be one of layer, rms"))
+
+
+def test_a_word_that_fills_the_screen_is_cut() -> None:
+    assert plain_sentence(InputError(f"{'x' * 3000} is no number")) == (
+        f"{'x' * 100}...{'x' * 40} is no number"
+    )
+    path = "/".join(["folder"] * 25)
+    assert plain_sentence(InputError(f"{path}: is not there")) == f"{path}: is not there"

@@ -55,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fourfold translate ... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # a path that is too long or forbidden, a disk that is full
+        if error.filename is None:
+            raise
+        print(f"fourfold: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
 
 
 def _run(argv: list[str]) -> int:
@@ -88,6 +93,7 @@ def plain_sentence(error: Exception) -> str:
     if "Original Traceback" in text:
         text = text.rsplit("InputError: ", 1)[-1]
     text = " ".join(text.split())
+    text = re.sub(r"(\S{100})\S{60,}(\S{40})", r"\1...\2", text)  # of a word, what one looks for
     if choice := re.search(r" is '([^']+)', but must be one of ([^;]+)$", text):
         close = get_close_matches(choice[1], choice[2].split(", "), n=1)
         text += f"; did you mean {close[0]}?" if close else ""

@@ -30,7 +30,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     return call
 
 
-def _write_text(folder: Path) -> None:
+def write_text(folder: Path) -> None:
     folder.mkdir()
     # Sentences of three number words, and their translation: the same, backwards.
     rows = [[WORDS[i * k % 10] for k in (1, 3, 7)] for i in range(1, 41)]
@@ -104,7 +104,7 @@ def recipes(text: Path) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus") / "text"
-    _write_text(folder)
+    write_text(folder)
     return folder
 
 

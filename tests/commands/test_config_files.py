@@ -2,9 +2,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from fourfold.commands.config_files import config_files, is_given
+from fourfold.commands.config_files import config_files, is_given, locate_value
+from fourfold.core.errors import InputError
 
 Run = Callable[..., Any]
 
@@ -20,6 +22,29 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert is_given("data.seed", ["--config", str(file)])
     assert is_given("data.seed", ["--data.init_args.seed=3"])
     assert not is_given("data.rows", ["--config", str(file), "--data.seed", "3"])
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("n_heads is 5, but must be at least 6", 3),
+        ("d_model 16 is not divisible by n_heads 5", 2),
+        ("lr is 0.001, but must be above 1", 4),  # as YAML has it: 1e-3
+        ("n_heads is 6, but must be at least 7", None),  # another than the file's
+        ("train.tsv, line 7: n_heads 5", None),  # about data
+        ("d_ff is 3, but must be at least 4", None),  # from the command line
+    ],
+)
+def test_a_value_is_found_by_the_words_of_its_class(
+    said: str, line: int | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "model: {init_args: {config: {\n d_model: 16,\n n_heads: 5,\n lr: 1e-3,\n d_ff: 3}}}"
+    )
+    arguments = ["--config", str(file), "--model.config.d_ff=3"]
+    begin = f"{file}, line {line}: " if line else ""
+    assert str(locate_value(InputError(said), arguments)) == begin + said
 
 
 def test_later_files_and_options_win(run: Run, configs: dict[str, Path], here: Path) -> None:

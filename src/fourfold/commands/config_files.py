@@ -1,5 +1,6 @@
 """Config files looked at before they are parsed: to name file and line of what is wrong."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,17 @@ def check_files(files: Iterable[Path], keys: Iterable[str]) -> None:
 
 def _refuse_repeated(file: Path, node: yaml.Node) -> None:
     """YAML forbids a key that stands twice, and PyYAML takes the last."""
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key, yaml.ScalarNode):
+            raise InputError(f"{file}, line {key.start_mark.line + 1}: a key must be a word")
     first: dict[str, int] = {}
     for name, line, below in _children(node):
         if name in first:
             raise InputError(f"{file}, line {line}: {name} stands already in line {first[name]}")
         first[name] = line
+        scalar = below.value if isinstance(below, yaml.ScalarNode) else ""
+        if re.search(r"[\ud800-\udfff]", scalar):
+            raise InputError(f"{file}, line {line}: half of a surrogate pair, no character")
         _refuse_repeated(file, below)
 
 
@@ -80,6 +87,49 @@ def locate(error: OptionError, arguments: list[str]) -> InputError:
         if line is not None:
             return InputError(f"{file}, line {line}: {error}")
     return error
+
+
+def locate_value(error: InputError, arguments: list[str]) -> InputError:
+    """The error of a value that only its class could judge, with the file and line that hold it.
+
+    Known by its words: they name a key and the value that stands there. A sentence that names a
+    line already is about data, and one about an option of the command line about no file.
+    """
+    if isinstance(error, OptionError):
+        return locate(error, arguments)
+    words = [word.strip(".") for word in re.findall(r"[\w.+-]+", str(error))]
+
+    def is_said(key: str, value: str) -> bool:
+        whole = len(value) > 3 and value in str(error)
+        return key in words and (whole or any(_same(value, word) for word in words))
+
+    typed = any(is_said(path[-1], value) for path, value in _options(arguments) if path)
+    if typed or re.search(r"\bline \d", str(error)):
+        return error
+    for file in reversed(config_files(arguments)):
+        for path, line, value in _scalars(read_tree(file)):
+            if is_said(path[-1], value) and not _on_command_line(".".join(path), arguments):
+                return InputError(f"{file}, line {line}: {error}")
+    return error
+
+
+def _same(value: str, word: str) -> bool:
+    try:
+        nothing = word == "None" and value in ("null", "~", "")
+        return nothing or value == word or float(value) == float(word)
+    except ValueError:
+        return False
+
+
+def _scalars(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int, str]]:
+    """Path, line and value of each key that holds one or several; `init_args` is left out."""
+    for name, line, below in _children(node):
+        path = above if name == "init_args" else (*above, name)
+        if isinstance(below, yaml.ScalarNode | yaml.SequenceNode):
+            several = below.value if isinstance(below, yaml.SequenceNode) else [below]
+            yield from ((path, line, str(one.value)) for one in several)
+        else:
+            yield from _scalars(below, path)
 
 
 def is_given(key: str, arguments: list[str]) -> bool:
@@ -118,6 +168,8 @@ def _path(key: str) -> list[str]:
 def _children(node: Any) -> Iterator[tuple[str, int, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # a list or mapping as a key: refused by `_refuse_repeated`
             yield str(key.value), key.start_mark.line + 1, value
 
 

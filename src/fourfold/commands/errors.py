@@ -1,6 +1,7 @@
 """Errors of Lightning and torch that mean: the input is wrong, or the machine too small."""
 
 import re
+from traceback import walk_tb
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -14,6 +15,12 @@ KNOWN = {
     r" monitor \1: validation does not give it",
     r"you have set Trainer\(max_epochs=(\d+)\)": r"the run is already beyond \1 epochs: give a"
     " greater --trainer.max_epochs to go on",
+    # Of Lightning, asked to go on from weights that were imported.
+    r"checkpoint contains only the model": "the checkpoint holds weights alone, and no training to"
+    " go on with: begin with it by --model.init_from",
+    r"can't allocate memory|not enough memory: you tried|Storage size calculation overflowed|"
+    r"Unable to allocate": "the machine has too little memory for the model or a batch: make them"
+    " smaller",
     r"No space left on device": "there is no space left on the disk",
 }
 
@@ -26,11 +33,26 @@ def input_error(error: BaseException) -> InputError | None:
     for pattern, meaning in KNOWN.items():
         if match := re.search(pattern, text):
             return InputError(match.expand(meaning))
+    if isinstance(error, MemoryError):
+        return InputError("the machine has too little memory for this")
     if isinstance(error, OSError) and error.filename:
         return InputError(f"{error.filename}: {error.strerror}")
     if isinstance(error, MisconfigurationException):
         return InputError(text[:300])
+    if _in_restoring(error):
+        return InputError(
+            "the checkpoint's record of its training cannot be read: it is of another version of"
+            f" Lightning, or damaged ({text[:80]})"
+        )
     return None
+
+
+def _in_restoring(error: BaseException) -> bool:
+    """Whether Lightning was taking up a checkpoint, in whose content it believes."""
+    frames = walk_tb(error.__traceback__)
+    return not isinstance(error, AssertionError) and any(
+        f.f_code.co_filename.endswith("checkpoint_connector.py") for f, _ in frames
+    )
 
 
 def hidden_input_error(error: BaseException | None) -> InputError | None:

@@ -3,10 +3,19 @@
 All four accept all of them, so that the config.yaml of a training can be given to the others.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
+from fourfold.commands.parser import OptionError
 from fourfold.core.errors import InputError
+
+# What the Trainer divides by, or takes for the opposite, without a word.
+LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "num_nodes": 1,
+         "log_every_n_steps": 0, "gradient_clip_val": 0, "num_sanity_val_steps": -1}  # fmt: skip
+MOST_PROCESSES = 8  # on a CPU with fewer cores, where two or three are a rehearsal for real devices
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ def check_options(config: Any) -> None:
     Raises:
         InputError: Names the option and its value.
     """
+    check_numbers(config["trainer"])
+    _check_processes(config["trainer"])
     decay = config["ema_decay"]
     if decay is not None and not 0.0 < decay < 1.0:
         raise InputError(f"ema_decay is {decay}, but must lie between 0 and 1")
@@ -87,5 +98,36 @@ def check_options(config: Any) -> None:
         if config[name] is not None and config[name] < 1:
             raise InputError(f"{name} is {config[name]}, but must be at least 1")
     for name in ("checkpoint.keep_best", "checkpoint.every_n_epochs", "progress_seconds"):
-        if config[name] < 0:
+        if not config[name] >= 0:
             raise InputError(f"{name} is {config[name]}, but must not be negative")
+
+
+def check_numbers(trainer: Any) -> None:
+    """Refuse what the Trainer believes.
+
+    Raises:
+        InputError: Names the option and its value.
+    """
+    for name, least in LEAST.items():
+        value = trainer[name]
+        if value is not None and value < least:
+            raise OptionError(f"trainer.{name}", f"is {value}, but must be at least {least}")
+
+
+def _check_processes(trainer: Any) -> None:
+    """On a CPU each device is a process with the model and the data in it.
+
+    Raises:
+        InputError: It is no number, or there are more than any machine would start for good.
+    """
+    given, accelerator = str(trainer["devices"]), trainer["accelerator"]
+    on_cpu = accelerator == "cpu" or (
+        accelerator == "auto" and not torch.accelerator.is_available()
+    )
+    if not on_cpu or given == "auto":
+        return
+    most = max(os.cpu_count() or 1, MOST_PROCESSES)
+    if not given.isdecimal() or not 1 <= int(given) <= most:
+        raise OptionError(
+            "trainer.devices", f"is {given}, but on this CPU must be a number from 1 to {most}"
+        )

@@ -17,7 +17,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fourfold.core.errors import InputError
 
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null",
-         "str": "a text", "list": "a list", "dict": "a mapping"}  # fmt: skip
+         "str": "a text", "list": "a list", "tuple": "a list", "Iterable": "a list",
+         "dict": "a mapping"}  # fmt: skip
 
 
 class OptionError(InputError):
@@ -51,6 +52,8 @@ def explain(message: str, cause: BaseException | None, parser: Any) -> InputErro
     """The error to raise for a message of jsonargparse and the exception behind it."""
     if found := re.match(r"unrecognized arguments: -*([^\s=]+)", message):
         return unknown(found[1], known_options(parser))
+    if problem := no_class(message) if message.startswith("Subclasses are disabled") else None:
+        return InputError(problem)
     if found := re.match(r"Option '(.+)' is not accepted", message):
         return unknown(found[1], known_options(parser))
     if found := re.match(r"Group '(.+)' does not accept option '(.+)'", message):
@@ -96,10 +99,25 @@ def wrong_value(key: str, details: str, cause: BaseException | None) -> InputErr
         return OptionError(key, str(inner))
     if found := re.search(r"File does not exist: '(.+)'", details):
         return OptionError(key, f"there is no file {found[1]}")
-    pattern = r"(?:class_path|import path string:?) '?([\w.]+)'?"
-    if found := re.search(pattern, details):
-        return OptionError(key, f"there is no class {found[1]}{similar_class(found[1], details)}")
+    if problem := no_class(details):
+        return OptionError(key, problem)
     return mismatch(key, details)
+
+
+def no_class(details: str) -> str | None:
+    """What is wrong with the name of a class, if that is it."""
+    if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", details):
+        return f"{found[1]} is no {found[2]}"
+    if found := re.search(r"Subclasses are disabled for (\w+), thus '(.*?)'", details):
+        return f"{found[2]} is no {found[1]}"
+    pattern = r"(?:class_path '|dot import path string: '?)([\w.]+)"
+    if found := re.search(pattern, details):
+        if re.search(r"'\w+' object (?:has no attribute|is not)", details):
+            return "init_args must be a mapping"
+        return f"there is no class {found[1]}{similar_class(found[1], details)}"
+    if found := re.search(r"\{'class_path': ('[^']*'|None)", details):
+        return f"class_path is {found[1]}, which is no class"
+    return None
 
 
 def _qualify(key: str, problem: str) -> str:
@@ -125,6 +143,9 @@ def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
 
 def mismatch(key: str, details: str) -> OptionError:
     """A value of the wrong type, or not among those allowed."""
+    pattern = r"Unable to load config ['\"](.*?)['\"]\s*(?:- Parser|$)"
+    if found := re.search(pattern, details, re.DOTALL):
+        return OptionError(key, f"is {shown(found[1])}, but must be a mapping")
     words: list[str] = []
     kinds: list[str] = []
     expected = r"Expected a (?:typing\.Literal(\[.*?\])|<class '([\w.]+)'>)"
@@ -132,7 +153,10 @@ def mismatch(key: str, details: str) -> OptionError:
         if choices:
             words += [str(word) for word in literal_eval(choices)]
         else:
-            kinds.append(KINDS.get(kind, kind.rsplit(".", 1)[-1]))
+            kinds.append(KINDS.get(kind.rsplit(".", 1)[-1], kind.rsplit(".", 1)[-1]))
+    kinds += ["a class_path with init_args"] * (
+        "dot import path" in details or "a class path" in details
+    )
     found = re.search(r"(?:Given value|Got value): (.*)", details)
     value = found[1].strip() if found else "?"
     if nested := re.match(r"NestedArg\(key='(.+)', val='(.*)'\)", value):
@@ -141,5 +165,16 @@ def mismatch(key: str, details: str) -> OptionError:
         return OptionError(key, " ".join(details.split())[:300])
     close = get_close_matches(value, words, n=1)
     meant = f"; did you mean {close[0]}?" if close else ""
-    allowed = f"one of {', '.join(words)}" if words else " or ".join(dict.fromkeys(kinds))
-    return OptionError(key, f"is {value}, but must be {allowed}{meant}")
+    several = [f"one of {', '.join(words)}"] * bool(words) + list(dict.fromkeys(kinds))
+    several = several[:1] if words and kinds == [KINDS["NoneType"]] else several
+    return OptionError(key, f"is {shown(value)}, but must be {' or '.join(several)}{meant}")
+
+
+def shown(value: Any) -> str:
+    """A value as it is quoted in a sentence: not all of a long one, and something for none."""
+    text = str(value)
+    return (
+        text
+        if 0 < len(text.strip()) <= 80
+        else repr(text if not text.strip() else text[:80] + "...")
+    )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
 
+from fourfold.commands.config_files import locate_value
 from fourfold.commands.overview import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.core.errors import InputError
@@ -35,9 +36,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--devices", type=int | None, default=None)
     parser.add_argument("--memory", type=float | None, default=None)
     parser.add_argument("--length", type=int | None, default=None)
-    config = parse(parser, argv)
-    devices, memory, length = (config.pop(key) for key in ("devices", "memory", "length"))
-    recipe = read_recipe(parser, config)
+    try:
+        config = parse(parser, argv)
+        devices, memory, length = (config.pop(key) for key in ("devices", "memory", "length"))
+        recipe = read_recipe(parser, config)
+    except InputError as error:
+        raise locate_value(error, list(argv)) from error
     length = row_length(recipe, length)
     lines = [
         *_model(recipe),

@@ -10,10 +10,11 @@ from jsonargparse import ActionConfigFile
 from lightning import Trainer
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
-from fourfold.commands.config_files import check_files, config_files, locate
+from fourfold.commands.config_files import check_files, config_files
 from fourfold.commands.errors import input_error
-from fourfold.commands.options import add_options
-from fourfold.commands.parser import OptionError, Parser, known_options
+from fourfold.commands.options import add_options, check_numbers
+from fourfold.commands.parser import Parser, known_options
+from fourfold.commands.sections import check_sections
 from fourfold.commands.warm_start import take_over
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
@@ -160,12 +161,10 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
     arguments = list(arguments)
     keys = {name.split(".")[0] for name in known_options(parser)}
     check_files(config_files(arguments), keys)
-    try:
-        config = parser.parse_args(arguments)
-    except OptionError as error:
-        raise locate(error, arguments) from error
-    if "model" in config:
-        take_over(config, arguments)
+    config = parser.parse_args(arguments)
+    check_sections(config)
+    check_numbers(config["trainer"])
+    take_over(config, arguments)
     return config
 
 
@@ -179,14 +178,14 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
     trainer = config.pop("trainer")  # never built: it would ask for GPUs that are elsewhere
     try:
         built = parser.instantiate(config)
+        task, data = built["model"], built["data"]
+        for field in task.from_data:
+            if getattr(task.config, field) is None:
+                task.config = replace(task.config, **{field: getattr(data, field)})
+        with torch.device("meta"):
+            task.configure_model()
     except Exception as error:
         raise input_error(error) or error from error
-    task, data = built["model"], built["data"]
-    for field in task.from_data:
-        if getattr(task.config, field) is None:
-            task.config = replace(task.config, **{field: getattr(data, field)})
-    with torch.device("meta"):
-        task.configure_model()
     arguments = config["data"]["init_args"].as_dict()
     keys = [key for key in BATCH_KEYS if arguments.get(key) is not None]
     if not keys:

@@ -25,18 +25,20 @@ from lightning.pytorch.plugins.environments import (
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
-from fourfold.commands.config_files import check_files, config_files, is_given, locate
+from fourfold.commands.config_files import check_files, config_files, is_given, locate_value
 from fourfold.commands.equipment import make_callbacks
 from fourfold.commands.errors import hidden_input_error, input_error
 from fourfold.commands.loggers import loggers_of_a_test, make_loggers
 from fourfold.commands.options import add_options, check_options
-from fourfold.commands.parser import OptionError, Parser, known_options
+from fourfold.commands.parser import Parser, known_options
 from fourfold.commands.results import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
+from fourfold.commands.sections import check_sections
 from fourfold.commands.warm_start import begins_elsewhere, take_over
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
-from fourfold.tasks import Task, read_file
+from fourfold.tasks import Task
+from fourfold.tasks.checkpoint import read_for_trainer
 
 # Samplers know the ranks themselves; one batch of validation before training finds mistakes early.
 TRAINER_DEFAULTS = {
@@ -92,10 +94,7 @@ class FourfoldCLI(LightningCLI):
         """Parse, and say in which file a wrong key stands."""
         keys = {name.split(".")[0] for name in known_options(self._parser(self.command))}
         check_files(config_files(self.arguments), keys)
-        try:
-            self.config = parser.parse_args(self.arguments)
-        except OptionError as error:
-            raise locate(error, self.arguments) from error
+        self.config = parser.parse_args(self.arguments)
 
     def _parse_ckpt_path(self) -> None:
         # Lightning's would let the checkpoint's hyper-parameters overwrite what the user wrote.
@@ -104,6 +103,7 @@ class FourfoldCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settle where the run lives, and what it goes on from, before anything is built."""
         config = self.config[self.command]
+        check_sections(config)
         check_options(config)
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
@@ -151,7 +151,7 @@ class FourfoldCLI(LightningCLI):
         config = self.config_init[self.command]
         given = config["trainer"]
         theirs = as_list(given["plugins"])
-        kwargs["plugins"] = [*theirs, AtomicCheckpointIO(read_file), *scheduler(theirs)]
+        kwargs["plugins"] = [*theirs, AtomicCheckpointIO(read_for_trainer), *scheduler(theirs)]
         kwargs["logger"] = False  # see before_fit
         ours = make_callbacks(self.command, self.run, config, self.dump())
         kwargs["callbacks"] = [*ours, *as_list(given["callbacks"])]
@@ -274,5 +274,5 @@ def main(argv: Sequence[str]) -> int:
         found = input_error(error)
         if found is None:
             raise
-        raise found from error
+        raise locate_value(found, rest) from error
     return 0
