@@ -1,0 +1,91 @@
+"""Input of every kind, spoilt: each is either of use, or refused in one sentence.
+
+A failure prints the command and its files; FOURFOLD_FUZZ_SEED gives the same inputs again.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz import checkpoints, configs, images, texts
+from tests.fuzz.conftest import World
+from tests.fuzz.invariant import call, run, snapshot
+
+# Kind: its strategy, inputs of a default test, and of the slow one.
+KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
+    "text": (texts.cases, 15, 300),
+    "images": (images.cases, 12, 200),
+    "configs": (configs.cases, 18, 300),
+    "checkpoints": (checkpoints.cases, 15, 200),
+}
+SEED = int(os.environ.get("FOURFOLD_FUZZ_SEED", "0"))
+BETWEEN = 50  # inputs between two looks at whether what is good still works
+
+
+def known_good(world: World) -> tuple[Any, ...]:
+    """What good commands say."""
+    runs, last = world.runs, world.runs["mt"] / "checkpoints/last.ckpt"
+    return (
+        call(("translate", "--checkpoint", str(last)), b"one two\n")[:2],
+        call(("classify", "--checkpoint", str(runs["classes"])), b"one two\ttwo one\n")[:2],
+        call(("fit", "--config", str(world.configs["lm"]), "--trainer.fast_dev_run=true"))[0],
+    )
+
+
+def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
+    """Run `n` inputs of a kind; how many worked and how many were refused.
+
+    All of them, so that one fault does not hide the next.
+    """
+    strategy, counts, faults = KINDS[kind][0](world), Counter[str](), list[str]()
+    good, state = known_good(world), snapshot(world.folder)
+
+    @hypothesis.seed(SEED)
+    @settings(max_examples=n, deadline=None, database=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(case=strategy)
+    def one(case: Any) -> None:
+        if sum(counts.values()) == n:
+            return
+        outcome = run(case, folder / "here")
+        counts[{0: "works", 1: "stopped"}.get(outcome.code, "refused")] += 1
+        if os.environ.get("FOURFOLD_FUZZ_SHOW"):
+            print(f"\n{case!r:.1200}\n -> {outcome.code} {outcome.error[:600]}")
+        if outcome.faults:
+            faults.append(f"{case!r}\n -> {outcome.code} " + "\n -> ".join(outcome.faults))
+        if sum(counts.values()) % BETWEEN == 0:
+            assert known_good(world) == good, f"good commands do otherwise after\n{case!r}"
+
+    one()
+    assert known_good(world) == good
+    assert snapshot(world.folder) == state, "an input was written to"
+    said = (f"{counts[how]:>4} {how}" for how in ("works", "refused", "stopped"))
+    print(f"\n{kind:<12} seed {SEED}: {', '.join(said)}, {len(faults):>3} with a fault")
+    assert not faults, f"{len(faults)} faults\n\n" + "\n\n".join(faults)
+    return counts
+
+
+@pytest.mark.timeout(300, method="thread")  # SIGALRM is ours
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few(kind: str, world: World, tmp_path: Path) -> None:
+    n = KINDS[kind][1]
+    assert sum(fuzz(kind, n, world, tmp_path).values()) == n
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600, method="thread")
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("kind", KINDS)
+def test_all(kind: str, world: World, tmp_path: Path) -> None:
+    n = KINDS[kind][2]
+    counts = fuzz(kind, n, world, tmp_path)
+    assert sum(counts.values()) == n
+    assert min(counts["works"], counts["refused"]) > n / 10, "the inputs are all alike"
