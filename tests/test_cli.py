@@ -79,5 +79,9 @@ def test_a_word_that_fills_the_screen_is_cut() -> None:
     assert plain_sentence(InputError(f"{'x' * 3000} is no number")) == (
         f"{'x' * 100}...{'x' * 40} is no number"
     )
+    quoted = plain_sentence(InputError(f"a.conll, line 7: {'- ' * 300} has no tag"))
+    assert quoted.startswith("a.conll, line 7: - - -")
+    assert quoted.endswith("- - has no tag")
+    assert len(quoted) < 450
     path = "/".join(["folder"] * 25)
     assert plain_sentence(InputError(f"{path}: is not there")) == f"{path}: is not there"

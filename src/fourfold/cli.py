@@ -17,6 +17,7 @@ from fourfold.core.errors import InputError, TrainingStopped
 
 FAILED = 1
 BAD_INPUT = 2  # the exit code of argparse, too
+LONGEST = 450  # characters of a sentence
 
 # Command: the module whose `main(argv)` runs it.
 COMMANDS = {
@@ -97,4 +98,5 @@ def plain_sentence(error: Exception) -> str:
     if choice := re.search(r" is '([^']+)', but must be one of ([^;]+)$", text):
         close = get_close_matches(choice[1], choice[2].split(", "), n=1)
         text += f"; did you mean {close[0]}?" if close else ""
-    return text
+    # A line of data that is quoted may be a page.
+    return text if len(text) <= LONGEST else f"{text[:300]} ... {text[-100:]}"

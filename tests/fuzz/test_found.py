@@ -123,6 +123,7 @@ def question(**changes: Any) -> bytes:
 
 # The family that reads a file, the file's name, what is in it, and what is said of that.
 FILES = [
+    ("tags", "f.conll", b"- " * 300 + b"\t\n", "f.conll, line 1: '- - - -"),
     ("classes", "f.csv", b'a,b,label\n"' + b"x" * 200_000, "f.csv, line 2: broken CSV"),
     ("classes", "f.jsonl", b"[" * 99_999, "f.jsonl, line 1: JSON that is nested too deeply"),
     (
