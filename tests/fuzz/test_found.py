@@ -250,6 +250,17 @@ def test_a_pickle_that_is_cut_off(refused: Refused) -> None:
     assert "f.ckpt: the checkpoint is broken or cut off" in error
 
 
+@pytest.mark.parametrize("content", [{}, {"a": 1}, {"a": torch.zeros(2)}])
+def test_a_file_of_torch_that_is_no_checkpoint(
+    content: dict[str, Any], world: World, refused: Refused
+) -> None:
+    out = io.BytesIO()
+    torch.save(content, out)
+    call = ("test", "--config", world.configs["mt"], "--run_dir=r", "--ckpt_path=f.ckpt")
+    error = refused(*call, files={"f.ckpt": out.getvalue()})
+    assert "not a checkpoint written by" in error or "none that fourfold has written" in error
+
+
 def test_a_replay_that_is_none(world: World, refused: Refused) -> None:
     data = changed(world, "mt", put("replay", value={"batch": {}}))
     error = refused("replay", "f.ckpt", files={"f.ckpt": data})

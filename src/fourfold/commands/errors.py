@@ -15,6 +15,7 @@ KNOWN = {
     r" monitor \1: validation does not give it",
     r"you have set Trainer\(max_epochs=(\d+)\)": r"the run is already beyond \1 epochs: give a"
     " greater --trainer.max_epochs to go on",
+    r"^'pytorch-lightning_version'$": "the checkpoint is none that fourfold has written",
     # Of Lightning, asked to go on from weights that were imported.
     r"checkpoint contains only the model": "the checkpoint holds weights alone, and no training to"
     " go on with: begin with it by --model.init_from",

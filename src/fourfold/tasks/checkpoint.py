@@ -35,12 +35,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """`read_checkpoint` for Lightning, which asks each for the version that wrote it.
 
-    An imported one has none, and may be measured all the same.
+    An imported one has none, and may be measured all the same. Weights alone are what a forked
+    process hands over to the one that started it.
 
     Raises:
         InputError: As `read_checkpoint`.
     """
-    content = read_checkpoint(path)
+    content = read_file(path)
+    if all(isinstance(value, torch.Tensor) for value in content.values()):
+        return content
+    if "fourfold" not in content:
+        raise InputError(f"{path}: not a checkpoint written by fourfold")
     try:
         check_content(content)
         check_training(content)
