@@ -30,8 +30,8 @@ from scripts.tiny_tasks import TASKS, train, write_texts  # noqa: E402
 WHOLE = 100_000  # rows: more than there are
 LIMITS = {"64-true": 1e-12, "32-true": 1e-6}
 BY_DESIGN = "image and text"  # a pair is compared with its micro-batch
-# What fp32's own rounding makes of sums of many numbers that nearly cancel: tokens that stand in all
-# of 1,437 texts; places that are the answer in one window and not in the others.
+# What fp32's own rounding makes of sums of many numbers that nearly cancel: tokens that stand in
+# all of 1,437 texts; places that are the answer in one window and not in the others.
 ROUGHER = {"image and text": 2.0, "questions": 2.0}
 
 

@@ -63,3 +63,11 @@ def data_dir() -> Path:
         if folder.is_dir():
             return folder
     pytest.skip("needs the data sets; name their directory in FOURFOLD_DATA")
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what `scripts/tiny_tasks.py` trains on."""
+    from scripts.tiny_tasks import write_texts
+
+    return write_texts(tmp_path_factory.mktemp("texts"))

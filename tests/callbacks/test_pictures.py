@@ -9,13 +9,7 @@ import torch
 from lightning import Trainer
 
 from fourfold.callbacks.pictures import ROWS, Pictures, media_of
-from scripts.tiny_tasks import (  # noqa: F401  (texts is a fixture)
-    DOWNSTREAM,
-    FAMILIES,
-    JOINED,
-    sentence_pairs,
-    texts,
-)
+from scripts.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, sentence_pairs
 
 TASKS: dict[str, Any] = {**FAMILIES, **DOWNSTREAM, **JOINED, "sentence_pairs": sentence_pairs}
 SAMPLES = {"samples.csv", "attention.png"}
@@ -42,7 +36,7 @@ def rows_of(file: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_test_shows_what_there_is(
-    name: str, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
+    name: str, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     task, data = TASKS[name](texts)
     trainer(tmp_path).test(task, data, verbose=False)
@@ -63,7 +57,7 @@ def test_a_test_shows_what_there_is(
         assert right / total == pytest.approx(score)
 
 
-def test_samples_of_a_translation(texts: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_samples_of_a_translation(texts: Path, tmp_path: Path) -> None:
     task, data = TASKS["translation"](texts)
     trainer(tmp_path).test(task, data, verbose=False)
     head, *rows = rows_of(tmp_path / "test/samples.csv")
@@ -74,7 +68,7 @@ def test_samples_of_a_translation(texts: Path, tmp_path: Path) -> None:  # noqa:
     assert [row[2] for row in rows] == task.write_texts(batch.src, batch.src_mask, task.beam)
 
 
-def test_samples_of_hidden_words(texts: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_samples_of_hidden_words(texts: Path, tmp_path: Path) -> None:
     task, data = TASKS["masked"](texts)
     trainer(tmp_path).test(task, data, verbose=False)
     _, *rows = rows_of(tmp_path / "test/samples.csv")
@@ -86,7 +80,7 @@ def test_samples_of_hidden_words(texts: Path, tmp_path: Path) -> None:  # noqa: 
 
 
 @pytest.mark.parametrize("name", ["translation", "causal", "images"])
-def test_showing_changes_nothing(name: str, texts: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_showing_changes_nothing(name: str, texts: Path, tmp_path: Path) -> None:
     task, data = TASKS[name](texts)
     before: dict[str, Any] = {}
 
@@ -112,7 +106,7 @@ def test_showing_changes_nothing(name: str, texts: Path, tmp_path: Path) -> None
 
 
 def test_a_picture_that_fails_does_not_cost_the_test(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     task, data = TASKS["images"](texts)
@@ -122,7 +116,7 @@ def test_a_picture_that_fails_does_not_cost_the_test(
     assert task.summary["test/top1"] >= 0
 
 
-def test_two_processes_count_all_rows(texts: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_two_processes_count_all_rows(texts: Path, tmp_path: Path) -> None:
     task, data = TASKS["words"](texts)
     trainer(tmp_path, devices=2, strategy="ddp_fork").test(task, data, verbose=False)
     _, *rows = rows_of(tmp_path / "test/samples.csv")

@@ -289,7 +289,7 @@ def test_a_config_is_plain_values_and_back() -> None:
         values = asdict(config)
         assert from_plain(type(config), values) == config
         assert flat(values)["encoder.d_model"] == 20
-    with pytest.raises(TypeError, match="nothing"):
+    with pytest.raises(InputError, match="MaskedLMConfig has no 'nothing'"):
         from_plain(JoinedConfig, {"encoder": {"nothing": 1}})
     assert Joined(replace(TEXTS, encoder=replace(BERT, vocab_size=None))).src_embed.tokens
     with pytest.raises(InputError, match="d_model 13 is not divisible by n_heads 2"):
