@@ -21,6 +21,7 @@ WRONG = {
     " ImageClassification?",
     "--data=fourfold.data.ImagData": "did you mean ImageData?",
     "--trainer.callbacks=EarlyStoping": "did you mean EarlyStopping?",
+    "--trainer.plugins=best": "trainer.plugins: there is no class best",
     "--trainer.max_epochs=three": "trainer.max_epochs is three, but must be a whole number or null",
     "--model.config.d_model=30.5": "model.config.d_model is 30.5, but must be a whole number",
     "--resume=yes": "resume is yes, but must be one of auto, must, never",

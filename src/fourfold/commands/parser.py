@@ -128,9 +128,10 @@ def _qualify(key: str, problem: str) -> str:
 def similar_class(wanted: str, details: str) -> str:
     """A class that may have been meant, among those derived from the classes in `details`."""
     bases = re.findall(r"(?:<class '|list\[)([\w.]+)\.(\w+)", details)
+    found = [getattr(import_module(module), base) for module, base in bases]
     names = {cls.__name__: f"{cls.__module__}.{cls.__name__}"
-             for module, base in bases
-             for cls in _subclasses(getattr(import_module(module), base))}  # fmt: skip
+             for base in found if isinstance(base, type)  # and no union of several
+             for cls in _subclasses(base)}  # fmt: skip
     close = get_close_matches(wanted.rsplit(".", 1)[-1], names, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
