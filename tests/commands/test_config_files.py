@@ -29,6 +29,7 @@ def test_what_is_given(tmp_path: Path) -> None:
     [
         ("n_heads is 5, but must be at least 6", 3),
         ("d_model 16 is not divisible by n_heads 5", 2),
+        ("tags is [], but there must be one", 6),
         ("lr is 0.001, but must be above 1", 4),  # as YAML has it: 1e-3
         ("n_heads is 6, but must be at least 7", None),  # another than the file's
         ("train.tsv, line 7: n_heads 5", None),  # about data
@@ -40,7 +41,7 @@ def test_a_value_is_found_by_the_words_of_its_class(
 ) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(
-        "model: {init_args: {config: {\n d_model: 16,\n n_heads: 5,\n lr: 1e-3,\n d_ff: 3}}}"
+        "model: {init_args: {config: {\n d_model: 16,\n n_heads: 5,\n lr: 1e-3,\n d_ff: 3,\n tags: []}}}"
     )
     arguments = ["--config", str(file), "--model.config.d_ff=3"]
     begin = f"{file}, line {line}: " if line else ""

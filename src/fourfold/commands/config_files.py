@@ -100,7 +100,7 @@ def locate_value(error: InputError, arguments: list[str]) -> InputError:
     words = [word.strip(".") for word in re.findall(r"[\w.+-]+", str(error))]
 
     def is_said(key: str, value: str) -> bool:
-        whole = len(value) > 3 and value in str(error)
+        whole = (len(value) > 3 or value == "[]") and value in str(error)
         return key in words and (whole or any(_same(value, word) for word in words))
 
     typed = any(is_said(path[-1], value) for path, value in _options(arguments) if path)
@@ -128,6 +128,8 @@ def _scalars(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         if isinstance(below, yaml.ScalarNode | yaml.SequenceNode):
             several = below.value if isinstance(below, yaml.SequenceNode) else [below]
             yield from ((path, line, str(one.value)) for one in several)
+            if not several:
+                yield path, line, "[]"
         else:
             yield from _scalars(below, path)
 
