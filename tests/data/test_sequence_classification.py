@@ -128,6 +128,11 @@ def test_bad_labels(rows: list[tuple[str, ...]], message: str, tmp_path: Path) -
         data(train=file, classes=classes).setup()
 
 
+def test_classes_that_are_no_choice(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"classes is \['a'\], but there must be two"):
+        data(train=str(tmp_path / "x.tsv"), classes=["a"])
+
+
 def test_a_label_of_validation_that_training_lacks(tmp_path: Path) -> None:
     train = write(tmp_path / "a.tsv", [("x", "no"), ("y", "yes")], ("text", "label"))
     val = write(tmp_path / "b.tsv", [("x", "maybe")], ("text", "label"))

@@ -114,6 +114,11 @@ def test_a_fraction_is_held_out(tmp_path: Path) -> None:
     assert 3 < sizes[1] < 20
 
 
+def test_tags_that_are_none(file: str) -> None:
+    with pytest.raises(InputError, match=r"tags is \[\], but there must be one"):
+        data(file, tags=[])
+
+
 def test_wnut17(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
     # A line of dev holds a byte-order mark and nothing else: no word.

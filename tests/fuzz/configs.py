@@ -129,7 +129,14 @@ def with_file(draw: Draw, world: "World") -> Case:
     more = ["--run_dir", "r"] if verb != "plan" else []
     if verb in ("validate", "test", "predict"):
         more += ["--ckpt_path", str(world.runs[family] / "checkpoints/last.ckpt")]
-    names = ("c.yaml", "checkpoint", "must be given", "There is no file", "part to hold out")
+    names = (
+        "c.yaml",
+        "checkpoint",
+        "must be given",
+        "There is no file",
+        "part to hold out",
+        "/text/",
+    )
     return Case((verb, "--config", "c.yaml", *more), {"c.yaml": content}, names=names)
 
 

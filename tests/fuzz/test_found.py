@@ -115,6 +115,11 @@ def test_a_plan_of_what_torch_cannot_count(world: World, refused: Refused) -> No
     assert "too little memory" in error
 
 
+def test_a_plan_of_rows_that_the_model_cannot_read(world: World, refused: Refused) -> None:
+    error = refused("plan", "--config", world.configs["tags"], "--model.config.max_len=1")
+    assert "a row of the data has 16 tokens, but the model's max_len is 1" in error
+
+
 def question(**changes: Any) -> bytes:
     answer = {"text": "one", "answer_start": 0}
     asked = {"id": 1, "question": "what", "answers": [answer], **changes}
@@ -213,6 +218,7 @@ CONTENTS = {
     "a stranger": (put(*ARGS, "optimizer", "x", value=1), "OptimizerConfig has no 'x'"),
     "an argument": (put(*ARGS, "beams", value=1), "Translation has no 'beams'"),
     "a giant": (put(*ARGS, "config", "d_ff", value=2**31 - 1), "that it describes is too large"),
+    "no words": (put(*ARGS, "config", "vocab_size", value=None), "vocab_size is missing"),
     "artifacts": (put("fourfold", "data", "max_len", value="x"), "data.max_len is 'x'"),
 }  # fmt: skip
 
@@ -296,6 +302,7 @@ def test_imported_weights_are_measured_but_not_resumed(
 FOREIGN = [
     ("mlm", "config.json", "hidden_size", "x", "d_model is 'x', but must be of the kind int"),
     ("mlm", "config.json", "hidden_size", True, "d_model is 'True'"),
+    ("mlm", "config.json", "vocab_size", None, "vocab_size is missing"),
     ("mlm", "config.json", "hidden_act", [], "hidden_act cannot be '[]'"),
     ("mlm", "config.json", "intermediate_size", 10**30, "but must be at most 2147483647"),
     ("mlm", "config.json", "type_vocab_size", -1, "n_segments is -1, but must not be negative"),

@@ -40,9 +40,9 @@ def main(argv: Sequence[str]) -> int:
         config = parse(parser, argv)
         devices, memory, length = (config.pop(key) for key in ("devices", "memory", "length"))
         recipe = read_recipe(parser, config)
+        length = row_length(recipe, length)
     except InputError as error:
         raise locate_value(error, list(argv)) from error
-    length = row_length(recipe, length)
     lines = [
         *_model(recipe),
         "",
@@ -95,9 +95,14 @@ def row_length(recipe: Recipe, asked: int | None) -> int:
         if asked is not None:
             raise InputError("--length is for text: that of an image follows from its patches")
         return image_tokens(config)
+    given = asked
     if asked is None:
         asked = PAIR if isinstance(config, PAIRS) else recipe.length
     limit: float = config.max_len or inf  # type: ignore[attr-defined]
+    if given is None and asked is not None and asked > limit:
+        raise InputError(
+            f"a row of the data has {asked} tokens, but the model's max_len is {limit}"
+        )
     if asked is not None and not 1 <= asked <= limit:
         raise InputError(f"--length is {asked}, but must lie between 1 and max_len {limit}")
     return int(asked or limit)

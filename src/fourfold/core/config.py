@@ -112,6 +112,13 @@ def check_type(name: str, value: object, declared: Any) -> None:
         raise InputError(f"{name} is {str(value)[:80]!r}, but must be of the kind {names}")
 
 
+def refuse_open(config: Any) -> None:
+    """Raise InputError where a config leaves to data what there are no data to tell."""
+    for name in ("vocab_size", "n_classes"):
+        if getattr(config, name, 0) is None:
+            raise InputError(f"{name} is missing")
+
+
 def check_word(field: str, value: object, words: tuple[str, ...]) -> None:
     """Raise InputError unless `value` is one of `words`."""
     if value not in words:

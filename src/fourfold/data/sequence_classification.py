@@ -84,6 +84,8 @@ class SequenceData(TokenizedData):
         self.texts = [str(name) for name in (text if isinstance(text, list) else [text])]
         if len(self.texts) not in (1, 2):
             raise InputError(f"text names {len(self.texts)} columns, but a row has one or two.")
+        if classes is not None and len(classes) < 2:
+            raise InputError(f"classes is {classes}, but there must be two at least.")
         if max_len < 2 + len(self.texts) * 2:
             raise InputError(f"max_len is {max_len}, which leaves no room for text.")
         self.source, self.label, self.hub = source, str(label), hub

@@ -115,6 +115,8 @@ class TokenData(TokenizedData):
         super().__init__(tokenizer, seed, num_workers)
         if max_len < 3:
             raise InputError(f"max_len is {max_len}, which leaves no room for text.")
+        if tags is not None and not tags:
+            raise InputError("tags is [], but there must be one at least.")
         self.parts: dict[str, Part] = {"train": train, "val": val, "test": test}
         self.columns, self.max_len, self._tags = (word, tag), max_len, tags
         self.sizes = {"train": batch_size, "other": eval_batch_size or batch_size}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fourfold.core.config import TransformerConfig
+from fourfold.core.config import TransformerConfig, refuse_open
 from fourfold.core.errors import InputError
 from fourfold.hub.keymap import KeyMap
 
@@ -155,7 +155,9 @@ class Architecture:
                     raise InputError(f"{where}: {key} is {said}, but must be {value}")
         values = {field.ours: field.value(config, where) for field in self.fields}
         try:
-            return self.config(**{**values, **self.fixed, **self.told(names, config)})
+            found = self.config(**{**values, **self.fixed, **self.told(names, config)})
+            refuse_open(found)
+            return found
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         except TypeError as error:  # told apart from names and config, before a field is checked

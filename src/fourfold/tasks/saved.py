@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.core.config import check_type
+from fourfold.core.config import check_type, refuse_open
 from fourfold.core.errors import InputError
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.plain import from_plain
@@ -81,7 +81,7 @@ def check_arguments(task_class: type[Any], arguments: Mapping[str, Any]) -> None
             kinds |= {name: parameter.annotation for name, parameter in parameters.items()}
     for name, section in sections.items():
         if name in arguments or name != "tuning":  # which older ones do not have
-            from_plain(section, arguments.get(name))
+            refuse_open(from_plain(section, arguments.get(name)))
     for name, value in arguments.items():
         if name not in kinds:
             raise InputError(f"{task_class.__name__} has no {str(name)[:80]!r}")
