@@ -40,9 +40,8 @@ def test_a_value_is_found_by_the_words_of_its_class(
     said: str, line: int | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(
-        "model: {init_args: {config: {\n d_model: 16,\n n_heads: 5,\n lr: 1e-3,\n d_ff: 3,\n tags: []}}}"
-    )
+    values = ("d_model: 16", "n_heads: 5", "lr: 1e-3", "d_ff: 3", "tags: []")
+    file.write_text("model: {init_args: {config: {\n " + ",\n ".join(values) + "}}}")
     arguments = ["--config", str(file), "--model.config.d_ff=3"]
     begin = f"{file}, line {line}: " if line else ""
     assert str(locate_value(InputError(said), arguments)) == begin + said
