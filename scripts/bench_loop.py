@@ -1,6 +1,6 @@
 """What exactness costs: `fourfold fit` against Lightning's Trainer alone and against a bare loop.
 
-    python scripts/bench_loop.py [--rounds 7] [--steps 12] [--out DIR]
+    python scripts/bench_loop.py [--rounds 7] [--steps 30] [--out DIR]
 
 The same causal LM takes the same batches, one thread, bf16 autocast, gradients clipped, in three
 ways that take turns: a loop of ten lines; a LightningModule of ten lines in a Trainer without
@@ -40,8 +40,8 @@ from fourfold.models import CausalLMConfig  # noqa: E402
 from fourfold.optim import OptimizerConfig, ScheduleConfig  # noqa: E402
 from fourfold.tasks import CausalLanguageModeling, read_file  # noqa: E402
 
-# Width, layers, tokens of a row, rows: one of more than 200 ms a step, and one of next to nothing.
-SHAPES = {"large": (384, 6, 256, 4), "tiny": (32, 1, 32, 2)}
+# Width, layers, tokens of a row, rows: one of about 200 ms a step, and one of next to nothing.
+SHAPES = {"large": (384, 6, 128, 2), "tiny": (32, 1, 32, 2)}
 WARM = 2  # steps that are not counted
 CLIP = 1.0
 
@@ -204,12 +204,12 @@ def checkpoints(rounds: int, folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as name:
-        for shape, more in (("large", 1), ("tiny", 20)):
+        for shape, more in (("large", 1), ("tiny", 8)):
             found[shape] = measure(shape, options.rounds, options.steps * more, Path(name))
         found["checkpoint"] = checkpoints(options.rounds, Path(name))
     text = json.dumps(found, indent=1)

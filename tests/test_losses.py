@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold import losses
 from fourfold.core.errors import InputError
-from fourfold.losses import IGNORED, classification_loss, linear_cross_entropy, token_scores
+from fourfold.losses import (
+    IGNORED,
+    SMOOTHINGS,
+    classification_loss,
+    linear_cross_entropy,
+    token_scores,
+    vocabulary,
+)
 
 N, D, V = 11, 5, 13
 
@@ -71,7 +77,7 @@ def assert_equal(given: tuple[Any, ...], rtol: float = 1e-10, **options: Any) ->
             torch.testing.assert_close(mine, wanted, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("smoothing", losses.SMOOTHINGS)
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("normalizer", [None, 1.0, 37.0])
@@ -84,10 +90,15 @@ def test_the_plain_formula(
 
 # In numbers: less than a row, one row, some that do not divide 11, all.
 @pytest.mark.parametrize("size", [1, V, 2 * V + 3, 4 * V, 10 * V, 11 * V, 1000 * V])
-def test_slices_of_any_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(losses, "SLICE", size)
+@pytest.mark.parametrize("tile", [1, 13, 40, 1000])
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_slices_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, size: int, tile: int, smoothing: str
+) -> None:
+    monkeypatch.setattr(vocabulary, "SLICE", size)
+    monkeypatch.setattr(vocabulary, "TILE", tile)
     given = problem()
-    assert_equal(given, label_smoothing=0.1, smoothing="off_target")
+    assert_equal(given, label_smoothing=0.1, smoothing=smoothing)
     nll, prediction = token_scores(*given)
     logits = F.linear(*given[:3])
     expected = F.cross_entropy(logits, given[3], reduction="none", ignore_index=IGNORED)
@@ -96,11 +107,9 @@ def test_slices_of_any_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def test_slices_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "SLICE", 10 * V)
-    hidden, weight, bias, _ = problem()
-    with torch.no_grad():
-        slices = losses._logits_by_slice(hidden, weight, bias, torch.float64)
-        assert [len(logits) for _, logits, _ in slices] == [6, 5]
+    monkeypatch.setattr(vocabulary, "SLICE", 10 * V)
+    hidden, weight, _, _ = problem()
+    assert [len(hidden[rows]) for rows in vocabulary._even_slices(hidden, weight)] == [6, 5]
 
 
 def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +125,7 @@ def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.largest = max(self.largest, out.numel())
             return out
 
-    monkeypatch.setattr(losses, "SLICE", 50 * 40)
+    monkeypatch.setattr(vocabulary, "SLICE", 50 * 40)
     hidden = torch.randn(400, 3, requires_grad=True)
     weight, targets = torch.randn(50, 3, requires_grad=True), torch.randint(50, (400,))
     with Sizes() as sizes:
@@ -125,7 +134,7 @@ def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 50 * 30 < sizes.largest <= 50 * 40
 
 
-@pytest.mark.parametrize("smoothing", losses.SMOOTHINGS)
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_all_targets_ignored(smoothing: str) -> None:
     given = problem(ignored=tuple(range(N)))
     loss = linear_cross_entropy(*given, label_smoothing=0.1, smoothing=smoothing)
@@ -224,7 +233,7 @@ def test_evaluation_makes_no_gradients(
 ) -> None:
     given = problem()
     expected = linear_cross_entropy(*given).item()
-    monkeypatch.setattr(losses, "_Gradients", None)  # to call it would be an error
+    monkeypatch.setattr(vocabulary, "_Gradients", None)  # to call it would be an error
     with mode():
         loss = linear_cross_entropy(*given)
     assert loss.item() == expected
@@ -232,10 +241,10 @@ def test_evaluation_makes_no_gradients(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("words", [4, 100])
-def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, words: int) -> None:
-    monkeypatch.setattr(losses, "SLICE", 4 * V)
-    monkeypatch.setattr(losses, "WORDS", words)
+@pytest.mark.parametrize("tile", [4, 13, 1000])
+def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, tile: int) -> None:
+    monkeypatch.setattr(vocabulary, "SLICE", 4 * V)
+    monkeypatch.setattr(vocabulary, "TILE", tile)
     hidden, weight, own, targets = problem(torch.float32, bias)
     leaves = [t for t in (hidden, weight, own) if t is not None]
     with torch.autocast("cpu", torch.bfloat16):
@@ -256,7 +265,7 @@ def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, w
 
 def test_bf16_weights_learn_from_sums_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """257 equal rows: a sum in bf16 would stop at 256."""
-    monkeypatch.setattr(losses, "SLICE", V)
+    monkeypatch.setattr(vocabulary, "SLICE", V)
     hidden = torch.ones(257, D, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.zeros(V, D, dtype=torch.bfloat16, requires_grad=True)
     bias = torch.zeros(V, dtype=torch.bfloat16, requires_grad=True)
@@ -285,12 +294,46 @@ def test_the_scale_of_gradients_is_not_rounded() -> None:
         torch.testing.assert_close(a, 1021 * b, rtol=1e-5, atol=1e-8)
 
 
-def test_backward_twice() -> None:
-    hidden, weight, bias, targets = problem()
-    loss = linear_cross_entropy(hidden, weight, bias, targets)
+@pytest.mark.parametrize("low", [False, True])
+def test_backward_twice(low: bool) -> None:
+    hidden, weight, bias, targets = problem(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        loss = linear_cross_entropy(hidden, weight, bias, targets)
     first = torch.autograd.grad(3 * loss, weight, retain_graph=True)[0]
-    second = torch.autograd.grad(loss, weight)[0]
-    torch.testing.assert_close(first, 3 * second)
+    kept = first.clone()
+    for _ in range(2):
+        second = torch.autograd.grad(loss, weight, retain_graph=True)[0]
+        torch.testing.assert_close(first, 3 * second)
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("tile", [4, 1000])
+def test_the_gradient_of_a_sure_model_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tile: int
+) -> None:
+    """Softmax 0.999 less 1, in numbers of eight bits: the difference is taken before they round."""
+    monkeypatch.setattr(vocabulary, "TILE", tile * N)
+    hidden, weight, _, targets = problem(torch.bfloat16, bias=False, ignored=())
+    with torch.no_grad():
+        weight.mul_(0.05)
+        hidden.copy_(8 * F.one_hot(targets % D, D))
+        weight[targets, targets % D] = 1.2
+    exact_leaves = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    exact = plain(exact_leaves[0], exact_leaves[1], None, targets)
+    ours = linear_cross_entropy(hidden, weight, None, targets)
+    wanted = torch.autograd.grad(exact, exact_leaves)
+    for mine, want in zip(torch.autograd.grad(ours, (hidden, weight)), wanted, strict=True):
+        assert (mine.double() - want).norm() < 0.02 * want.norm()
+
+
+def test_an_unlikely_target_far_below_what_exp_can_hold() -> None:
+    hidden = torch.full((2, 1), 300.0, requires_grad=True)
+    weight = torch.tensor([[1.0], [0.0], [-1.0]], requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, None, torch.tensor([2, 0]), normalizer=1.0)
+    assert loss.item() == pytest.approx(600.0)
+    loss.backward()
+    torch.testing.assert_close(hidden.grad, torch.tensor([[2.0], [0.0]]))
+    torch.testing.assert_close(weight.grad, torch.tensor([[300.0], [0.0], [-300.0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -311,11 +354,11 @@ def test_token_scores(dtype: torch.dtype) -> None:
 
 def test_a_smoothed_distribution_sums_to_one() -> None:
     for smoothing, others in (("uniform", V - 1), ("off_target", V - 1), ("off_target_pad", V - 2)):
-        target, other = losses.smoothing_weights(0.3, smoothing, V)
+        target, other = vocabulary.smoothing_weights(0.3, smoothing, V)
         assert target + others * other == pytest.approx(1.0)
-    assert losses.smoothing_weights(0.1, "uniform", 10) == pytest.approx((0.91, 0.01))
+    assert vocabulary.smoothing_weights(0.1, "uniform", 10) == pytest.approx((0.91, 0.01))
     with pytest.raises(InputError, match="smoothing is 'fairseq'"):
-        losses.smoothing_weights(0.1, "fairseq", V)
+        vocabulary.smoothing_weights(0.1, "fairseq", V)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
@@ -346,7 +389,7 @@ def test_classification_of_bf16_logits_is_in_fp32() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("low", [False, True])
 def test_on_cuda(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
-    monkeypatch.setattr(losses, "SLICE", 4 * V)
+    monkeypatch.setattr(vocabulary, "SLICE", 4 * V)
     hidden, weight, bias, targets = problem(torch.float32)
     leaves = [t.detach().cuda().requires_grad_() for t in (hidden, weight, bias)]
     with torch.autocast("cuda", torch.bfloat16, enabled=low):

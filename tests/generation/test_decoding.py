@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fourfold
+from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 from fourfold.generation import beam_search, generate
 from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, MaskedLMConfig
@@ -225,7 +226,7 @@ def test_the_model_is_left_as_it_was(causal_lm: CausalLM, translator: EncoderDec
     for model in (causal_lm, translator):
         quiet = generate(model, ids, 8), beam_search(model, ids, max_len=8)[0]
         model.train()
-        frozen = next(module for module in model.modules() if isinstance(module, nn.Dropout))
+        frozen = next(module for module in model.modules() if isinstance(module, Dropout))
         frozen.eval()
         loud = generate(model, ids, 8), beam_search(model, ids, max_len=8)[0]
         assert torch.equal(quiet[0], loud[0])  # dropout was off

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig, check_word
+from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 from fourfold.core.positions import POSITIONS, PositionTable
 from fourfold.core.stack import make_norm
@@ -50,7 +51,7 @@ class TokenEmbedding(nn.Module):
         self.segments = nn.Embedding(n_segments, width) if n_segments else None
         self.scale = width**0.5 if scale else 1.0
         self.norm = make_norm(config) if norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, ids: Tensor, positions: Tensor | slice, segments: Tensor | None = None
@@ -104,7 +105,7 @@ class PatchEmbedding(nn.Module):
         rows = n_patches + n_prefix * self.prefix_has_position
         self.positions = make_positions(positions, rows, config.d_model)
         self.prefix = nn.Parameter(torch.zeros(n_prefix, config.d_model)) if n_prefix else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, side, side) to (B, prefix + N, D).

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fourfold.core.attention import Attention, lower
 from fourfold.core.cache import KVCache, LayerCache
 from fourfold.core.config import TransformerConfig
+from fourfold.core.dropout import Dropout
 from fourfold.core.masks import Lowered, Mask
 
 
@@ -50,7 +51,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
         gated = config.feed_forward == "glu"
         self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias) if gated else None
-        self.dropout = nn.Dropout(config.ff_dropout)
+        self.dropout = Dropout(config.ff_dropout)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class Block(nn.Module):
         if cross_attention:
             self.cross_attn_norm, self.cross_attn = make_norm(config), Attention(config)
         self.ff_norm, self.ff = make_norm(config), FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.drop_path = drop_path
 
     def forward(

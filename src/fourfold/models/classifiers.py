@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import check_positive, check_word
+from fourfold.core.dropout import Dropout
 from fourfold.core.init import initialise
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.heads import PooledClassifier
@@ -97,7 +98,7 @@ class TokenClassifier(Reader):
     def __init__(self, config: TokenClassifierConfig) -> None:
         super().__init__(config)
         assert config.n_classes is not None, "the classes are known once a model is built"
-        self.dropout = nn.Dropout(config.head_dropout)
+        self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.d_model, config.n_classes)
         initialise(self.classifier, config.init)
 
@@ -156,7 +157,7 @@ class CausalClassifier(CausalLM):
     def __init__(self, config: CausalClassifierConfig) -> None:
         super().__init__(config)
         assert config.n_classes is not None, "the classes are known once a model is built"
-        self.dropout = nn.Dropout(config.head_dropout)
+        self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.d_model, config.n_classes)
         initialise(self.classifier, config.init)
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig
+from fourfold.core.dropout import Dropout
 from fourfold.core.stack import ACTIVATIONS, make_norm
 
 
@@ -76,7 +77,7 @@ class PooledClassifier(nn.Module):
     def __init__(self, d_model: int, n_classes: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.pool = nn.Linear(d_model, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.classify = nn.Linear(d_model, n_classes)
 
     def forward(self, h: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import check_positive
+from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 
 
@@ -33,7 +34,7 @@ class LoRALinear(nn.Module):
         self.a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
         self.b = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
         nn.init.kaiming_uniform_(self.a, a=5**0.5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) to (..., E)."""

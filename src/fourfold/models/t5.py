@@ -15,6 +15,7 @@ from torch.nn import init
 
 from fourfold.core.attention import Attention
 from fourfold.core.cache import KVCache
+from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 from fourfold.core.init import INITS
 from fourfold.core.masks import Mask
@@ -103,7 +104,7 @@ class BiasedStack(Stack):
         super().__init__(config, cross_attention=cross_attention, n_layers=n_layers)
         both_ways = not cross_attention  # a decoder looks back only
         self.bias = RelativeBias(config.n_heads, config.n_buckets, config.max_distance, both_ways)
-        self.dropout, self.width = nn.Dropout(config.dropout), config.d_model
+        self.dropout, self.width = Dropout(config.dropout), config.d_model
 
     def forward(
         self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None, **memory: Any

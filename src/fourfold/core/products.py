@@ -1,0 +1,190 @@
+"""Attention as matrix products, for training in low precision on a CPU.
+
+There the fused kernel's backward pass is slow. Here queries are taken some rows at a time: under
+the causal triangle these see only the keys before them, which halves the work, and what is held at
+once grows with the length and not with its square.
+
+Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n of the rows at hand, e of the keys they
+see, Dh head width, Dv value width.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fourfold.core.dropout import keep
+
+CAUSAL_ROWS = 128  # few enough to skip much of the square, enough for a fast product
+HELD = 2**22  # scores at once, where the triangle gives no reason to cut
+KEPT = 2**18  # weights of one head that are kept for the backward pass rather than made again
+
+
+class Cut(NamedTuple):
+    """What one part of the queries sees."""
+
+    rows: slice
+    keys: slice
+
+    def of(self, x: Tensor | None) -> Tensor | None:
+        """The part of x, broadcastable to (B, H, Tq, Tk), that belongs to these rows and keys."""
+        if x is None:
+            return None
+        rows = self.rows if x.shape[2] > 1 else slice(None)
+        keys = self.keys if x.shape[3] > 1 else slice(None)
+        return x[:, :, rows, keys]
+
+
+class Settings(NamedTuple):
+    """What is no tensor."""
+
+    causal: bool
+    scale: float
+    dropout_p: float
+
+
+def attend_by_products(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout_p: float,
+) -> Tensor:
+    """Attention with the arguments of `attend`; `causal` goes with neither mask nor bias."""
+    mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
+    settings = Settings(causal, q.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
+    return _Attention.apply(q, k, v, mask, bias, settings)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        settings: Settings,
+    ) -> Tensor:
+        scaled, keys, values = (q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        y = q.new_empty(*q.shape[:3], v.shape[3])
+        cuts, kept, drops = _cuts(q, k, settings.causal), [], []
+        short = q.shape[2] * k.shape[2] <= KEPT
+        with torch.autocast(q.device.type, enabled=False):
+            for cut in cuts:
+                weights = _weights(scaled, keys, mask, bias, settings.causal, cut, q.shape)
+                drop = None
+                kept.append(weights if short else None)
+                if settings.dropout_p:
+                    stays, factor = keep(weights, settings.dropout_p)
+                    drop = stays.to(weights.dtype).mul_(factor)
+                    weights = weights * drop
+                drops.append(drop)
+                y[:, :, cut.rows] = torch.bmm(weights, values[:, cut.keys]).unflatten(
+                    0, q.shape[:2]
+                )
+        ctx.save_for_backward(scaled, keys, values, mask, bias, *kept, *drops)
+        ctx.cuts, ctx.settings, ctx.shape = cuts, settings, q.shape
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, bias, *more = ctx.saved_tensors
+        kept, drops = more[: len(ctx.cuts)], more[len(ctx.cuts) :]
+        grad, settings = grad.flatten(0, 1), ctx.settings
+        dq, dk, dv = torch.empty_like(q), _Sum(k, ctx.cuts), _Sum(v, ctx.cuts)
+        dbias = None
+        if bias is not None and ctx.needs_input_grad[4]:
+            dbias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
+        with torch.autocast(q.device.type, enabled=False):
+            for cut, weights, drop in zip(ctx.cuts, kept, drops, strict=True):
+                rows, keys = cut
+                if weights is None:
+                    weights = _weights(q, k, mask, bias, settings.causal, cut, ctx.shape)
+                dy = grad[:, rows]
+                dweights, dropped = torch.bmm(dy, v[:, keys].mT), weights
+                if drop is not None:
+                    dweights, dropped = dweights * drop, weights * drop
+                dv.add(keys, torch.bmm(dropped.mT, dy))
+                dscores = torch.ops.aten._softmax_backward_data(
+                    dweights, weights, -1, weights.dtype
+                )
+                if dbias is not None:
+                    part = cut.of(dbias)
+                    by_head = dscores.unflatten(0, ctx.shape[:2]).to(dbias.dtype)
+                    part += by_head.sum_to_size(part.shape)
+                dk.add(keys, torch.bmm(dscores.mT, q[:, rows]))
+                dq[:, rows] = torch.bmm(dscores, k[:, keys])
+        dq *= settings.scale
+        heads = ctx.shape[:2]
+        dbias = None if dbias is None else dbias.to(bias.dtype)
+        return dq.unflatten(0, heads), dk.total(heads), dv.total(heads), None, dbias, None
+
+
+class _Sum:
+    """A gradient by keys or values, added up over the cuts in fp32, where there are several."""
+
+    def __init__(self, x: Tensor, cuts: list[Cut]) -> None:
+        self._dtype = x.dtype
+        exact = torch.promote_types(x.dtype, torch.float32)
+        self._sum = torch.zeros_like(x, dtype=exact) if len(cuts) > 1 else None
+
+    def add(self, keys: slice, part: Tensor) -> None:
+        if self._sum is None:
+            self._sum = part
+        else:
+            self._sum[:, keys] += part
+
+    def total(self, heads: torch.Size) -> Tensor:
+        assert self._sum is not None
+        return self._sum.to(self._dtype).unflatten(0, heads)
+
+
+def _cuts(q: Tensor, k: Tensor, causal: bool) -> list[Cut]:
+    """The rows of the queries in parts, and the keys that each part sees."""
+    batch, heads, q_len, _ = q.shape
+    k_len = k.shape[2]
+    step = CAUSAL_ROWS if causal else max(CAUSAL_ROWS, HELD // (batch * heads * k_len))
+    ends = [min(start + step, q_len) for start in range(0, q_len, step)]
+    starts = [0, *ends[:-1]]
+    return [
+        Cut(slice(start, end), slice(0, end if causal else k_len))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _weights(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    cut: Cut,
+    shape: torch.Size,
+) -> Tensor:
+    """Softmax of the scores of a cut, (G, n, e); a row without any key is 0.
+
+    torch's softmax of bf16 computes in fp32 and rounds what it gives.
+    """
+    n, e = cut.rows.stop - cut.rows.start, cut.keys.stop
+    scores = torch.bmm(q[:, cut.rows], k[:, cut.keys].mT)
+    by_head = scores.view(*shape[:2], n, e)
+    if bias is not None:
+        by_head += cut.of(bias)
+    lowest = torch.finfo(scores.dtype).min  # not -inf, of which an empty row would make NaN
+    if causal:
+        ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+        scores[:, :, e - n :].masked_fill_(ahead, lowest)
+    seen = cut.of(mask)
+    if seen is not None:
+        by_head.masked_fill_(~seen, lowest)
+    weights = scores.softmax(-1)
+    if seen is not None:
+        weights.view_as(by_head).masked_fill_(~seen.any(-1, keepdim=True), 0.0)
+    return weights

@@ -1,0 +1,372 @@
+"""The loss of a vocabulary, which is most of the cost of a small language model.
+
+`linear_cross_entropy` takes hidden states and the output matrix and never holds more than a slice
+of the (N, V) logits. Shapes: N tokens, n of a slice, D model width, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fourfold.core.config import check_word
+
+IGNORED = -100
+SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
+Goal = tuple[float, float, int | None]  # extra on the target, elsewhere, the word with nothing
+# Logits held at once, in numbers (256 MiB in bf16): few enough to fit, and enough rows that adding
+# a slice's share to the (V, D) gradient is little against its matrix products.
+SLICE = 2**27
+# Those of some words, made into powers at once: on a CPU few enough to stay in its cache.
+TILE, TILE_CUDA = 2**22, 2**26
+
+
+def smoothing_weights(epsilon: float, convention: str, n_words: int) -> tuple[float, float]:
+    """Weight of the target and of every other word in a smoothed distribution.
+
+    Three conventions are in use for the same epsilon (Szegedy et al. 2016 is the first):
+    uniform, 1 - e + e/V and e/V (torch, transformers); off_target, 1 - e and e/(V-1) (fairseq,
+    tensor2tensor); off_target_pad, 1 - e and e/(V-2) with nothing on the padding word 0
+    (The Annotated Transformer).
+    """
+    check_word("smoothing", convention, SMOOTHINGS)
+    if convention == "uniform":
+        return 1.0 - epsilon + epsilon / n_words, epsilon / n_words
+    others = n_words - (1 if convention == "off_target" else 2)
+    return 1.0 - epsilon, epsilon / max(others, 1)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    smoothing: str = "uniform",
+    weights: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+) -> Tensor:
+    """Cross-entropy of softmax(hidden weight^T + bias), computed slice by slice.
+
+    The backward pass costs nothing of its own: gradients are made while a slice of the logits is
+    there, so that peak memory is one slice and the gradient of the matrix.
+
+    Args:
+        hidden: (N, D).
+        weight: (V, D), often the token embedding.
+        bias: (V,) or None.
+        targets: (N,) int64; IGNORED (-100) does not count.
+        label_smoothing: Probability taken from the target.
+        smoothing: Who gets it, see `smoothing_weights`.
+        weights: (N,) how much each target counts; None means 1.
+        normalizer: What the sum is divided by; None means the number of valid targets.
+
+    Returns:
+        A scalar in fp32 (fp64 for fp64 inputs).
+    """
+    on_target, elsewhere = smoothing_weights(label_smoothing, smoothing, weight.shape[0])
+    pad = 0 if smoothing == "off_target_pad" else None
+    goal = (on_target - elsewhere, elsewhere, pad)
+    total = _LinearCrossEntropy.apply(
+        hidden, weight, bias, targets, weights, goal, torch.is_grad_enabled()
+    )
+    if normalizer is None:
+        normalizer = (targets != IGNORED).sum().clamp(min=1)
+    return (total / normalizer).to(total.dtype)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The summed loss, with its gradients made in the same pass over slices of rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        weights: Tensor | None,
+        goal: Goal,
+        learning: bool,
+    ) -> Tensor:
+        total, gradients = _pass(
+            hidden, weight, bias, targets, weights, goal, learning and any(ctx.needs_input_grad)
+        )
+        ctx.gradients, ctx.goal = gradients, goal
+        ctx.autocast = torch.is_autocast_enabled(hidden.device.type)
+        ctx.save_for_backward(hidden, weight, bias, targets, weights)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # a second time: the first has given its own away
+            with torch.autocast(grad.device.type, enabled=ctx.autocast):
+                _, gradients = _pass(*inputs, ctx.goal, True)
+        # Scaled in the dtype of sums, fp32 or better: 1 / (number of tokens) is not bf16's.
+        scaled = [
+            None if total is None else total.mul_(grad).to(given.dtype)
+            for total, given in zip(gradients.all, inputs[:3], strict=True)
+        ]
+        return *scaled, None, None, None, None
+
+
+def _pass(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor | None,
+    goal: Goal,
+    learning: bool,
+) -> tuple[Tensor, "_Gradients | None"]:
+    """The summed loss and, if `learning`, its gradients."""
+    x, w, exact = _operands(hidden, weight)
+    counts = (targets != IGNORED).to(exact)
+    if weights is not None:
+        counts *= weights
+    total = torch.zeros((), dtype=exact, device=x.device)
+    gradients = _Gradients(x, w, bias, exact, goal) if learning else None
+    room = _Room(x, w, exact, keep=learning)
+    with torch.autocast(x.device.type, enabled=False):
+        for rows in _even_slices(x, w):
+            part = _Slice(x[rows], w, bias, targets[rows], counts[rows], goal, room)
+            total += part.loss
+            if gradients is not None:
+                gradients.add(rows, part)
+    return total, gradients
+
+
+class _Room:
+    """Memory that all slices share: fresh memory costs more than a pass over it.
+
+    Args:
+        x: (N, D).
+        w: (V, D).
+        exact: The dtype of sums.
+        keep: Whether all tiles of a slice stay, which their gradients need.
+    """
+
+    def __init__(self, x: Tensor, w: Tensor, exact: torch.dtype, *, keep: bool) -> None:
+        n_rows = max((len(x[rows]) for rows in _even_slices(x, w)), default=0)
+        most = TILE if x.device.type == "cpu" else TILE_CUDA
+        self.words = min(len(w), max(1, most // max(1, n_rows)))
+        self.keep = keep
+        self._tiles = x.new_empty(n_rows * (len(w) if keep else self.words))
+        low = x.dtype != exact
+        self._scratch = x.new_empty(n_rows * self.words, dtype=exact) if low else None
+
+    def tile(self, n: int, words: slice) -> Tensor:
+        """(n, words) in the dtype of products, at a place of its own if tiles are kept."""
+        start = n * words.start if self.keep else 0
+        return self._tiles[start : start + n * (words.stop - words.start)].view(n, -1)
+
+    def exactly(self, tile: Tensor) -> Tensor:
+        """The tile in the dtype of sums: a copy, or itself."""
+        if self._scratch is None:
+            return tile
+        return self._scratch[: tile.numel()].view_as(tile).copy_(tile)
+
+
+class _Slice:
+    """The loss of n rows, and what the gradients need of their softmax, tile by tile of words.
+
+    With z the logits of a tile and `top` their largest in each row, a tile keeps exp(z - top); its
+    `share`, exp(top - logsumexp of all words) times the row's count, makes softmax of it. Shares
+    are factors on rows, which the gradients' products take outside: no second pass over the logits.
+
+    With q = elsewhere + extra on the target, elsewhere on other words, 0 on `pad`, sum(q) = 1:
+    loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        counts: Tensor,
+        goal: Goal,
+        room: _Room,
+    ) -> None:
+        self.x, self.counts, self.targets = x, counts, targets
+        extra, elsewhere, pad = goal
+        self.words = [
+            slice(start, min(start + room.words, len(w))) for start in range(0, len(w), room.words)
+        ]
+        self.powers: list[Tensor] = []
+        tops, masses = [], []
+        hit = torch.zeros_like(counts)  # sum(q z)
+        for words in self.words:
+            power = room.tile(len(x), words)
+            torch.mm(x, w[words].T, out=power)
+            z = room.exactly(power)
+            if bias is not None:
+                z += bias[words]
+            place, inside = self._place(words)
+            hit += extra * z.gather(1, place).squeeze(1) * inside
+            if elsewhere:
+                hit += elsewhere * z.sum(-1)
+                if pad is not None and words.start <= pad < words.stop:
+                    hit -= elsewhere * z[:, pad - words.start]
+            top = z.amax(-1, keepdim=True)
+            masses.append(z.sub_(top).exp_().sum(-1))
+            tops.append(top.squeeze(1))
+            if z is not power and room.keep:
+                power.copy_(z)
+            self.powers.append(power)
+        highest, mass = torch.stack(tops), torch.stack(masses)  # (tiles, n)
+        total = (highest + mass.log()).logsumexp(0)
+        self.loss = ((total - hit) * counts).sum()
+        self.shares = (highest - total).exp() * counts
+
+    def _place(self, words: slice) -> tuple[Tensor, Tensor]:
+        """Columns (n, 1) of the targets in a tile, and whether they are there (n,)."""
+        place = self.targets - words.start
+        inside = (place >= 0) & (place < words.stop - words.start)
+        return place.clamp(0, words.stop - words.start - 1)[:, None], inside
+
+    def aim(self, extra: float) -> Tensor:
+        """Take `extra` from the targets' softmax where that is large; return what is left, (n,).
+
+        The gradient of a sure model is a small difference of its softmax and its target: it is
+        taken here, before low precision rounds it. Elsewhere their shares are simply added.
+        """
+        left = extra * self.counts
+        for words, power, share in zip(self.words, self.powers, self.shares, strict=True):
+            place, inside = self._place(words)
+            large = inside & (share > 0.25 * self.counts)
+            minus = torch.where(large, left / share, 0.0)
+            target = torch.arange(len(place), device=place.device), place.squeeze(1)
+            power[target] = (power[target] - minus).to(power.dtype)
+            left = torch.where(large, 0.0, left)
+        return left
+
+
+class _Gradients:
+    """Gradients of the summed loss in the dtype of sums, which grow slice by slice.
+
+    Args:
+        x: (N, D).
+        w: (V, D).
+        bias: (V,) or None.
+        exact: The dtype of sums.
+        goal: As for `_Slice`.
+    """
+
+    def __init__(
+        self, x: Tensor, w: Tensor, bias: Tensor | None, exact: torch.dtype, goal: Goal
+    ) -> None:
+        self.w, self.goal = w, goal
+        self.hidden = torch.zeros_like(x, dtype=exact)
+        self.weight = torch.zeros_like(w, dtype=exact)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+
+    @property
+    def all(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """By hidden, weight and bias."""
+        return self.hidden, self.weight, self.bias
+
+    def add(self, rows: slice, part: _Slice) -> None:
+        """Add those of `rows`."""
+        extra, elsewhere, pad = self.goal
+        left, x, hidden = part.aim(extra), part.x.to(self.hidden.dtype), self.hidden[rows]
+        for words, power, share in zip(part.words, part.powers, part.shares, strict=True):
+            scaled = (x * share[:, None]).to(power.dtype)
+            hidden += torch.mm(power, self.w[words]) * share[:, None]
+            self.weight[words] += torch.mm(power.T, scaled)
+            if self.bias is not None:
+                self.bias[words] += torch.mm(power.T, share[:, None].to(power.dtype)).squeeze(1)
+        self._shift(hidden, x, -left, part.targets.clamp(min=0))
+        if elsewhere:
+            even = -elsewhere * part.counts
+            hidden += torch.outer(even, self.w.sum(0, dtype=x.dtype))
+            self.weight += even @ x
+            if self.bias is not None:
+                self.bias += even.sum()
+            if pad is not None:
+                self._shift(hidden, x, -even, torch.full_like(part.targets, pad))
+
+    def _shift(self, hidden: Tensor, x: Tensor, slope: Tensor, words: Tensor) -> None:
+        """Add the gradients of logits that have `slope` (n,) at one word (n,) of each row."""
+        hidden += slope[:, None] * self.w[words]
+        self.weight.index_add_(0, words, slope[:, None] * x)
+        if self.bias is not None:
+            self.bias.index_add_(0, words, slope)
+
+
+def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Both as autocast would hand them to a matrix product, and the dtype for sums."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        low = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(low), weight.to(low)
+    return hidden, weight, torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _even_slices(x: Tensor, w: Tensor) -> list[slice]:
+    """Slices of the rows of x with at most SLICE logits, of equal size: no small rest."""
+    n_slices = max(1, math.ceil(len(x) * len(w) / SLICE))
+    step = max(1, math.ceil(len(x) / n_slices))
+    return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
+
+
+@torch.no_grad()
+def token_scores(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each target's negative log-likelihood and each place's most likely word, slice by slice.
+
+    Args:
+        hidden: (N, D).
+        weight: (V, D).
+        bias: (V,) or None.
+        targets: (N,) int64.
+
+    Returns:
+        nll (N,) in nats, fp32 (fp64 for fp64 inputs), 0 where the target is IGNORED;
+        prediction (N,) int64.
+    """
+    x, w, exact = _operands(hidden, weight)
+    nll = torch.empty(len(x), dtype=exact, device=x.device)
+    prediction = torch.empty(len(x), dtype=torch.long, device=x.device)
+    for rows in _even_slices(x, w):
+        logits = torch.mm(x[rows], w.T).to(exact)
+        if bias is not None:
+            logits += bias
+        nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none", ignore_index=IGNORED)
+        prediction[rows] = logits.argmax(-1)
+    return nll, prediction
+
+
+def classification_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    normalizer: Tensor | float | None = None,
+) -> Tensor:
+    """Cross-entropy for classes, in fp32: hard labels, or soft ones from mixup and cutmix.
+
+    Args:
+        logits: (B, K).
+        labels: (B,) int64, or (B, K) probabilities.
+        label_smoothing: Probability spread evenly over all K (Szegedy et al. 2016).
+        normalizer: What the sum is divided by; None means B.
+
+    Returns:
+        A scalar.
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    if labels.is_floating_point():
+        labels = labels.to(exact)
+    total = F.cross_entropy(
+        logits.to(exact), labels, label_smoothing=label_smoothing, reduction="sum"
+    )
+    return total / (len(logits) if normalizer is None else normalizer)

@@ -1,0 +1,104 @@
+"""Attention by products against the naive formula, in fp64: values, gradients, every cut."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fourfold.core import products
+from fourfold.core.attention import attend, attention_backend
+from fourfold.core.products import attend_by_products
+
+B, H, Q, K, D = 2, 3, 7, 9, 4
+
+
+def inputs(q_len: int = Q, k_len: int = K) -> list[Tensor]:
+    sizes = ((q_len, D), (k_len, D), (k_len, D + 1))
+    return [torch.randn(B, H, *size, dtype=torch.float64).requires_grad_() for size in sizes]
+
+
+@pytest.fixture(params=["one cut", "many cuts", "made again"])
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "one cut":
+        monkeypatch.setattr(products, "CAUSAL_ROWS", 2)
+        monkeypatch.setattr(products, "HELD", 1)
+    if request.param == "made again":
+        monkeypatch.setattr(products, "KEPT", 0)
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize(
+    "mask", [None, (Q, K), (B, 1, 1, K), (B, 1, Q, K), (1, H, Q, K), (B, 1, Q, 1)]
+)
+@pytest.mark.parametrize("bias", [None, (Q, K), (H, 1, K), (1, H, Q, K), (B, 1, Q, K)])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_naive_formula(
+    mask: tuple[int, ...] | None, bias: tuple[int, ...] | None, scale: float | None
+) -> None:
+    leaves = inputs()
+    seen = None if mask is None else torch.rand(mask) < 0.6
+    if bias is not None:
+        leaves.append(torch.randn(bias, dtype=torch.float64).requires_grad_())
+    added = leaves[3] if bias is not None else None
+    ours = attend_by_products(*leaves[:3], seen, added, False, scale, 0.0)
+    with attention_backend("naive"):
+        theirs = attend(*leaves[:3], mask=seen, bias=added, scale=scale)
+    torch.testing.assert_close(ours, theirs)
+    above = torch.randn_like(ours)
+    for mine, wanted in zip(
+        torch.autograd.grad(ours, leaves, above),
+        torch.autograd.grad(theirs, leaves, above),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, wanted)
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("length", [1, 2, 7, 8])
+def test_the_triangle(length: int) -> None:
+    leaves = inputs(length, length)
+    ours = attend_by_products(*leaves, None, None, True, None, 0.0)
+    with attention_backend("naive"):
+        theirs = attend(*leaves, causal=True)
+    torch.testing.assert_close(ours, theirs)
+    for mine, wanted in zip(
+        torch.autograd.grad(ours.square().sum(), leaves),
+        torch.autograd.grad(theirs.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, wanted)
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_has_the_gradient_of_what_it_drops(causal: bool) -> None:
+    leaves = inputs(Q, Q)
+
+    def drop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return attend_by_products(q, k, v, None, None, causal, None, 0.4)
+
+    assert not torch.equal(drop(*leaves), attend(*leaves, causal=causal))
+    assert torch.autograd.gradcheck(drop, leaves)
+
+
+def test_dropout_takes_its_share() -> None:
+    q = torch.zeros(1, 1, 200, D).bfloat16().requires_grad_()
+    v = torch.eye(200)[None, None].bfloat16().requires_grad_()
+    weights = attend_by_products(q, q, v, None, None, False, None, 0.3)  # 1/200 each
+    dropped = (weights == 0).float().mean().item()
+    assert dropped == pytest.approx(0.3, abs=0.01)
+    assert weights.float().sum(-1).mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_is_held_grows_with_the_length() -> None:
+    """Twice the length, not four times: no (T, T) tensor is kept or made."""
+    sizes = []
+    for length in (2048, 4096):
+        leaves = [torch.randn(1, 1, length, 8).bfloat16().requires_grad_() for _ in range(3)]
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, saved=saved: (saved.append(x.numel()), x)[1], lambda x: x
+        ):
+            attend_by_products(*leaves, None, None, True, None, 0.0).sum().backward()
+        sizes.append(sum(saved))
+    assert sizes[1] == 2 * sizes[0]
