@@ -1,6 +1,7 @@
 """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) and multi-head attention (3.2.2).
 
-Shapes: B batch, H heads, Tq queries, Tk keys, D model width, Dh head width, Dv value width.
+Shapes: B batch, S sources, H heads, Tq queries, Tk keys, D model width, Dh head width, Dv value
+width.
 """
 
 from collections.abc import Iterator
@@ -110,13 +111,18 @@ def attend(
 
 
 def _by_products(q: Tensor, dropout_p: float) -> bool:
-    """Where matrix products beat the fused kernel: training on a CPU, in bf16 or with dropout.
+    """Where matrix products beat the fused kernel on a CPU.
 
-    Its bf16 backward is slow, and with dropout there is none. Measured forward and backward on two
-    cores in bf16: 5 times as fast at 16 tokens, 3 at 128, 2 at 512.
+    In training in bf16, for which its backward is slow, and with dropout, for which there is none:
+    measured forward and backward on two cores in bf16, 5 times as fast at 16 tokens, 3 at 128, 2
+    at 512. And where several rows in bf16 are continued by a token: 2 to 3 times as fast.
     """
-    learning = torch.is_grad_enabled() and q.requires_grad
-    return learning and q.device.type == "cpu" and (q.dtype == torch.bfloat16 or dropout_p > 0.0)
+    if q.device.type != "cpu":
+        return False
+    low = q.dtype == torch.bfloat16
+    if torch.is_grad_enabled() and q.requires_grad:
+        return low or dropout_p > 0.0
+    return low and q.shape[2] == 1 and q.shape[0] > 1
 
 
 @once
@@ -152,14 +158,23 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend from x (B, Tq, D) to itself or to `memory` (B, Tk, D); returns (B, Tq, D)."""
+        """Attend from x (B, Tq, D) to itself or to `memory` (B, Tk, D); returns (B, Tq, D).
+
+        A memory of fewer rows, (S, Tk, D), serves B / S rows of x each, one after the other.
+        """
         q = self._split(self.q(x))  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache)
+        # Beams of one source share its memory: they are as many queries more.
+        sources = len(k) if len(q) > len(k) else None
+        if sources is not None:
+            q = q.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)  # (S, H, B/S Tq, Dh)
         dropout_p = self.dropout if self.training else 0.0
         y = attend(
             q, k, v,
             mask=mask.mask, causal=mask.causal, bias=bias, scale=self.scale, dropout_p=dropout_p,
         )  # (B, H, Tq, Dv)  # fmt: skip
+        if sources is not None:
+            y = y.unflatten(2, (-1, x.shape[1])).transpose(1, 2).flatten(0, 1)  # (B, H, Tq, Dv)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, Tq, D)
 
     def weights(

@@ -40,21 +40,28 @@ class LayerCache:
     def project_once(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory: computed at the first step, remembered after."""
         if self.memory is None:
-            self.memory = project()
+            k, v = project()
+            self.memory = k.contiguous(), v.contiguous()  # by head, as each step reads them
         return self.memory
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep batch rows `rows`, in that order; rows may repeat or be left out."""
-        if self._buffers is not None:  # with their room to spare: the next step needs it
-            self._buffers = (
-                self._buffers[0].index_select(0, rows),
-                self._buffers[1].index_select(0, rows),
-            )
-        if self.memory is not None:
-            self.memory = (
-                self.memory[0].index_select(0, rows),
-                self.memory[1].index_select(0, rows),
-            )
+    def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
+        """Keep batch rows `rows`, in that order, and memories `sources`; None keeps all."""
+        if self._buffers is not None:
+            k, v = self._buffers
+            self._buffers = self._moved(k, rows), self._moved(v, rows)
+        if self.memory is not None and sources is not None:
+            k, v = self.memory
+            self.memory = k.index_select(0, sources), v.index_select(0, sources)
+
+    def _moved(self, buffer: Tensor, rows: Tensor) -> Tensor:
+        """Rows of a buffer, with its room to spare, which the next step needs."""
+        if len(rows) != len(buffer):
+            return buffer.index_select(0, rows)
+        # As many as before: those that stay where they are cost nothing, nor does the room.
+        changed = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+        filled = buffer[:, :, : self.length]
+        filled[changed] = filled.index_select(0, rows[changed])
+        return buffer
 
 
 class KVCache:
@@ -86,12 +93,27 @@ class KVCache:
             self.documents = torch.cat([old, new], dim=1)
         self.length += ids.shape[1]
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep batch rows `rows` (int64) in every layer: beams, or finished sentences dropped."""
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep batch rows `rows` (int64) in every layer: beams, or finished sentences dropped.
+
+        Args:
+            rows: Which rows go on, in their new order; they may repeat.
+            sources: Which memories stay; None is for one memory a row, which moves with it. Else
+                a memory serves as many rows, one after the other, as there are for each.
+        """
+        sources = rows if sources is None else sources
+        kept = None if self._all_memories(sources) else sources
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)
         for layer in self._layers:
-            layer.reorder(rows)
+            layer.reorder(rows, kept)
+
+    def _all_memories(self, sources: Tensor) -> bool:
+        """Whether `sources` are all that there are, as they are (asked once for all layers)."""
+        memory = self._layers[0].memory if self._layers else None
+        if memory is None or len(memory[0]) != len(sources):
+            return False
+        return torch.equal(sources, torch.arange(len(sources), device=sources.device))
 
 
 def look_back(

@@ -101,6 +101,7 @@ class Seq2SeqStep:
     ) -> None:
         self._model, self._src_mask = model, src_mask
         self._memory = model.encode(src, src_mask)  # (B, S, D)
+        self._rows = len(src)
         self._cache = KVCache() if use_cache else None
         self._ids: Tensor | None = None
 
@@ -111,10 +112,18 @@ class Seq2SeqStep:
         return self._model.logits(h[:, -1])
 
     def reorder(self, rows: Tensor) -> None:
+        sources = self._sources(rows)
+        self._rows = len(rows)
         if self._cache is not None:
-            self._cache.reorder(rows)
-        self._memory = self._memory.index_select(0, rows)
-        self._ids, self._src_mask = _pick(self._ids, rows), _pick(self._src_mask, rows)
+            self._cache.reorder(rows, sources)
+        self._ids, self._src_mask = _pick(self._ids, rows), _pick(self._src_mask, sources)
+        self._memory = self._memory.index_select(0, sources)
+
+    def _sources(self, rows: Tensor) -> Tensor:
+        """The sources of rows, as few as can serve the same number of them each."""
+        each = rows // (self._rows // len(self._memory))
+        sources, sizes = torch.unique_consecutive(each, return_counts=True)
+        return sources if bool((sizes == sizes[0]).all()) else each
 
 
 def last_real(h: Tensor, mask: Tensor | None) -> Tensor:
