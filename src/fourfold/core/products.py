@@ -27,10 +27,8 @@ class Cut(NamedTuple):
     rows: slice
     keys: slice
 
-    def of(self, x: Tensor | None) -> Tensor | None:
+    def of(self, x: Tensor) -> Tensor:
         """The part of x, broadcastable to (B, H, Tq, Tk), that belongs to these rows and keys."""
-        if x is None:
-            return None
         rows = self.rows if x.shape[2] > 1 else slice(None)
         keys = self.keys if x.shape[3] > 1 else slice(None)
         return x[:, :, rows, keys]
@@ -181,7 +179,7 @@ def _weights(
     if causal:
         ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
         scores[:, :, e - n :].masked_fill_(ahead, lowest)
-    seen = cut.of(mask)
+    seen = None if mask is None else cut.of(mask)
     if seen is not None:
         by_head.masked_fill_(~seen, lowest)
     weights = scores.softmax(-1)

@@ -108,7 +108,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second time: the first has given its own away
             with torch.autocast(grad.device.type, enabled=ctx.autocast):
-                _, gradients = _pass(*inputs, ctx.goal, True)
+                hidden, weight, bias, targets, weights = inputs
+                _, gradients = _pass(hidden, weight, bias, targets, weights, ctx.goal, True)
         # Scaled in the dtype of sums, fp32 or better: 1 / (number of tokens) is not bf16's.
         scaled = [
             None if total is None else total.mul_(grad).to(given.dtype)
