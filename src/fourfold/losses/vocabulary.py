@@ -97,7 +97,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             hidden, weight, bias, targets, weights, goal, learning and any(ctx.needs_input_grad)
         )
         ctx.gradients, ctx.goal = gradients, goal
-        ctx.autocast = torch.is_autocast_enabled(hidden.device.type)
+        device = hidden.device.type
+        ctx.autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         ctx.save_for_backward(hidden, weight, bias, targets, weights)
         return total
 
@@ -107,7 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         inputs = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second time: the first has given its own away
-            with torch.autocast(grad.device.type, enabled=ctx.autocast):
+            with torch.autocast(grad.device.type, *ctx.autocast):
                 hidden, weight, bias, targets, weights = inputs
                 _, gradients = _pass(hidden, weight, bias, targets, weights, ctx.goal, True)
         # Scaled in the dtype of sums, fp32 or better: 1 / (number of tokens) is not bf16's.
