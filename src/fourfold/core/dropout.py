@@ -13,6 +13,8 @@ def keep(like: Tensor, p: float) -> tuple[Tensor, float]:
     Sixteen random bits decide on each, a quarter of the draws that a random number takes: p is
     rounded to 1/65,536, and the factor is that of the rounded p.
     """
+    if torch.compiler.is_compiling():  # which draws numbers where it uses them
+        return torch.rand_like(like, dtype=torch.float32) >= p, 1.0 / max(1.0 - p, 1.0 / STEPS)
     dropped = min(round(p * STEPS), STEPS)
     words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
     bits = words.random_(-(2**63), None).view(torch.int16)[: like.numel()].view(like.shape)
@@ -35,7 +37,7 @@ class Dropout(nn.Module):
         """x of any shape."""
         if not (self.training and self.p):
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if x.device.type != "cpu":
             return F.dropout(x, self.p)
         kept, factor = keep(x, self.p)
         return x * kept.to(x.dtype).mul_(factor)
