@@ -34,6 +34,7 @@ COMMANDS = {
     "seeds": "fourfold.commands.seeds",
     "plan": "fourfold.commands.plan",
     "replay": "fourfold.commands.replay",
+    "bench": "fourfold.commands.bench",
     "completion": "fourfold.commands.completion",
 }
 

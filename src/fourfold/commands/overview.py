@@ -14,6 +14,7 @@ train and measure
   seeds      fit and test with several seeds: mean, standard deviation and best
   plan       parameters, FLOPs and memory of a recipe, before running it
   replay     where a loss that is not finite comes from
+  bench      time and memory of all four families against their peers, on this machine
 
 use a checkpoint: lines in, lines out
   translate  one sentence a line to its translation
@@ -101,6 +102,29 @@ in fp32, and the first module whose output is not finite is named.
   --device D      auto, cpu, cuda or cuda:N; default: where it happened
   --precision P   such as 32-true or bf16-mixed; default: that of the training"""
 
+BENCH = """usage: fourfold bench [--size SIZE] [--work WORK ...] [--out DIR] [options]
+
+Measures our families against their peers on this machine: the same shapes and precision, all ways
+in turns in one run, and what is shown is the median [least, greatest] and the same of each peer's
+time by ours, round by round. A step's FLOPs are set against a matrix product of the same run.
+
+  --size SIZE     laptop (default), wide, gpu, or tiny, which only shows that everything runs
+  --family NAME ...   causal_lm, masked_lm, vit, encoder_decoder; default: all that the size has
+  --work WORK ... train, evaluate, memory, greedy, beam (default: these), growth
+  --growth AXIS ...   length, vocabulary, batch: how a training step grows until it does not fit
+  --peers NAME ...    transformers, timm, nanogpt, x_transformers, torch (default: all), or none;
+                  one that is not installed is left out and named
+  --nanogpt FILE  nanoGPT's model.py, which is no package
+  --precision P   bf16 (default: autocast in training, weights in decoding) or fp32
+  --compiled      each way also compiled, against ours compiled
+  --rounds N      how often each way is measured (default 7)
+  --dropout P     of all that have it (default 0)
+  --budget S      seconds that memory or a point of a growth may take (default 120)
+  --threads N, --device D   of the CPU; auto, cpu, cuda or cuda:N
+  --out DIR       bench.md, bench.json (every measurement) and bench.png
+
+For a processor with other work, give it a core of its own: taskset -c 1 fourfold bench ..."""
+
 IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
@@ -138,6 +162,7 @@ OVERVIEWS = {
     "seeds": SEEDS,
     "plan": PLAN,
     "replay": REPLAY,
+    "bench": BENCH,
     "import": IMPORT,
     "export": EXPORT,
     "validate": _evaluation(

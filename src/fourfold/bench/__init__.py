@@ -1,0 +1,1 @@
+"""Our families against their peers, in one run."""

@@ -1,0 +1,57 @@
+"""On what was measured: processor, threads, versions and commit, and no path of the machine."""
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "timm", "x-transformers")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a reader needs to place the numbers."""
+    found: dict[str, Any] = {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "python": platform.python_version(),
+    }
+    return found | {name: installed(name) for name in PACKAGES} | {"commit": commit()}
+
+
+def processor() -> str:
+    """The processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, if it is there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The commit of a checkout, with a + where files have been changed since."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True
+            )
+        except OSError:  # there is no git
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if (name := git("rev-parse", "--short", "HEAD")) is None:
+        return None
+    return name + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))

@@ -1,0 +1,111 @@
+"""transformers: its own classes with their own losses, labels given, as its Trainer calls them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fourfold.bench.shapes import Shape
+from fourfold.bench.ways import Way
+from fourfold.losses import IGNORED
+
+
+def causal_lm(shape: Shape, dropout: float) -> Way:
+    """GPT2LMHeadModel; its loss looks one token ahead by itself."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=shape.n_out, n_positions=shape.length, n_embd=shape.d_model,
+        n_layer=shape.n_layers, n_head=shape.n_heads, resid_pdrop=dropout, embd_pdrop=dropout,
+        attn_pdrop=dropout, bos_token_id=None, eos_token_id=None, use_cache=False,
+    )  # fmt: skip
+    return Way(GPT2LMHeadModel(config), _text_loss)
+
+
+def masked_lm(shape: Shape, dropout: float) -> Way:
+    """BertForMaskedLM."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=shape.n_out, hidden_size=shape.d_model, num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads, intermediate_size=shape.d_ff,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        max_position_embeddings=shape.length,
+    )  # fmt: skip
+    return Way(BertForMaskedLM(config), _hidden_loss)
+
+
+def vit(shape: Shape, dropout: float) -> Way:
+    """ViTForImageClassification."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=shape.d_model, num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads, intermediate_size=shape.d_ff,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        image_size=shape.length, patch_size=shape.patch_size,
+        id2label={i: str(i) for i in range(shape.n_out)},
+    )  # fmt: skip
+    return Way(ViTForImageClassification(config), _image_loss)
+
+
+def encoder_decoder(shape: Shape, dropout: float) -> Way:
+    """MarianMTModel."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=shape.n_out, d_model=shape.d_model, max_position_embeddings=shape.max_len,
+        encoder_layers=shape.n_layers, decoder_layers=shape.n_layers,
+        encoder_attention_heads=shape.n_heads, decoder_attention_heads=shape.n_heads,
+        encoder_ffn_dim=shape.d_ff, decoder_ffn_dim=shape.d_ff, activation_function="relu",
+        dropout=dropout, scale_embedding=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        forced_eos_token_id=None, decoder_start_token_id=1, use_cache=False,
+    )  # fmt: skip
+    return Way(MarianMTModel(config), _pair_loss)
+
+
+def read_causal(folder: str, dtype: Any) -> Any:
+    """A causal LM out of a directory, which nothing ends but the number of tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def read_pairs(folder: str, dtype: Any) -> Any:
+    """An encoder-decoder out of a directory."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
+
+
+def _text_loss(model: Any, batch: Any) -> Tensor:
+    return model(input_ids=batch.ids, labels=batch.ids).loss
+
+
+def _hidden_loss(model: Any, batch: Any) -> Tensor:
+    return model(input_ids=batch.ids, labels=batch.targets).loss
+
+
+def _image_loss(model: Any, batch: Any) -> Tensor:
+    return model(pixel_values=batch.images, labels=batch.labels).loss
+
+
+def _pair_loss(model: Any, batch: Any) -> Tensor:
+    labels = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], IGNORED)
+    found = model(
+        input_ids=batch.src,
+        attention_mask=batch.src_mask,
+        decoder_input_ids=batch.tgt[:, :-1],
+        labels=labels,
+    )
+    return found.loss
+
+
+FAMILIES: dict[str, Callable[[Shape, float], Way]] = {
+    "causal_lm": causal_lm,
+    "masked_lm": masked_lm,
+    "vit": vit,
+    "encoder_decoder": encoder_decoder,
+}
