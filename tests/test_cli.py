@@ -10,8 +10,10 @@ from fourfold.cli import COMMANDS, main, plain_sentence
 from fourfold.core.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
-CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict", "plan")]
-CALLS += [["completion", "bash"]]
+CALLS += [
+    [command, "--help"] for command in ("fit", "validate", "test", "predict", "plan", "bench")
+]
+CALLS += [["completion", "bash"], ["bench", "--size", "tiy"]]
 
 
 def test_help_version_and_misspelt_commands_wait_for_nothing(root: Path) -> None:

@@ -147,7 +147,7 @@ class Settings:
     rounds: int = 7
     dropout: float = 0.0
     growth: tuple[str, ...] = tuple(GROWING)
-    budget: float = 120.0
+    budget: float = 300.0
     device: str = "cpu"
     threads: int = 1
 

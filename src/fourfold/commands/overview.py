@@ -119,7 +119,7 @@ time by ours, round by round. A step's FLOPs are set against a matrix product of
   --compiled      each way also compiled, against ours compiled
   --rounds N      how often each way is measured (default 7)
   --dropout P     of all that have it (default 0)
-  --budget S      seconds that memory or a point of a growth may take (default 120)
+  --budget S      seconds that memory or a point of a growth may take (default 300)
   --threads N, --device D   of the CPU; auto, cpu, cuda or cuda:N
   --out DIR       bench.md, bench.json (every measurement) and bench.png
 

@@ -1,0 +1,83 @@
+"""Every work once, with ours and what a machine with the development extras has."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fourfold.bench import growth, run, steps
+from fourfold.bench.memory import NotMeasured
+from fourfold.bench.peers.table import Absent
+from fourfold.bench.shapes import FAMILIES, Settings
+
+TINY = Settings(size="tiny", peers=("transformers", "timm"), rounds=2)
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is told, not measured."""
+
+    def told(way: str, family: str, shape: Any, settings: Settings) -> int:
+        if way != "fourfold" and shape.length > 8:
+            raise NotMeasured("does not fit")
+        return 2**20 * (1 if way == "fourfold" else 3)
+
+    for module in (run, growth):
+        monkeypatch.setattr(module, "peak_memory", told)
+
+
+@pytest.mark.parametrize("work", ["train", "evaluate"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps(work: str, family: str) -> None:
+    rows = list(run.measure(replace(TINY, works=(work,), families=(family,))))
+    assert rows[0].way == "fourfold"
+    assert rows[0].ratios == [1.0, 1.0]
+    for row in rows:
+        assert row.note or (len(row.values) == len(row.shares) == 2 and min(row.shares) > 0)
+
+
+def test_decoding() -> None:
+    pytest.importorskip("transformers")
+    rows = list(run.measure(replace(TINY, works=("greedy", "beam"), precision="fp32", rounds=1)))
+    assert [row.way for row in rows] == ["fourfold", "transformers"] * 3
+    assert {row.note for row in rows} == {"", "100 % of the rows alike"}
+    assert [bool(row.shares) for row in rows] == [True, True, False, False, False, False]
+
+
+@pytest.mark.usefixtures("no_process")
+def test_memory() -> None:
+    pytest.importorskip("transformers")
+    settings = replace(TINY, works=("memory",), peers=("transformers", "nanogpt"))
+    rows = list(run.measure(replace(settings, families=("causal_lm",))))
+    assert [(row.way, row.values, row.note) for row in rows] == [
+        ("fourfold", [1.0], ""),
+        ("transformers", (), "does not fit"),
+        ("nanogpt", (), "not given: --nanogpt FILE"),
+    ]
+
+
+@pytest.mark.usefixtures("no_process")
+def test_growth_ends_where_a_way_does_not_fit() -> None:
+    pytest.importorskip("transformers")
+    rows = list(run.measure(replace(TINY, works=("growth",), growth=("length",))))
+    found = [(row.x, row.way, row.unit, row.note) for row in rows]
+    assert found == [
+        (8, "fourfold", "MiB", ""),
+        (8, "transformers", "MiB", ""),
+        (8, "fourfold", "ms a step", ""),
+        (8, "transformers", "ms a step", ""),
+        (16, "fourfold", "MiB", ""),
+        (16, "transformers", "MiB", "does not fit"),
+        (16, "fourfold", "ms a step", ""),
+    ]
+    assert rows[1].ratios == [3.0]
+
+
+def test_a_peer_that_fails_is_named_and_ours_is_not_spared() -> None:
+    def broken() -> None:
+        raise RuntimeError("no kernel\nand more")
+
+    with pytest.raises(Absent, match=r"failed: RuntimeError: no kernel$"):
+        steps.run_once(broken, "timm")
+    with pytest.raises(RuntimeError, match="no kernel"):
+        steps.run_once(broken, "fourfold")
