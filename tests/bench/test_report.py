@@ -53,8 +53,8 @@ def test_a_plot_of_nothing_is_empty(tmp_path: Path) -> None:
     assert (tmp_path / "bench.png").stat().st_size > 0
 
 
-def test_compiled_is_compared_with_compiled() -> None:
+def test_all_is_compared_with_what_users_get_unasked() -> None:
     seconds = {"fourfold": [1.0], "fourfold compiled": [0.5], "timm": [2.0], "timm compiled": [2.0]}
     assert against_ours(seconds) == {
-        "fourfold": [1.0], "fourfold compiled": [1.0], "timm": [2.0], "timm compiled": [4.0],
+        "fourfold": [1.0], "fourfold compiled": [0.5], "timm": [2.0], "timm compiled": [2.0],
     }  # fmt: skip

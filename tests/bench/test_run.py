@@ -5,12 +5,35 @@ from typing import Any
 
 import pytest
 
-from fourfold.bench import growth, run, steps
+from fourfold.bench import growth, run, steps, turns
 from fourfold.bench.memory import NotMeasured
 from fourfold.bench.peers.table import Absent
-from fourfold.bench.shapes import FAMILIES, Settings
+from fourfold.bench.shapes import FAMILIES, SIZES, Settings, Shape
+from fourfold.bench.turns import Turn, taking_turns
 
 TINY = Settings(size="tiny", peers=("transformers", "timm"), rounds=2)
+
+
+class Here:
+    """A turn in this process: it starts sooner."""
+
+    def __init__(
+        self, work: str, way: str, family: str, shape: Shape, settings: Settings, *, compiled: bool
+    ) -> None:
+        job = {"work": work, "way": way, "family": family, "compiled": compiled}
+        self.step, self.parameters = turns.make(job, shape, settings)
+
+    def __call__(self) -> None:
+        self.step()
+
+    def close(self) -> None:
+        self.step = None
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "Turn", Here)
+    monkeypatch.setattr(turns, "keep_freed_memory", lambda: True)
 
 
 @pytest.fixture
@@ -26,6 +49,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "peak_memory", told)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("work", ["train", "evaluate"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps(work: str, family: str) -> None:
@@ -56,7 +80,7 @@ def test_memory() -> None:
     ]
 
 
-@pytest.mark.usefixtures("no_process")
+@pytest.mark.usefixtures("no_process", "here")
 def test_growth_ends_where_a_way_does_not_fit() -> None:
     pytest.importorskip("transformers")
     rows = list(run.measure(replace(TINY, works=("growth",), growth=("length",))))
@@ -78,6 +102,32 @@ def test_a_peer_that_fails_is_named_and_ours_is_not_spared() -> None:
         raise RuntimeError("no kernel\nand more")
 
     with pytest.raises(Absent, match=r"failed: RuntimeError: no kernel$"):
-        steps.run_once(broken, "timm")
+        turns.run_once(broken, "timm")
     with pytest.raises(RuntimeError, match="no kernel"):
-        steps.run_once(broken, "fourfold")
+        turns.run_once(broken, "fourfold")
+
+
+def test_a_turn_has_a_process_of_its_own() -> None:
+    settings = replace(TINY, families=("causal_lm",))
+    shape = SIZES["tiny"]["causal_lm"]
+    with taking_turns() as found:
+        turn = Turn("train", "fourfold", "causal_lm", shape, settings, compiled=False)
+        found.append(turn)
+        assert (
+            turn.parameters
+            == Here("train", "fourfold", "causal_lm", shape, settings, compiled=False).parameters
+        )
+        turn()
+        turn()
+        process = turn._process
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+        with pytest.raises(Absent, match="does not fit"):
+            turn._hear()
+    assert process.poll() is not None
+
+
+def test_a_peer_that_is_not_here_says_so_from_its_process() -> None:
+    with pytest.raises(Absent, match="not given: --nanogpt FILE"):
+        Turn("train", "nanogpt", "causal_lm", SIZES["tiny"]["causal_lm"], TINY, compiled=False)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from fourfold.bench.batches import draw
 from fourfold.bench.clock import interleave
 from fourfold.bench.memory import NotMeasured, peak_memory
 from fourfold.bench.peers.table import Absent, require
 from fourfold.bench.rows import Row, against_ours
 from fourfold.bench.shapes import GROWING, GROWTH, OURS, Settings, Shape
 from fourfold.bench.steps import ready
+from fourfold.bench.turns import taking_turns
 
 WAYS = (OURS, "transformers")
 WORK = "growth"
@@ -60,14 +60,13 @@ def _time(
     axis: str, x: int, names: list[str], family: str, shape: Shape, settings: Settings
 ) -> Iterator[Row]:
     device = torch.device(settings.device)
-    peers = tuple(name for name in names if name != OURS)
-    alone = replace(settings, peers=peers, compiled=False)
-    calls, sizes, _ = ready("train", family, shape, alone, draw(family, shape, device))
-    calls = {name: call for name, call in calls.items() if name in names}
-    seconds = interleave(calls, settings.rounds, warm=1, device=device)
+    alone = replace(settings, compiled=False)
+    with taking_turns() as turns:
+        calls, _ = ready("train", family, shape, alone, names, turns)
+        seconds = interleave(calls, settings.rounds, warm=1, device=device)
     compared = against_ours(seconds)
     for name, found in seconds.items():
         yield Row(
             WORK, family, name, "ms a step", axis, [1000 * s for s in found],
-            compared.get(name, []), parameters=sizes[name], x=x,
+            compared.get(name, []), parameters=calls[name].parameters, x=x,
         )  # fmt: skip

@@ -17,8 +17,10 @@ import torch
 
 from fourfold.bench.batches import draw
 from fourfold.bench.build import build
-from fourfold.bench.shapes import SIZES, Settings, Shape
+from fourfold.bench.shapes import OURS, SIZES, Settings, Shape
+from fourfold.bench.turns import settings_of
 from fourfold.bench.ways import training
+from fourfold.callbacks.allocator import keep_freed_memory
 
 STEPS = 2  # the second has the optimizer's state from its beginning
 PAGES = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
@@ -52,14 +54,13 @@ def peak_memory(way: str, family: str, shape: Shape, settings: Settings) -> int:
 
 def main(job: dict[str, Any]) -> int:
     """Train a little, and print how many bytes that took."""
-    words: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in job["settings"].items()
-    }
-    settings, shape = Settings(**words), Shape(**job["shape"])
+    settings, shape = settings_of(job["settings"]), Shape(**job["shape"])
     device = torch.device(settings.device)
     torch.set_num_threads(settings.threads)
     if device.type == "cpu":
         _limit()
+        if job["way"] == OURS:
+            keep_freed_memory()  # as `fourfold fit` does
     _train(job["way"], job["family"], SIZES["tiny"][job["family"]], settings)
     before = _begin(device)
     _train(job["way"], job["family"], shape, settings)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from fourfold.bench.clock import ratios
 from fourfold.bench.shapes import OURS
-from fourfold.bench.ways import COMPILED
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Row:
         way: Ours or a peer, perhaps compiled.
         unit: Of the values.
         values: One a round.
-        ratios: By the value of ours of the same round, compiled by compiled.
+        ratios: By the value of ours of the same round, as `fourfold fit` runs without being asked.
         shares: Of the rate of `ceiling`, one a round.
         ceiling: What could not be exceeded: matrix product or memory bandwidth.
         parameters: How many are trained.
@@ -41,11 +40,6 @@ class Row:
     x: int | None = field(default=None)
 
 
-def base_of(way: str) -> str:
-    """What a way is compared with."""
-    return OURS + COMPILED * way.endswith(COMPILED)
-
-
 def against_ours(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Each way's time by ours, round by round."""
-    return {way: ratios(seconds, base_of(way))[way] for way in seconds if base_of(way) in seconds}
+    """Each way's time by ours, round by round: by that of our default, compiled or not."""
+    return ratios(seconds, OURS)

@@ -1,32 +1,31 @@
 """Steps of training and of evaluation, all ways in turns, the matrix product among them."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from fourfold.bench.batches import draw
-from fourfold.bench.build import build
-from fourfold.bench.clock import Call, interleave, matrix_product
+from fourfold.bench.clock import interleave, matrix_product
 from fourfold.bench.ours import BACKWARD, forward_cost
 from fourfold.bench.peers.table import Absent, having
 from fourfold.bench.rows import Row, against_ours
 from fourfold.bench.shapes import OURS, Settings, Shape
-from fourfold.bench.ways import COMPILED, TYPES, evaluation, training
+from fourfold.bench.turns import Turn, taking_turns
+from fourfold.bench.ways import COMPILED, TYPES
 
 PRODUCT = "matrix product"
-# Work: what makes a step, and how many forward passes it costs.
-STEPS = {"train": (training, BACKWARD), "evaluate": (evaluation, 1)}
+PASSES = {"train": BACKWARD, "evaluate": 1}  # forward passes that a step costs
 
 
 def measure_steps(work: str, family: str, shape: Shape, settings: Settings) -> Iterator[Row]:
     """Rows of one work and family, ours first."""
     device = torch.device(settings.device)
-    batch = draw(family, shape, device)
-    calls, sizes, missing = ready(work, family, shape, settings, batch)
     product, product_flops = matrix_product(TYPES[settings.precision], device)
-    seconds = interleave({**calls, PRODUCT: product}, settings.rounds, device=device)
-    flops = STEPS[work][1] * forward_cost(family, shape, batch)
+    names = [OURS, *having(family, settings.peers)]
+    with taking_turns() as turns:
+        calls, missing = ready(work, family, shape, settings, names, turns)
+        seconds = interleave({**calls, PRODUCT: product}, settings.rounds, device=device)
+    flops = PASSES[work] * forward_cost(family, shape, draw(family, shape, torch.device("cpu")))
     rates = [product_flops / x for x in seconds.pop(PRODUCT)]
     compared = against_ours(seconds)
     for way, found in seconds.items():
@@ -36,46 +35,31 @@ def measure_steps(work: str, family: str, shape: Shape, settings: Settings) -> I
             ratios=compared[way],
             shares=[flops / x / rate for x, rate in zip(found, rates, strict=True)],
             ceiling=PRODUCT,
-            parameters=sizes[way],
+            parameters=calls[way].parameters,
         )  # fmt: skip
     for way, why in missing.items():
         yield Row(work, family, way, "ms a step", note=why)
 
 
 def ready(
-    work: str, family: str, shape: Shape, settings: Settings, batch: Any
-) -> tuple[dict[str, Call], dict[str, int], dict[str, str]]:
-    """By name: a step of each way that has run once, its parameters, and why others are missing."""
-    device = torch.device(settings.device)
-    calls: dict[str, Call] = {}
-    sizes: dict[str, int] = {}
+    work: str,
+    family: str,
+    shape: Shape,
+    settings: Settings,
+    names: Sequence[str],
+    turns: list[Turn],
+) -> tuple[dict[str, Turn], dict[str, str]]:
+    """By name: a turn of each way, put among `turns` too, and why others are missing."""
+    calls: dict[str, Turn] = {}
     missing: dict[str, str] = {}
-    for name in [OURS, *having(family, settings.peers)]:
+    for name in names:
         for compiled in (False, True)[: 1 + settings.compiled]:
             way = name + COMPILED * compiled
-            torch.manual_seed(0)
             try:
-                built = build(name, family, shape, settings)
-                make = STEPS[work][0]
-                step = make(built, batch, settings.precision, device, compiled=compiled)
-                run_once(step, name)
+                turn = Turn(work, name, family, shape, settings, compiled=compiled)
             except Absent as why:
-                missing[name] = str(why)
-                break
-            calls[way], sizes[way] = step, built.parameters
-    return calls, sizes, missing
-
-
-def run_once(step: Call, name: str) -> None:
-    """See that a step works, of peers at least.
-
-    Raises:
-        Absent: What a peer complains of.
-    """
-    try:
-        step()
-    except Exception as error:  # of a peer: whatever its own code raises
-        if name == OURS:
-            raise
-        first = (str(error).strip().splitlines() or [""])[0][:100]
-        raise Absent(f"failed: {type(error).__name__}: {first}") from error
+                missing[way] = str(why)
+                continue
+            turns.append(turn)
+            calls[way] = turn
+    return calls, missing

@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning import Callback
 
+from fourfold.callbacks.allocator import KeepFreedMemory
 from fourfold.callbacks.averaging import AverageLast
 from fourfold.callbacks.checkpoints import Checkpoints
 from fourfold.callbacks.ema import ExponentialAverage
@@ -31,7 +32,7 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
         text: The same as YAML, to be kept.
     """
     trainer = config["trainer"]
-    shown: list[Callback] = []
+    shown: list[Callback] = [KeepFreedMemory()]
     if trainer["enable_progress_bar"] is not False:
         shown.append(Progress(config["progress_seconds"]))
     if command == "predict":

@@ -25,7 +25,6 @@ from lightning.pytorch.plugins.environments import (
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
-from fourfold.commands.allocator import keep_freed_memory
 from fourfold.commands.config_files import check_files, config_files, is_given, locate_value
 from fourfold.commands.equipment import make_callbacks
 from fourfold.commands.errors import hidden_input_error, input_error
@@ -265,8 +264,6 @@ def main(argv: Sequence[str]) -> int:
         InputError: Whatever is wrong with the options, the config, the data or the checkpoint.
     """
     quiet()
-    if not torch.cuda.is_available():
-        keep_freed_memory()
     command, rest = argv[0], list(argv[1:])
     rest = ["--help" if option == "--help-all" else option for option in rest]
     try:

@@ -2,6 +2,8 @@
 
 import ctypes
 
+from lightning import Callback, LightningModule, Trainer
+
 # Names and numbers of glibc's malloc.h.
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 
@@ -22,3 +24,12 @@ def keep_freed_memory() -> bool:
         mallopt(option, value) for option, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, most),
                                                      (TOP_PAD, 2**26))
     )  # fmt: skip
+
+
+class KeepFreedMemory(Callback):
+    """Does so where a CPU computes; a GPU's memory has an allocator of torch's own."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Before anything large is made."""
+        if trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()

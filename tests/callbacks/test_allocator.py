@@ -3,15 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fourfold.commands import allocator
+from fourfold.callbacks import allocator
 
 BLOCKS = """
 import sys
 import torch
-from fourfold.commands.allocator import keep_freed_memory
+from fourfold.callbacks.allocator import keep_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -41,3 +42,12 @@ def test_a_large_block_stays() -> None:
 def test_another_malloc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
     assert allocator.keep_freed_memory() is False
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", 1), ("cuda", 0)])
+def test_only_where_a_cpu_computes(monkeypatch: pytest.MonkeyPatch, device: str, kept: int) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: calls.append(None))
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=SimpleNamespace(type=device)))
+    allocator.KeepFreedMemory().setup(trainer, None, "fit")  # type: ignore[arg-type]
+    assert len(calls) == kept
