@@ -17,9 +17,9 @@ from fourfold.core.config import check_word
 IGNORED = -100
 SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
 Goal = tuple[float, float, int | None]  # extra on the target, elsewhere, the word with nothing
-# Logits held at once, in numbers (256 MiB in bf16): few enough to fit, and enough rows that adding
+# Logits held at once, in numbers (128 MiB in bf16): few enough to fit, and enough rows that adding
 # a slice's share to the (V, D) gradient is little against its matrix products.
-SLICE = 2**27
+SLICE = 2**26
 # Those of some words, made into powers at once: on a CPU few enough to stay in its cache.
 TILE, TILE_CUDA = 2**22, 2**26
 
