@@ -85,9 +85,9 @@ def heading(machine: dict[str, Any], settings: Settings) -> str:
         f"Precision {settings.precision}, dropout {settings.dropout:g}, {settings.rounds} rounds;"
         f" {shapes}; greedy decoding of {writing.new} tokens after {writing.prompt}.",
         "",
-        "All ways take turns, each in a process of its own, in another order each round. A value is the median"
-        " [least, greatest] over the rounds; `times ours` is that of the ratios taken round by"
-        " round, always against fourfold as it runs unasked: above 1 it is ahead.",
+        "All ways take turns, each in a process of its own, in another order each round. A value"
+        " is the median [least, greatest] over the rounds; `times ours` is that of the ratios taken"
+        " round by round, always against fourfold as it runs unasked: above 1 it is ahead.",
     ]
     return "\n".join(lines)
 
