@@ -242,6 +242,32 @@ def test_a_signal_saves_and_says_so(
     assert rows(here / "whole") == rows(here / "stopped")
 
 
+def test_the_checkpoint_before_a_signal_is_kept(
+    fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a signal saved may be spoilt as well: then the run goes on from the one before."""
+    from fourfold.tasks import Translation
+
+    options = ("--checkpoint.every_n_steps=2",)
+    assert fit("whole", *options).code == 0
+    step = Translation.training_step
+
+    def signalled(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.fit_loop.total_batch_idx == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translation, "training_step", signalled)
+        assert fit("stopped", *options).code == 75
+    last = here / "stopped/checkpoints/last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    resumed = fit("stopped", *options)
+    assert resumed.code == 0
+    assert "going on from previous.ckpt" in resumed.out + resumed.err
+    same_runs(here / "whole", here / "stopped")
+
+
 def test_auto_continues_and_a_complete_run_stays(fit: Run, here: Path) -> None:
     assert fit("r", "--trainer.max_steps=4").code == 0
     longer = fit("r")

@@ -78,7 +78,7 @@ class Checkpoints(Checkpoint):
             if validates_now(trainer):
                 self.waits = True
             else:
-                self._save_last(trainer)
+                self.save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if the epoch is complete and due, or the last."""
@@ -86,14 +86,15 @@ class Checkpoints(Checkpoint):
         due = bool(self.every_n_epochs) and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         # The last one here, since at the end of training a moving average is in the model's place.
         if complete and (due or is_over(trainer)):
-            self._save_last(trainer)
+            self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """However training ended: what it reached is not lost."""
         if trainer.global_step != self.saved_step:
-            self._save_last(trainer)
+            self.save_last(trainer)
 
-    def _save_last(self, trainer: Trainer) -> None:
+    def save_last(self, trainer: Trainer) -> None:
+        """Write last.ckpt now; the one before is kept as previous.ckpt."""
         self.saved_step, self.waits = trainer.global_step, False
         if trainer.is_global_zero and self.last.is_file():
             _link(self.last, self.folder / "previous.ckpt")
@@ -108,7 +109,7 @@ class Checkpoints(Checkpoint):
         if self.keep_best:
             self._keep_best(trainer)
         if self.waits and not trainer.sanity_checking:
-            self._save_last(trainer)
+            self.save_last(trainer)
 
     def _keep_best(self, trainer: Trainer) -> None:
         """Save if this is among the best, and drop what no longer is."""

@@ -6,7 +6,6 @@ its SLURM handler saves in the middle of a batch.
 
 import signal
 import threading
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,7 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from fourfold.callbacks.checkpoints import is_over, validates_now
+from fourfold.callbacks.checkpoints import Checkpoints, is_over, validates_now
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -29,15 +28,15 @@ class Preemption(Checkpoint):
     Lightning calls it after all other callbacks.
 
     Args:
-        last: Where training goes on from.
+        checkpoints: What writes last.ckpt, where training goes on from.
 
     Raises:
         SystemExit: Once all is saved, with code 75, or 130 after Ctrl-C; of several processes only
             the first ends so, the others with 0.
     """
 
-    def __init__(self, last: Path) -> None:
-        self.last = last
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
         self.asked = 0  # the signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -91,10 +90,10 @@ class Preemption(Checkpoint):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
-        trainer.save_checkpoint(self.last)
+        self.checkpoints.save_last(trainer)
         if trainer.is_global_zero:
             print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
-                  f" on from {self.last}", flush=True)  # fmt: skip
+                  f" on from {self.checkpoints.last}", flush=True)  # fmt: skip
         if not _is_heard(trainer):
             raise SystemExit(0)
         raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)

@@ -55,7 +55,7 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
 def _savers(run: RunDirectory, config: Any) -> list[Callback]:
     """What writes checkpoints; Lightning calls these after all others, in this order."""
     checkpoints = Checkpoints(run.checkpoints, **vars(config["checkpoint"]))
-    savers: list[Callback] = [checkpoints, Preemption(checkpoints.last)]
+    savers: list[Callback] = [checkpoints, Preemption(checkpoints)]
     if config["average_last"]:
         every = config["average_every_n_steps"]
         savers.insert(0, AverageLast(config["average_last"], every, run.checkpoints))
