@@ -12,6 +12,9 @@ WRONG = {
     # A prefix is not an option.
     "--trainer.max_epoch=3": "trainer.max_epoch: there is no such key; did you mean"
     " trainer.max_epochs?",
+    "--model.config.n_head=3": "model.config.n_head: there is no such key; did you mean"
+    " model.config.n_heads?",
+    "--trainer.max_steps=0": "trainer.max_steps is 0: there is nothing to train",
     "--model.config.d_modl=30": "did you mean model.config.d_model?",
     "--model.init_args.config.d_modl=30": "did you mean model.config.d_model?",
     "--model.label_smothing=0.1": "did you mean model.label_smoothing?",

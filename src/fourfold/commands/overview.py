@@ -30,7 +30,8 @@ for the shell
   completion  eval "$(fourfold completion bash)" in ~/.bashrc, or zsh in ~/.zshrc
 
 Exit codes: 0 done, 1 training cannot go on, 2 the input was wrong (one sentence on stderr says
-how), 75 stopped by SIGTERM with everything saved: run the same command again to go on."""
+how), 75 stopped by SIGTERM, or 130 by Ctrl-C, with everything saved: run the same command again
+to go on."""
 
 FIT = """usage: fourfold fit --config FILE [--config FILE ...] [--KEY VALUE ...]
 

@@ -37,6 +37,9 @@ class OptionError(InputError):
 class Parser(LightningArgumentParser):
     """LightningCLI's parser, which says what is wrong in place of printing and exiting."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})  # nested ones ask for nothing
+
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse; a null that jsonargparse hands to a nested parser as `None` is one again."""
         if args is not None:

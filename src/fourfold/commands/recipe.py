@@ -139,7 +139,7 @@ class Recipe:
 
 def make_parser(prog: str) -> Parser:
     """A parser of the keys that `fourfold fit` knows."""
-    parser = Parser(prog=prog, allow_abbrev=False)
+    parser = Parser(prog=prog)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; several are merged.")
     parser.add_lightning_class_args(Task, "model", subclass_mode=True)
     parser.add_lightning_class_args(EpochData, "data", subclass_mode=True)

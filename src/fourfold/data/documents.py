@@ -87,7 +87,7 @@ class TextSource:
 def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
     """The only document without its end, and the end."""
     if not 0 < fraction < 1:
-        raise InputError(f"A part to hold out must lie between 0 and 1, not at {fraction}.")
+        raise InputError(f"the part to hold out is {fraction}, but must lie between 0 and 1")
     text = rows.columns[0][0]
     border = len(text) - round(len(text) * fraction)
     if not 0 < border < len(text):

@@ -12,9 +12,11 @@ def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:
     `trainer.estimated_stepping_batches` would build a loader and drop its resumed state.
 
     Raises:
-        InputError: The schedule needs the end of a run that has none.
+        InputError: No steps are wanted, or the schedule needs the end of a run that has none.
     """
     most, epochs = trainer.max_steps, trainer.max_epochs or 0
+    if most == 0:
+        raise InputError("trainer.max_steps is 0: there is nothing to train; -1 means no limit")
     if epochs <= 0:
         unknown = most <= 0 and schedule.total_steps is None
         if unknown and schedule.name in ENDING:
