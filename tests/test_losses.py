@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.errors import InputError
+from fourfold.kernels import cross_entropy
 from fourfold.losses import (
     IGNORED,
     SMOOTHINGS,
     classification_loss,
     linear_cross_entropy,
+    smoothing_weights,
     token_scores,
-    vocabulary,
 )
 
 N, D, V = 11, 5, 13
@@ -95,8 +96,8 @@ def test_the_plain_formula(
 def test_slices_of_any_size(
     monkeypatch: pytest.MonkeyPatch, size: int, tile: int, smoothing: str
 ) -> None:
-    monkeypatch.setattr(vocabulary, "SLICE", size)
-    monkeypatch.setattr(vocabulary, "TILE", tile)
+    monkeypatch.setattr(cross_entropy, "SLICE", size)
+    monkeypatch.setattr(cross_entropy, "TILE", tile)
     given = problem()
     assert_equal(given, label_smoothing=0.1, smoothing=smoothing)
     nll, prediction = token_scores(*given)
@@ -107,9 +108,9 @@ def test_slices_of_any_size(
 
 
 def test_slices_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "SLICE", 10 * V)
+    monkeypatch.setattr(cross_entropy, "SLICE", 10 * V)
     hidden, weight, _, _ = problem()
-    assert [len(hidden[rows]) for rows in vocabulary._even_slices(hidden, weight)] == [6, 5]
+    assert [len(hidden[rows]) for rows in cross_entropy.even_slices(hidden, weight)] == [6, 5]
 
 
 def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,7 @@ def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.largest = max(self.largest, out.numel())
             return out
 
-    monkeypatch.setattr(vocabulary, "SLICE", 50 * 40)
+    monkeypatch.setattr(cross_entropy, "SLICE", 50 * 40)
     hidden = torch.randn(400, 3, requires_grad=True)
     weight, targets = torch.randn(50, 3, requires_grad=True), torch.randint(50, (400,))
     with Sizes() as sizes:
@@ -233,7 +234,7 @@ def test_evaluation_makes_no_gradients(
 ) -> None:
     given = problem()
     expected = linear_cross_entropy(*given).item()
-    monkeypatch.setattr(vocabulary, "_Gradients", None)  # to call it would be an error
+    monkeypatch.setattr(cross_entropy, "_Gradients", None)  # to call it would be an error
     with mode():
         loss = linear_cross_entropy(*given)
     assert loss.item() == expected
@@ -243,8 +244,8 @@ def test_evaluation_makes_no_gradients(
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tile", [4, 13, 1000])
 def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, tile: int) -> None:
-    monkeypatch.setattr(vocabulary, "SLICE", 4 * V)
-    monkeypatch.setattr(vocabulary, "TILE", tile)
+    monkeypatch.setattr(cross_entropy, "SLICE", 4 * V)
+    monkeypatch.setattr(cross_entropy, "TILE", tile)
     hidden, weight, own, targets = problem(torch.float32, bias)
     leaves = [t for t in (hidden, weight, own) if t is not None]
     with torch.autocast("cpu", torch.bfloat16):
@@ -265,7 +266,7 @@ def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, t
 
 def test_bf16_weights_learn_from_sums_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """257 equal rows: a sum in bf16 would stop at 256."""
-    monkeypatch.setattr(vocabulary, "SLICE", V)
+    monkeypatch.setattr(cross_entropy, "SLICE", V)
     hidden = torch.ones(257, D, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.zeros(V, D, dtype=torch.bfloat16, requires_grad=True)
     bias = torch.zeros(V, dtype=torch.bfloat16, requires_grad=True)
@@ -312,7 +313,7 @@ def test_the_gradient_of_a_sure_model_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, tile: int
 ) -> None:
     """Softmax 0.999 less 1, in numbers of eight bits: the difference is taken before they round."""
-    monkeypatch.setattr(vocabulary, "TILE", tile * N)
+    monkeypatch.setattr(cross_entropy, "TILE", tile * N)
     hidden, weight, _, targets = problem(torch.bfloat16, bias=False, ignored=())
     with torch.no_grad():
         weight.mul_(0.05)
@@ -354,11 +355,11 @@ def test_token_scores(dtype: torch.dtype) -> None:
 
 def test_a_smoothed_distribution_sums_to_one() -> None:
     for smoothing, others in (("uniform", V - 1), ("off_target", V - 1), ("off_target_pad", V - 2)):
-        target, other = vocabulary.smoothing_weights(0.3, smoothing, V)
+        target, other = smoothing_weights(0.3, smoothing, V)
         assert target + others * other == pytest.approx(1.0)
-    assert vocabulary.smoothing_weights(0.1, "uniform", 10) == pytest.approx((0.91, 0.01))
+    assert smoothing_weights(0.1, "uniform", 10) == pytest.approx((0.91, 0.01))
     with pytest.raises(InputError, match="smoothing is 'fairseq'"):
-        vocabulary.smoothing_weights(0.1, "fairseq", V)
+        smoothing_weights(0.1, "fairseq", V)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
@@ -389,7 +390,7 @@ def test_classification_of_bf16_logits_is_in_fp32() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("low", [False, True])
 def test_on_cuda(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
-    monkeypatch.setattr(vocabulary, "SLICE", 4 * V)
+    monkeypatch.setattr(cross_entropy, "SLICE", 4 * V)
     hidden, weight, bias, targets = problem(torch.float32)
     leaves = [t.detach().cuda().requires_grad_() for t in (hidden, weight, bias)]
     with torch.autocast("cuda", torch.bfloat16, enabled=low):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fourfold
-from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 from fourfold.generation import beam_search, generate
+from fourfold.kernels.dropout import Dropout
 from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, MaskedLMConfig
 
 EOS = 2

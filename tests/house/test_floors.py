@@ -56,6 +56,7 @@ def empty_house(tmp_path: Path) -> Path:
     """All floors and nobody in them; each external package is imported where it may be."""
     package = tmp_path / "fourfold"
     for floor in (
+        "kernels",
         "core",
         "data",
         "callbacks",
@@ -95,6 +96,7 @@ def test_an_empty_house_is_in_order(root: Path, empty_house: Path) -> None:
     [
         ("core/here.py", "import fourfold.models.there", "points down"),
         ("core/here.py", "import fourfold.losses", "points down"),
+        ("kernels/here.py", "import fourfold.core.there", "points down"),
         ("models/here.py", "import fourfold.generation.there", "points down"),
         ("generation/here.py", "def f(): import fourfold.tasks.there", "points down"),
         ("tasks/here.py", "import fourfold.papers.there", "points down"),

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_atten
 from fourfold.core.cache import LayerCache
 from fourfold.core.config import TransformerConfig, check_word
 from fourfold.core.masks import Lowered, Mask, triangle
-from fourfold.core.products import attend_by_products
+from fourfold.kernels.products import attend_by_products
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig, check_word
-from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 from fourfold.core.positions import POSITIONS, PositionTable
 from fourfold.core.stack import make_norm
+from fourfold.kernels.dropout import Dropout
 
 
 def make_positions(kind: str, n_rows: int, width: int) -> PositionTable | None:

@@ -65,7 +65,8 @@ def sincos2d(n_rows: int, width: int) -> PositionTable:
             f"not {n_rows} patches of width {width}"
         )
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    steps = torch.linspace(0, 1, width // 4, dtype=torch.float64)
+    # No linspace: transformers makes its own of it, and it may then miss the meta device.
+    steps = torch.arange(width // 4, dtype=torch.float64) / max(width // 4 - 1, 1)
     omega = 10000.0**-steps
     angles = [axis.flatten()[:, None] * omega for axis in (x, y)]  # each (N, D/4)
     table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)

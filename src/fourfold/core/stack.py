@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fourfold.core.attention import Attention, lower
 from fourfold.core.cache import KVCache, LayerCache
 from fourfold.core.config import TransformerConfig
-from fourfold.core.dropout import Dropout
 from fourfold.core.masks import Lowered, Mask
+from fourfold.kernels.dropout import Dropout
 
 
 def quick_gelu(x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import check_positive, check_word
-from fourfold.core.dropout import Dropout
 from fourfold.core.init import initialise
+from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.heads import PooledClassifier
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig

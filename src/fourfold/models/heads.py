@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.dropout import Dropout
 from fourfold.core.stack import ACTIVATIONS, make_norm
+from fourfold.kernels.dropout import Dropout
 
 
 class VocabularyHead(nn.Module):

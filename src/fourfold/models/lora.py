@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import check_positive
-from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
+from fourfold.kernels.dropout import Dropout
 
 
 class LoRALinear(nn.Module):

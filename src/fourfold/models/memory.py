@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from fourfold.core.config import TransformerConfig, check_word
 from fourfold.core.errors import InputError
-from fourfold.losses.vocabulary import SLICE
+from fourfold.kernels.cross_entropy import SLICE
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import image_tokens
 from fourfold.models.encoder_decoder import EncoderDecoderConfig

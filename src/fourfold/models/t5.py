@@ -15,11 +15,11 @@ from torch.nn import init
 
 from fourfold.core.attention import Attention
 from fourfold.core.cache import KVCache
-from fourfold.core.dropout import Dropout
 from fourfold.core.errors import InputError
 from fourfold.core.init import INITS
 from fourfold.core.masks import Mask
 from fourfold.core.stack import Stack
+from fourfold.kernels.dropout import Dropout
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fourfold.core.dropout import keep
+from fourfold.kernels.dropout import keep
 
 CAUSAL_ROWS = 128  # few enough to skip much of the square, enough for a fast product
 HELD = 2**22  # scores at once, where the triangle gives no reason to cut

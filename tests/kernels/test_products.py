@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.core import products
 from fourfold.core.attention import attend, attention_backend
-from fourfold.core.products import attend_by_products
+from fourfold.kernels import products
+from fourfold.kernels.products import attend_by_products
 
 B, H, Q, K, D = 2, 3, 7, 9, 4
 

@@ -1,21 +1,16 @@
-"""The loss of a vocabulary, which is most of the cost of a small language model.
+"""Cross-entropy of a large vocabulary: loss and gradients from a slice of the logits at a time.
 
-`linear_cross_entropy` takes hidden states and the output matrix and never holds more than a slice
-of the (N, V) logits. Shapes: N tokens, n of a slice, D model width, V vocabulary.
+Shapes: N tokens, n of a slice, D model width, V vocabulary.
 """
 
 import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fourfold.core.config import check_word
-
 IGNORED = -100
-SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
 Goal = tuple[float, float, int | None]  # extra on the target, elsewhere, the word with nothing
 # Logits held at once, in numbers (128 MiB in bf16): few enough to fit, and enough rows that adding
 # a slice's share to the (V, D) gradient is little against its matrix products.
@@ -24,63 +19,12 @@ SLICE = 2**26
 TILE, TILE_CUDA = 2**22, 2**26
 
 
-def smoothing_weights(epsilon: float, convention: str, n_words: int) -> tuple[float, float]:
-    """Weight of the target and of every other word in a smoothed distribution.
+class LinearCrossEntropy(torch.autograd.Function):
+    """The summed loss, with its gradients made in the same pass over slices of rows.
 
-    Three conventions are in use for the same epsilon (Szegedy et al. 2016 is the first):
-    uniform, 1 - e + e/V and e/V (torch, transformers); off_target, 1 - e and e/(V-1) (fairseq,
-    tensor2tensor); off_target_pad, 1 - e and e/(V-2) with nothing on the padding word 0
-    (The Annotated Transformer).
+    Of hidden states (N, D), a matrix (V, D), bias (V,) or None, targets (N,), their weights (N,) or
+    None, a `Goal`, and whether gradients are wanted.
     """
-    check_word("smoothing", convention, SMOOTHINGS)
-    if convention == "uniform":
-        return 1.0 - epsilon + epsilon / n_words, epsilon / n_words
-    others = n_words - (1 if convention == "off_target" else 2)
-    return 1.0 - epsilon, epsilon / max(others, 1)
-
-
-def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    *,
-    label_smoothing: float = 0.0,
-    smoothing: str = "uniform",
-    weights: Tensor | None = None,
-    normalizer: Tensor | float | None = None,
-) -> Tensor:
-    """Cross-entropy of softmax(hidden weight^T + bias), computed slice by slice.
-
-    The backward pass costs nothing of its own: gradients are made while a slice of the logits is
-    there, so that peak memory is one slice and the gradient of the matrix.
-
-    Args:
-        hidden: (N, D).
-        weight: (V, D), often the token embedding.
-        bias: (V,) or None.
-        targets: (N,) int64; IGNORED (-100) does not count.
-        label_smoothing: Probability taken from the target.
-        smoothing: Who gets it, see `smoothing_weights`.
-        weights: (N,) how much each target counts; None means 1.
-        normalizer: What the sum is divided by; None means the number of valid targets.
-
-    Returns:
-        A scalar in fp32 (fp64 for fp64 inputs).
-    """
-    on_target, elsewhere = smoothing_weights(label_smoothing, smoothing, weight.shape[0])
-    pad = 0 if smoothing == "off_target_pad" else None
-    goal = (on_target - elsewhere, elsewhere, pad)
-    total = _LinearCrossEntropy.apply(
-        hidden, weight, bias, targets, weights, goal, torch.is_grad_enabled()
-    )
-    if normalizer is None:
-        normalizer = (targets != IGNORED).sum().clamp(min=1)
-    return (total / normalizer).to(total.dtype)
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    """The summed loss, with its gradients made in the same pass over slices of rows."""
 
     @staticmethod
     def forward(
@@ -129,7 +73,7 @@ def _pass(
     learning: bool,
 ) -> tuple[Tensor, "_Gradients | None"]:
     """The summed loss and, if `learning`, its gradients."""
-    x, w, exact = _operands(hidden, weight)
+    x, w, exact = operands(hidden, weight)
     counts = (targets != IGNORED).to(exact)
     if weights is not None:
         counts *= weights
@@ -137,7 +81,7 @@ def _pass(
     gradients = _Gradients(x, w, bias, exact, goal) if learning else None
     room = _Room(x, w, exact, keep=learning)
     with torch.autocast(x.device.type, enabled=False):
-        for rows in _even_slices(x, w):
+        for rows in even_slices(x, w):
             part = _Slice(x[rows], w, bias, targets[rows], counts[rows], goal, room)
             total += part.loss
             if gradients is not None:
@@ -156,7 +100,7 @@ class _Room:
     """
 
     def __init__(self, x: Tensor, w: Tensor, exact: torch.dtype, *, keep: bool) -> None:
-        n_rows = max((len(x[rows]) for rows in _even_slices(x, w)), default=0)
+        n_rows = max((len(x[rows]) for rows in even_slices(x, w)), default=0)
         most = TILE if x.device.type == "cpu" else TILE_CUDA
         self.words = min(len(w), max(1, most // max(1, n_rows)))
         self.keep = keep
@@ -303,7 +247,7 @@ class _Gradients:
             self.bias.index_add_(0, words, slope)
 
 
-def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+def operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     """Both as autocast would hand them to a matrix product, and the dtype for sums."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
@@ -312,63 +256,8 @@ def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dty
     return hidden, weight, torch.promote_types(hidden.dtype, torch.float32)
 
 
-def _even_slices(x: Tensor, w: Tensor) -> list[slice]:
+def even_slices(x: Tensor, w: Tensor) -> list[slice]:
     """Slices of the rows of x with at most SLICE logits, of equal size: no small rest."""
     n_slices = max(1, math.ceil(len(x) * len(w) / SLICE))
     step = max(1, math.ceil(len(x) / n_slices))
     return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
-
-
-@torch.no_grad()
-def token_scores(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Each target's negative log-likelihood and each place's most likely word, slice by slice.
-
-    Args:
-        hidden: (N, D).
-        weight: (V, D).
-        bias: (V,) or None.
-        targets: (N,) int64.
-
-    Returns:
-        nll (N,) in nats, fp32 (fp64 for fp64 inputs), 0 where the target is IGNORED;
-        prediction (N,) int64.
-    """
-    x, w, exact = _operands(hidden, weight)
-    nll = torch.empty(len(x), dtype=exact, device=x.device)
-    prediction = torch.empty(len(x), dtype=torch.long, device=x.device)
-    for rows in _even_slices(x, w):
-        logits = torch.mm(x[rows], w.T).to(exact)
-        if bias is not None:
-            logits += bias
-        nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none", ignore_index=IGNORED)
-        prediction[rows] = logits.argmax(-1)
-    return nll, prediction
-
-
-def classification_loss(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    label_smoothing: float = 0.0,
-    normalizer: Tensor | float | None = None,
-) -> Tensor:
-    """Cross-entropy for classes, in fp32: hard labels, or soft ones from mixup and cutmix.
-
-    Args:
-        logits: (B, K).
-        labels: (B,) int64, or (B, K) probabilities.
-        label_smoothing: Probability spread evenly over all K (Szegedy et al. 2016).
-        normalizer: What the sum is divided by; None means B.
-
-    Returns:
-        A scalar.
-    """
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    if labels.is_floating_point():
-        labels = labels.to(exact)
-    total = F.cross_entropy(
-        logits.to(exact), labels, label_smoothing=label_smoothing, reduction="sum"
-    )
-    return total / (len(logits) if normalizer is None else normalizer)

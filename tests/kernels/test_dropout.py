@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fourfold.core.dropout import Dropout, keep
+from fourfold.kernels.dropout import Dropout, keep
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
