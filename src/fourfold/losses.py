@@ -62,9 +62,8 @@ def linear_cross_entropy(
     on_target, elsewhere = smoothing_weights(label_smoothing, smoothing, weight.shape[0])
     pad = 0 if smoothing == "off_target_pad" else None
     goal = (on_target - elsewhere, elsewhere, pad)
-    total = LinearCrossEntropy.apply(
-        hidden, weight, bias, targets, weights, goal, torch.is_grad_enabled()
-    )
+    learning = torch.is_grad_enabled()
+    total = LinearCrossEntropy.apply(goal, learning, hidden, weight, bias, targets, weights)
     if normalizer is None:
         normalizer = (targets != IGNORED).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)

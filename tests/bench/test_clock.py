@@ -3,9 +3,8 @@ import torch
 
 from fourfold.bench.clock import (
     Spread,
-    copy_bandwidth,
+    copying,
     interleave,
-    matmul_rate,
     matrix_product,
     ratios,
 )
@@ -60,8 +59,11 @@ def test_a_spread_is_read_as_median_least_greatest() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_measures_measure(dtype: torch.dtype) -> None:
-    call, flops = matrix_product(dtype, torch.device("cpu"))
-    call()
+    product, flops = matrix_product(dtype, torch.device("cpu"))
+    assert product().shape == (32, 32)
     assert flops == 2 * 32**3
-    assert matmul_rate(dtype, torch.device("cpu"), 1) > 0
-    assert copy_bandwidth(torch.device("cpu"), 1) > 0
+
+
+def test_a_copy_reads_and_writes() -> None:
+    copy, moved = copying(torch.device("cpu"))
+    assert 2 * len(copy()) == moved

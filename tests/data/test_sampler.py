@@ -7,12 +7,9 @@ from hypothesis import strategies as st
 
 from fourfold.core.errors import InputError
 from fourfold.data.sampler import EpochSampler, Plan
+from tests.data.rows import check_every_cut, rows_of
 
 lengths_of = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)
-
-
-def rows_of(sampler: EpochSampler) -> list[list[int]]:
-    return [[key.row for key in batch] for batch in sampler]
 
 
 @given(lengths_of, st.integers(40, 200), st.integers(1, 9), st.integers(0, 3), st.booleans())
@@ -77,20 +74,10 @@ def test_two_processes_step_over_the_same_rows_as_one_with_two_accumulated_batch
 @given(st.integers(16, 90), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_where_rows_are_of_one_length_a_step_holds_the_same_rows_however_it_is_cut(n_rows, epoch):
-    def steps(world, rows, accumulated):
-        ranks = []
-        for rank in range(world):
-            sampler = EpochSampler(Plan(np.ones(n_rows), max_rows=rows), rank=rank, world=world)
-            sampler.set_epoch(epoch)
-            batches = rows_of(sampler)
-            windows = range(0, len(batches), accumulated)
-            ranks.append([batches[i : i + accumulated] for i in windows])
-        return [sorted(itertools.chain(*itertools.chain(*r))) for r in zip(*ranks, strict=True)]
+    def plan(rows):
+        return Plan(np.ones(n_rows), max_rows=rows)
 
-    whole = steps(1, 8, 1)
-    for cut in ((2, 4, 1), (4, 2, 1), (1, 1, 8), (2, 2, 2)):
-        if n_rows % 8 >= cut[0] or n_rows % 8 == 0:  # else the rest goes with the step before
-            assert steps(*cut) == whole
+    check_every_cut(plan, n_rows, epoch)
 
 
 def test_order_depends_on_seed_and_epoch_and_on_nothing_else():

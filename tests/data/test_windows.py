@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from fourfold.core.errors import InputError
 from fourfold.data.sampler import EpochSampler
 from fourfold.data.windows import WindowPlan
+from tests.data.rows import check_every_cut
 
 chunks_of = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any).map(np.array)
-
-
-def rows_of(sampler: EpochSampler) -> list[list[int]]:
-    return [[key.row for key in batch] for batch in sampler]
 
 
 @given(chunks_of, st.integers(1, 5), st.integers(1, 9), st.integers(0, 3), st.booleans())
@@ -97,22 +94,10 @@ def test_started_anywhere_it_goes_on_as_if_never_stopped(chunks, done, world):
 def test_a_step_holds_the_same_rows_however_it_is_cut(n_rows, epoch):
     chunks = np.array([n_rows // 3, n_rows // 4, n_rows - n_rows // 3 - n_rows // 4])
 
-    def steps(world, rows, accumulated):
-        ranks = []
-        for rank in range(world):
-            plan = WindowPlan(chunks, window=2, max_rows=rows)
-            sampler = EpochSampler(plan, rank=rank, world=world)
-            sampler.set_epoch(epoch)
-            batches = rows_of(sampler)
-            assert len(batches) == len(sampler)
-            windows = range(0, len(batches), accumulated)
-            ranks.append([batches[i : i + accumulated] for i in windows])
-        return [sorted(itertools.chain(*itertools.chain(*r))) for r in zip(*ranks, strict=True)]
+    def plan(rows):
+        return WindowPlan(chunks, window=2, max_rows=rows)
 
-    whole = steps(1, 8, 1)
-    for cut in ((2, 4, 1), (4, 2, 1), (1, 1, 8), (2, 2, 2)):
-        if n_rows % 8 >= cut[0] or n_rows % 8 == 0:  # else the rest goes with the step before
-            assert steps(*cut) == whole
+    check_every_cut(plan, n_rows, epoch)
 
 
 def test_a_thousand_million_rows_take_the_memory_of_a_window():

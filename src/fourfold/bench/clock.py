@@ -96,15 +96,3 @@ def copying(device: torch.device) -> tuple[Call, int]:
     a = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
     out = torch.empty_like(a)
     return (lambda: out.copy_(a)), 2 * a.numel()
-
-
-def matmul_rate(dtype: torch.dtype, device: torch.device, rounds: int = 5) -> float:
-    """FLOPs a second of the matrix product alone."""
-    call, flops = matrix_product(dtype, device)
-    return flops / statistics.median(interleave({"": call}, rounds, device=device)[""])
-
-
-def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
-    """Bytes a second that a copy alone reads and writes."""
-    call, size = copying(device)
-    return size / statistics.median(interleave({"": call}, rounds, device=device)[""])

@@ -22,28 +22,18 @@ TILE, TILE_CUDA = 2**22, 2**26
 class LinearCrossEntropy(torch.autograd.Function):
     """The summed loss, with its gradients made in the same pass over slices of rows.
 
-    Of hidden states (N, D), a matrix (V, D), bias (V,) or None, targets (N,), their weights (N,) or
-    None, a `Goal`, and whether gradients are wanted.
+    Of a `Goal`, whether gradients are wanted, hidden states (N, D), a matrix (V, D), bias (V,) or
+    None, targets (N,) and their weights (N,) or None.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        weights: Tensor | None,
-        goal: Goal,
-        learning: bool,
-    ) -> Tensor:
-        total, gradients = _pass(
-            hidden, weight, bias, targets, weights, goal, learning and any(ctx.needs_input_grad)
-        )
-        ctx.gradients, ctx.goal = gradients, goal
-        device = hidden.device.type
+    def forward(ctx: Any, goal: Goal, learning: bool, *inputs: Any) -> Tensor:
+        learning = learning and any(ctx.needs_input_grad)
+        total, ctx.gradients = _pass(goal, learning, *inputs)
+        device = total.device.type
         ctx.autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.save_for_backward(hidden, weight, bias, targets, weights)
+        ctx.goal = goal
+        ctx.save_for_backward(*inputs)
         return total
 
     @staticmethod
@@ -53,24 +43,23 @@ class LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second time: the first has given its own away
             with torch.autocast(grad.device.type, *ctx.autocast):
-                hidden, weight, bias, targets, weights = inputs
-                _, gradients = _pass(hidden, weight, bias, targets, weights, ctx.goal, True)
+                _, gradients = _pass(ctx.goal, True, *inputs)
         # Scaled in the dtype of sums, fp32 or better: 1 / (number of tokens) is not bf16's.
         scaled = [
             None if total is None else total.mul_(grad).to(given.dtype)
             for total, given in zip(gradients.all, inputs[:3], strict=True)
         ]
-        return *scaled, None, None, None, None
+        return None, None, *scaled, None, None
 
 
 def _pass(
+    goal: Goal,
+    learning: bool,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     weights: Tensor | None,
-    goal: Goal,
-    learning: bool,
 ) -> tuple[Tensor, "_Gradients | None"]:
     """The summed loss and, if `learning`, its gradients."""
     x, w, exact = operands(hidden, weight)

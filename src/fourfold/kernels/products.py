@@ -1,8 +1,8 @@
-"""Attention as matrix products, for training in low precision on a CPU.
+"""Attention as matrix products, for a CPU in low precision.
 
-There the fused kernel's backward pass is slow. Here queries are taken some rows at a time: under
-the causal triangle these see only the keys before them, which halves the work, and what is held at
-once grows with the length and not with its square.
+There the fused kernel's backward pass is slow, and so is its step of one query for many rows. Here
+queries are taken some rows at a time: under the causal triangle these see only the keys before
+them, which halves the work, and what is held at once grows with the length and not with its square.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n of the rows at hand, e of the keys they
 see, Dh head width, Dv value width.

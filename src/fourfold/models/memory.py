@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from fourfold.core.config import TransformerConfig, check_word
 from fourfold.core.errors import InputError
-from fourfold.kernels.cross_entropy import SLICE
+from fourfold.kernels.cross_entropy import SLICE, TILE_CUDA
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import image_tokens
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
@@ -153,7 +153,7 @@ def _mask(p: float, width: int) -> int:
 
 
 def _loss_bytes(config: TransformerConfig, tokens: int, source: int, compute: int) -> int:
-    """A slice of logits and twice its size in passing; gradients of hidden states and matrix.
+    """A slice of logits, a tile in fp32 and as much in passing; gradients of states and matrix.
 
     A CLIP's logits are those of every image with every text of the device, one way and the other.
     """
@@ -162,7 +162,7 @@ def _loss_bytes(config: TransformerConfig, tokens: int, source: int, compute: in
     rows = getattr(config, "vocab_size", None)
     if rows is None:
         return 0
-    slice_ = 3 * 4 * min(SLICE, tokens * rows)
+    slice_ = compute * min(SLICE, tokens * rows) + 2 * 4 * min(TILE_CUDA, tokens * rows)
     return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
 
 
