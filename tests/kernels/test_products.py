@@ -102,3 +102,22 @@ def test_what_is_held_grows_with_the_length() -> None:
             attend_by_products(*leaves, None, None, True, None, 0.0).sum().backward()
         sizes.append(sum(saved))
     assert sizes[1] == 2 * sizes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_query_and_keys_in_a_larger_buffer(dtype: torch.dtype, masked: bool) -> None:
+    """As a cache hands them out: room for more behind those of each head."""
+    q = torch.randn(B, H, 1, D, dtype=dtype)
+    k, v = (torch.randn(B, H, 2 * K, D, dtype=dtype)[:, :, :K] for _ in range(2))
+    mask = torch.rand(B, 1, 1, K) > 0.3 if masked else None
+    with torch.no_grad():
+        found = attend_by_products(q, k, v, mask, None, False, None, 0.0)
+        with attention_backend("naive"):
+            wanted = attend(q.double(), k.double(), v.double(), mask=mask)
+    torch.testing.assert_close(
+        found.double(),
+        wanted,
+        rtol=0,
+        atol={torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-12),
+    )

@@ -19,6 +19,7 @@ from fourfold.core.cache import KVCache, LayerCache
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Lowered, Mask
 from fourfold.kernels.dropout import Dropout
+from fourfold.kernels.linear import Linear
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -48,11 +49,11 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
+        self.up = Linear(config.d_model, config.d_ff, bias=config.bias)
         gated = config.feed_forward == "glu"
-        self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias) if gated else None
+        self.gate = Linear(config.d_model, config.d_ff, bias=config.bias) if gated else None
         self.dropout = Dropout(config.ff_dropout)
-        self.down = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        self.down = Linear(config.d_ff, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""

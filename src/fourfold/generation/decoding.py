@@ -16,6 +16,7 @@ from fourfold.core.errors import InputError
 from fourfold.generation.beam import PENALTIES, search
 from fourfold.generation.prompts import Prompts
 from fourfold.generation.sampling import Sampler, draw_numbers, sample
+from fourfold.kernels.linear import few_rows
 
 
 def generate(
@@ -151,7 +152,7 @@ def inference(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), few_rows():
             yield
     finally:
         for module, training in modes:

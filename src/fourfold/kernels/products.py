@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fourfold.kernels.dropout import keep
+from fourfold.kernels.rows import runs, sums_fast, weighted_sums
 
 CAUSAL_ROWS = 128  # few enough to skip much of the square, enough for a fast product
 HELD = 2**22  # scores at once, where the triangle gives no reason to cut
@@ -55,7 +56,44 @@ def attend_by_products(
     """Attention with the arguments of `attend`; `causal` goes with neither mask nor bias."""
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
     settings = Settings(causal, q.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
+    if not torch.is_grad_enabled():  # without what autograd takes time for
+        return _forward(*_by_head(q, k, v, settings), mask, bias, settings, q.shape, None)
     return _Attention.apply(q, k, v, mask, bias, settings)
+
+
+def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Scaled queries (G, Tq, Dh), keys and values."""
+    return (q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    settings: Settings,
+    shape: torch.Size,
+    made: list[tuple[Tensor | None, Tensor | None]] | None,
+) -> Tensor:
+    """The result (B, H, Tq, Dv), of what `_by_head` gives of queries of a `shape`.
+
+    A list for what is `made` gets of each cut the weights, where they are few enough to keep, and
+    what dropout multiplied them by.
+    """
+    y = q.new_empty(*shape[:3], v.shape[2])
+    short = shape[2] * k.shape[1] <= KEPT
+    with torch.autocast(q.device.type, enabled=False):
+        for cut in _cuts(shape, k.shape[1], settings.causal):
+            weights, drop = _weights(q, k, mask, bias, settings.causal, cut, shape), None
+            if settings.dropout_p:
+                stays, factor = keep(weights, settings.dropout_p)
+                drop = stays.to(weights.dtype).mul_(factor)
+            if made is not None:
+                made.append((weights if short else None, drop))
+            part = _mix(weights if drop is None else weights * drop, v[:, cut.keys])
+            y[:, :, cut.rows] = part.unflatten(0, shape[:2])
+    return y
 
 
 class _Attention(torch.autograd.Function):
@@ -69,33 +107,23 @@ class _Attention(torch.autograd.Function):
         bias: Tensor | None,
         settings: Settings,
     ) -> Tensor:
-        scaled, keys, values = (q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-        y = q.new_empty(*q.shape[:3], v.shape[3])
-        cuts, kept, drops = _cuts(q, k, settings.causal), [], []
-        short = q.shape[2] * k.shape[2] <= KEPT
-        with torch.autocast(q.device.type, enabled=False):
-            for cut in cuts:
-                weights = _weights(scaled, keys, mask, bias, settings.causal, cut, q.shape)
-                drop = None
-                kept.append(weights if short else None)
-                if settings.dropout_p:
-                    stays, factor = keep(weights, settings.dropout_p)
-                    drop = stays.to(weights.dtype).mul_(factor)
-                    weights = weights * drop
-                drops.append(drop)
-                y[:, :, cut.rows] = torch.bmm(weights, values[:, cut.keys]).unflatten(
-                    0, q.shape[:2]
-                )
-        ctx.save_for_backward(scaled, keys, values, mask, bias, *kept, *drops)
-        ctx.cuts, ctx.settings, ctx.shape = cuts, settings, q.shape
+        made: list[tuple[Tensor | None, Tensor | None]] = []
+        by_head = _by_head(q, k, v, settings)
+        y = _forward(*by_head, mask, bias, settings, q.shape, made)
+        kept, drops = zip(*made, strict=True)
+        ctx.save_for_backward(*by_head, mask, bias, *kept, *drops)
+        ctx.cuts, ctx.settings, ctx.shape = (
+            _cuts(q.shape, k.shape[2], settings.causal), settings, q.shape
+        )  # fmt: skip
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, bias, *more = ctx.saved_tensors
+        settings, shape = ctx.settings, ctx.shape
         kept, drops = more[: len(ctx.cuts)], more[len(ctx.cuts) :]
-        grad, settings = grad.flatten(0, 1), ctx.settings
+        grad = grad.flatten(0, 1)
         dq, dk, dv = torch.empty_like(q), _Sum(k, ctx.cuts), _Sum(v, ctx.cuts)
         dbias = None
         if bias is not None and ctx.needs_input_grad[4]:
@@ -104,7 +132,7 @@ class _Attention(torch.autograd.Function):
             for cut, weights, drop in zip(ctx.cuts, kept, drops, strict=True):
                 rows, keys = cut
                 if weights is None:
-                    weights = _weights(q, k, mask, bias, settings.causal, cut, ctx.shape)
+                    weights = _weights(q, k, mask, bias, settings.causal, cut, shape)
                 dy = grad[:, rows]
                 dweights, dropped = torch.bmm(dy, v[:, keys].mT), weights
                 if drop is not None:
@@ -115,14 +143,25 @@ class _Attention(torch.autograd.Function):
                 )
                 if dbias is not None:
                     part = cut.of(dbias)
-                    by_head = dscores.unflatten(0, ctx.shape[:2]).to(dbias.dtype)
+                    by_head = dscores.unflatten(0, shape[:2]).to(dbias.dtype)
                     part += by_head.sum_to_size(part.shape)
                 dk.add(keys, torch.bmm(dscores.mT, q[:, rows]))
                 dq[:, rows] = torch.bmm(dscores, k[:, keys])
         dq *= settings.scale
-        heads = ctx.shape[:2]
+        heads = shape[:2]
         dbias = None if dbias is None else dbias.to(bias.dtype)
         return dq.unflatten(0, heads), dk.total(heads), dv.total(heads), None, dbias, None
+
+
+def _mix(weights: Tensor, values: Tensor) -> Tensor:
+    """weights (G, n, e) times values (G, e, Dv)."""
+    (heads, n, e), width = weights.shape, values.shape[2]
+    strides = values.stride()
+    apart, rest = divmod(strides[0], width)  # rows from one head to the next
+    if n > 1 or rest or strides[1:] != (width, 1) or not sums_fast(values):
+        return torch.bmm(weights, values)
+    table = values.as_strided(((heads - 1) * apart + e, width), (width, 1))
+    return weighted_sums(table, runs(heads, e, apart), weights.flatten()).unsqueeze(1)
 
 
 class _Sum:
@@ -144,10 +183,9 @@ class _Sum:
         return self._sum.to(self._dtype).unflatten(0, heads)
 
 
-def _cuts(q: Tensor, k: Tensor, causal: bool) -> list[Cut]:
-    """The rows of the queries in parts, and the keys that each part sees."""
-    batch, heads, q_len, _ = q.shape
-    k_len = k.shape[2]
+def _cuts(shape: torch.Size, k_len: int, causal: bool) -> list[Cut]:
+    """The queries (B, H, Tq, Dh) in parts, and the keys that each part sees."""
+    batch, heads, q_len, _ = shape
     step = CAUSAL_ROWS if causal else max(CAUSAL_ROWS, HELD // (batch * heads * k_len))
     ends = [min(start + step, q_len) for start in range(0, q_len, step)]
     starts = [0, *ends[:-1]]
@@ -171,7 +209,9 @@ def _weights(
     torch's softmax of bf16 computes in fp32 and rounds what it gives.
     """
     n, e = cut.rows.stop - cut.rows.start, cut.keys.stop
-    scores = torch.bmm(q[:, cut.rows], k[:, cut.keys].mT)
+    rows, keys = q[:, cut.rows], k[:, cut.keys]
+    # Of one query the other way about: this way torch copies keys that stand in a larger buffer.
+    scores = torch.bmm(keys, rows.mT).mT if n == 1 else torch.bmm(rows, keys.mT)
     by_head = scores.view(*shape[:2], n, e)
     if bias is not None:
         by_head += cut.of(bias)

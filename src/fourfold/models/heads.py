@@ -3,12 +3,12 @@
 Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig
 from fourfold.core.stack import ACTIVATIONS, make_norm
 from fourfold.kernels.dropout import Dropout
+from fourfold.kernels.linear import linear
 
 
 class VocabularyHead(nn.Module):
@@ -62,7 +62,7 @@ class VocabularyHead(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """(..., D) to (..., V)."""
-        return F.linear(*self.output(h))
+        return linear(*self.output(h))
 
 
 class PooledClassifier(nn.Module):
