@@ -1,6 +1,8 @@
 """Every work once, with ours and what a machine with the development extras has."""
 
+import gzip
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from fourfold.bench import growth, run, steps, turns
 from fourfold.bench.memory import NotMeasured
 from fourfold.bench.peers.table import Absent
+from fourfold.bench.sentences import deal, real_tokens
 from fourfold.bench.shapes import FAMILIES, SIZES, Settings, Shape
 from fourfold.bench.turns import Turn, taking_turns
 
@@ -58,6 +61,32 @@ def test_steps(work: str, family: str) -> None:
     assert rows[0].ratios == [1.0, 1.0]
     for row in rows:
         assert row.note or (len(row.values) == len(row.shares) == 2 and min(row.shares) > 0)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("family", ["masked_lm", "encoder_decoder"])
+def test_sentences(family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "glue/SST-2").mkdir(parents=True)
+    (tmp_path / "translation/multi30k").mkdir(parents=True)
+    words = [f"a {'small ' * (i % 5)}dog {i % 7}" for i in range(300)]
+    with gzip.open(tmp_path / "glue/SST-2/train.tsv.gz", "wt") as file:
+        file.write("\n".join(["sentence\tlabel", *(f"{line}\t0" for line in words)]))
+    for language in ("de", "en"):
+        path = tmp_path / f"translation/multi30k/train.{language}.gz"
+        with gzip.open(path, "wt") as file:
+            file.write("\n".join(words))
+    settings = replace(TINY, works=("sentences",), families=(family,), peers=("transformers",))
+    monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
+    ours, theirs = run.measure(settings)
+    assert len(ours.values) == 2
+    assert theirs.note or len(theirs.ratios) == 2
+    shape = SIZES["tiny"][family]
+    dealt = [deal(way, family, shape, settings) for way in ("fourfold", "transformers")]
+    assert real_tokens(dealt[0]) == real_tokens(dealt[1])
+    monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path / "nowhere"))
+    (row,) = run.measure(settings)
+    assert "train" in row.note
+    assert not row.values
 
 
 def test_decoding() -> None:

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,21 @@ def test_it_prints_and_writes(run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("train", "causal_lm"), ("train", "vit"), ("evaluate", "causal_lm"), ("evaluate", "vit"),
     ]  # fmt: skip
     assert (out / "bench.png").stat().st_size > 1000
+
+
+def test_a_run_that_is_ended_writes_what_it_has_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fourfold", "bench", "--size", "tiny", "--family", "causal_lm",
+               "--work", "memory", "train", "--peers", "none", "--rounds", "1000000000",
+               "--device", "cpu", "--out", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("memory: causal_lm, fourfold, ")
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["work"] for row in rows] == ["memory"]
+    assert (tmp_path / "bench.md").read_text() in said
 
 
 def test_help(run) -> None:

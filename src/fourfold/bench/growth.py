@@ -10,10 +10,9 @@ from fourfold.bench.memory import NotMeasured, peak_memory
 from fourfold.bench.peers.table import Absent, require
 from fourfold.bench.rows import Row, against_ours
 from fourfold.bench.shapes import GROWING, GROWTH, OURS, Settings, Shape
-from fourfold.bench.steps import ready
+from fourfold.bench.steps import COMPARED, ready
 from fourfold.bench.turns import taking_turns
 
-WAYS = (OURS, "transformers")
 WORK = "growth"
 
 
@@ -21,7 +20,7 @@ def measure_growth(family: str, shape: Shape, settings: Settings) -> Iterator[Ro
     """Rows along each axis, until a way does not fit or takes too long."""
     for axis in settings.growth:
         names = [OURS]
-        for name in (peer for peer in settings.peers if peer in WAYS):
+        for name in (peer for peer in settings.peers if peer in COMPARED):
             try:
                 require(name, settings)
                 names.append(name)

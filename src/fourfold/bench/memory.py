@@ -71,7 +71,7 @@ def main(job: dict[str, Any]) -> int:
 def _train(way: str, family: str, shape: Shape, settings: Settings) -> None:
     device = torch.device(settings.device)
     batch = draw(family, shape, device)
-    step = training(build(way, family, shape, settings), batch, settings.precision, device)
+    step = training(build(way, family, shape, settings), [batch], settings.precision, device)
     for _ in range(STEPS):
         step()
 

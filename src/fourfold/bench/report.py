@@ -18,6 +18,7 @@ TITLES = {
     "memory": "Peak memory of a training step, a process each",
     "greedy": "Greedy decoding, the same weights",
     "beam": "Beam search, the same weights",
+    "sentences": "Training on real sentences: batches of like lengths against random ones",
     "growth": "Growth of a training step",
 }
 COLUMNS = ("family", "what", "x", "way", "parameters", "value", "times ours", "share", "note")

@@ -12,7 +12,7 @@ from fourfold.bench.memory import NotMeasured, peak_memory
 from fourfold.bench.peers.table import Absent, having, require
 from fourfold.bench.rows import Row, against_ours
 from fourfold.bench.shapes import OURS, WORKS, Settings, Shape
-from fourfold.bench.steps import measure_steps
+from fourfold.bench.steps import measure_sentences, measure_steps
 
 COPY = "memory bandwidth"
 
@@ -28,6 +28,10 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 def _steps(work: str, family: str, shape: Shape, settings: Settings) -> Iterator[Row]:
     return measure_steps(work, family, shape, settings)
+
+
+def _sentences(work: str, family: str, shape: Shape, settings: Settings) -> Iterator[Row]:
+    return measure_sentences(family, shape, settings)
 
 
 def _growth(work: str, family: str, shape: Shape, settings: Settings) -> Iterator[Row]:
@@ -78,6 +82,7 @@ def _decode(work: str, family: str, shape: Shape, settings: Settings) -> Iterato
 DOERS: dict[str, Callable[[str, str, Shape, Settings], Iterator[Row]]] = {
     "train": _steps,
     "evaluate": _steps,
+    "sentences": _sentences,
     "memory": _memory,
     "greedy": _decode,
     "beam": _decode,

@@ -18,6 +18,7 @@ WORKS = {
     "memory": FAMILIES,
     "greedy": ("causal_lm",),
     "beam": ("encoder_decoder",),
+    "sentences": ("masked_lm", "encoder_decoder"),
     "growth": ("causal_lm",),
 }
 PRECISIONS = ("bf16", "fp32")

@@ -9,11 +9,15 @@ from fourfold.bench.clock import interleave, matrix_product
 from fourfold.bench.ours import BACKWARD, forward_cost
 from fourfold.bench.peers.table import Absent, having
 from fourfold.bench.rows import Row, against_ours
+from fourfold.bench.sentences import deal, real_tokens
 from fourfold.bench.shapes import OURS, Settings, Shape
 from fourfold.bench.turns import Turn, taking_turns
 from fourfold.bench.ways import COMPILED, TYPES
+from fourfold.core.errors import InputError
 
 PRODUCT = "matrix product"
+SENTENCES, PER_TOKEN = "sentences", "ms per 1,000 real tokens"
+COMPARED = (OURS, "transformers")  # where one peer says enough
 PASSES = {"train": BACKWARD, "evaluate": 1}  # forward passes that a step costs
 
 
@@ -63,3 +67,26 @@ def ready(
             turns.append(turn)
             calls[way] = turn
     return calls, missing
+
+
+def measure_sentences(family: str, shape: Shape, settings: Settings) -> Iterator[Row]:
+    """Rows of ours and transformers'; one that says why, where the data are not here."""
+    try:
+        batches = deal(OURS, family, shape, settings)
+    except InputError as why:
+        yield Row(SENTENCES, family, OURS, PER_TOKEN, note=str(why))
+        return
+    tokens = real_tokens(batches)
+    names = [name for name in COMPARED if name == OURS or name in settings.peers]
+    with taking_turns() as turns:
+        calls, missing = ready(SENTENCES, family, shape, settings, names, turns)
+        device = torch.device(settings.device)
+        seconds = interleave(calls, settings.rounds, warm=1, device=device)
+    compared = against_ours(seconds)
+    for way, found in seconds.items():
+        yield Row(
+            SENTENCES, family, way, PER_TOKEN, values=[1e6 * x / tokens for x in found],
+            ratios=compared[way], parameters=calls[way].parameters,
+        )  # fmt: skip
+    for way, why in missing.items():
+        yield Row(SENTENCES, family, way, PER_TOKEN, note=why)

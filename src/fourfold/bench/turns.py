@@ -21,12 +21,13 @@ from fourfold.bench.batches import draw
 from fourfold.bench.build import build
 from fourfold.bench.clock import Call, wait
 from fourfold.bench.peers.table import Absent
+from fourfold.bench.sentences import deal
 from fourfold.bench.shapes import OURS, Settings, Shape
 from fourfold.bench.ways import evaluation, training
 from fourfold.callbacks.allocator import keep_freed_memory
 from fourfold.core.errors import InputError
 
-STEPS = {"train": training, "evaluate": evaluation}
+STEPS = {"train": training, "evaluate": evaluation, "sentences": training}
 QUIET = 0.01  # seconds that a finished step's threads may still spin
 
 
@@ -120,9 +121,12 @@ def make(job: dict[str, Any], shape: Shape, settings: Settings) -> tuple[Call, i
     if job["way"] == OURS and device.type == "cpu":
         keep_freed_memory()  # as `fourfold fit` does
     torch.manual_seed(0)
-    batch = draw(job["family"], shape, device)
+    if job["work"] == "sentences":
+        batches = deal(job["way"], job["family"], shape, settings)
+    else:
+        batches = [draw(job["family"], shape, device)]
     built = build(job["way"], job["family"], shape, settings)
-    step = STEPS[job["work"]](built, batch, settings.precision, device, compiled=job["compiled"])
+    step = STEPS[job["work"]](built, batches, settings.precision, device, compiled=job["compiled"])
     run_once(step, job["way"])
     return step, built.parameters
 

@@ -1,6 +1,6 @@
 """A way to do the work: a model and its loss, whoever built them; and what a step of it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,34 +41,46 @@ def mixed(precision: str, device: torch.device) -> AbstractContextManager[object
 
 
 def training(
-    way: Way, batch: Any, precision: str, device: torch.device, *, compiled: bool = False
+    way: Way,
+    batches: Sequence[Any],
+    precision: str,
+    device: torch.device,
+    *,
+    compiled: bool = False,
 ) -> Call:
-    """A whole step: forward, loss, backward, a fused AdamW, gradients set to None."""
+    """A whole step of each batch: forward, loss, backward, a fused AdamW, gradients to None."""
     module: Any = way.module.to(device).train()
     weights = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-4, weight_decay=0.01, fused=True)
     module = way.compile(module) if compiled else module
 
-    def step() -> None:
-        with mixed(precision, device):
-            loss = way.loss(module, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    def steps() -> None:
+        for batch in batches:
+            with mixed(precision, device):
+                loss = way.loss(module, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return steps
 
 
 def evaluation(
-    way: Way, batch: Any, precision: str, device: torch.device, *, compiled: bool = False
+    way: Way,
+    batches: Sequence[Any],
+    precision: str,
+    device: torch.device,
+    *,
+    compiled: bool = False,
 ) -> Call:
-    """The loss without gradients."""
+    """The loss of each batch without gradients."""
     module: Any = way.module.to(device)
     module = way.compile(module) if compiled else module
 
-    def step() -> None:
+    def steps() -> None:
         way.module.eval()
         with torch.no_grad(), mixed(precision, device):
-            way.loss(module, batch)
+            for batch in batches:
+                way.loss(module, batch)
 
-    return step
+    return steps

@@ -3,9 +3,11 @@
 Words are looked at before torch is imported, so that mistakes answer at once.
 """
 
+import signal
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fourfold.bench import shapes
@@ -28,8 +30,23 @@ def main(argv: Sequence[str]) -> int:
     out = None if options.out is None else Path(options.out)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    _measure(options, out)
+    with _ending():
+        _measure(options, out)
     return 0
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Let SIGTERM end what is in it as an exception would: what was found is then written."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _options(argv: Sequence[str]) -> Namespace:

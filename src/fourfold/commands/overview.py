@@ -111,7 +111,8 @@ time by ours, round by round. A step's FLOPs are set against a matrix product of
 
   --size SIZE     laptop (default), wide, gpu, or tiny, which only shows that everything runs
   --family NAME ...   causal_lm, masked_lm, vit, encoder_decoder; default: all that the size has
-  --work WORK ... train, evaluate, memory, greedy, beam (default: these), growth
+  --work WORK ... train, evaluate, memory, greedy, beam (default: these), growth, and sentences:
+                  training on Multi30k and SST-2 under $FOURFOLD_DATA, with padding as it falls
   --growth AXIS ...   length, vocabulary, batch: how a training step grows until it does not fit
   --peers NAME ...    transformers, timm, nanogpt, x_transformers, torch (default: all), or none;
                   one that is not installed is left out and named

@@ -57,12 +57,12 @@ def test_a_peer_is_of_our_shape_and_learns(name: str, family: str) -> None:
         found, loss = (w.loss(w.module.eval(), batch) for w in (mine, way))
     # Random weights say nothing yet: about the logarithm of the number of words.
     assert loss.item() == pytest.approx(found.item(), rel=0.25)
-    step = training(way, batch, "bf16", CPU)
+    step = training(way, [batch], "bf16", CPU)
     for _ in range(8):
         step()
     with torch.no_grad():
         assert way.loss(way.module.eval(), batch) < loss
-    evaluation(way, batch, "bf16", CPU)()
+    evaluation(way, [batch], "bf16", CPU)()
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_nanogpt_is_a_file(tmp_path: Path) -> None:
     file.write_text(NANOGPT)
     shape = SIZES["tiny"]["causal_lm"]
     way = build_peer("nanogpt", "causal_lm", shape, Settings(size="tiny", nanogpt=str(file)))
-    training(way, draw("causal_lm", shape, CPU), "fp32", CPU)()
+    training(way, [draw("causal_lm", shape, CPU)], "fp32", CPU)()
     assert way.parameters == 101 * 32
 
 

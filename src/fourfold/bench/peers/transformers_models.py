@@ -85,7 +85,7 @@ def _text_loss(model: Any, batch: Any) -> Tensor:
 
 
 def _hidden_loss(model: Any, batch: Any) -> Tensor:
-    return model(input_ids=batch.ids, labels=batch.targets).loss
+    return model(input_ids=batch.ids, attention_mask=batch.mask, labels=batch.targets).loss
 
 
 def _image_loss(model: Any, batch: Any) -> Tensor:
