@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.generation.beam import PENALTIES, search
+from fourfold.generation import beam as beam_module
+from fourfold.generation.beam import PENALTIES, Open, extend, search, take
 from fourfold.generation.step import Seq2SeqStep
 
 EOS, PAD = 2, 0
@@ -150,6 +151,7 @@ def test_a_sentence_that_is_done_leaves_the_batch(table: Callable) -> None:
 
 def test_an_end_that_was_found_stands_before_a_cut_that_scores_better(table: Callable) -> None:
     toy = table(1, 6, 5, sharpness=0.0)
+    toy.logits[..., EOS] = -1.0  # no tie decides where else to end
     certain(toy, 0, [3, 4, 3, 4, 3, 4], 6.0)
     toy.logits[0, 0, 1, 1, EOS] = 3.0
     ids, scores = run(toy, 2, 6, penalty="power", alpha=1.0, n_best=2)
@@ -176,3 +178,22 @@ def test_half_precision_is_summed_in_single(table: Callable) -> None:
     assert rounded.dtype == torch.float32
     assert rounded.double() == pytest.approx(exact, abs=0.1)
     assert exact.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_extensions_are_the_best_of_all(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beam_module, "CACHED", 100)  # a few rows at a time
+    exact = torch.promote_types(dtype, torch.float32)
+    for k, n_words, n in ((1, 50, 10), (5, 50, 10), (3, 4, 6), (2, 3, 20)):
+        logits = torch.randperm(7 * k * n_words).view(7 * k, n_words).to(dtype) / 64
+        scores = torch.randn(7, k, dtype=exact)
+        ids = torch.randint(5, (7, k, 2))
+        found = extend(Open(ids, scores, torch.zeros_like(ids[..., 0])), logits, n)
+        every = scores[..., None] + logits.to(exact).log_softmax(-1).unflatten(0, (-1, k))
+        wanted = every.flatten(1).topk(min(n, k * n_words)).values
+        torch.testing.assert_close(found.scores, wanted, rtol=0, atol=1e-5)
+        again = every[torch.arange(7)[:, None], found.parents, found.ids[..., -1]]
+        torch.testing.assert_close(found.scores, again, rtol=0, atol=1e-5)
+        assert torch.equal(found.ids[..., :2], take(ids, found.parents))

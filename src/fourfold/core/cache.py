@@ -60,7 +60,7 @@ class LayerCache:
         # As many as before: those that stay where they are cost nothing, nor does the room.
         changed = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
         filled = buffer[:, :, : self.length]
-        filled[changed] = filled.index_select(0, rows[changed])
+        filled.index_copy_(0, changed, filled.index_select(0, rows[changed]))
         return buffer
 
 

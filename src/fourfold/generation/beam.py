@@ -27,6 +27,8 @@ PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "none": lambda n, alpha: torch.ones_like(n),
 }
 
+CACHED = 2**18  # numbers that a CPU has at hand
+
 
 class Open(NamedTuple):
     """Unfinished hypotheses of each sentence, best first.
@@ -84,10 +86,20 @@ def extend(hypotheses: Open, logits: Tensor, n: int) -> Open:
     """The n best one-token extensions, or all of them, given logits (R * k, V) of that token."""
     ids, scores, _ = hypotheses
     k, n_words = scores.shape[1], logits.shape[-1]
-    log_p = F.log_softmax(logits.to(scores.dtype), dim=-1).unflatten(0, (-1, k))  # (R, k, V)
+    # No other token of a hypothesis can be among the n best: most log-probabilities are not needed.
+    top, tokens = logits.topk(min(n, n_words))  # (R * k, n')
+    log_p = (top.to(scores.dtype) - log_mass(logits, scores.dtype)).unflatten(0, (-1, k))
     scores, flat = (scores[..., None] + log_p).flatten(1).topk(min(n, k * n_words))
-    parents, tokens = flat // n_words, flat % n_words
+    tokens = tokens.unflatten(0, (-1, k)).flatten(1).gather(1, flat)
+    parents = flat // log_p.shape[2]
     return Open(torch.cat([take(ids, parents), tokens[..., None]], dim=2), scores, parents)
+
+
+def log_mass(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """log(sum(exp(logits))) of each row of (N, V), (N, 1), some rows at a time: in the cache."""
+    rows = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
+    return torch.cat(parts)
 
 
 def survivors(candidates: Open, eos_id: int, width: int) -> Open:
