@@ -32,6 +32,8 @@ VARIANTS = {
         *("--trainer.limit_train_batches=2", "--data.num_workers=1"),
         "--checkpoint.every_n_steps=1",
     ],
+    # Sentences of many lengths: what is compiled must not depend on which came first.
+    "compiled": ["--compile=true", "--data.tokenizer.kind=char", "--checkpoint.every_n_steps=1"],
 }
 KILLS = [
     ("average", 3),
@@ -41,6 +43,7 @@ KILLS = [
     ("validated", 5),
     ("limited", 2),
     ("limited", 5),
+    pytest.param("compiled", 4, marks=pytest.mark.slow),
 ]
 
 
@@ -93,9 +96,11 @@ def test_a_killed_run_ends_the_same(
     assert fit("whole", *VARIANTS[variant]).code == 0
     with monkeypatch.context():
         kill_at(batch)
+        torch.compiler.reset()
         with pytest.raises(Killed):
             fit("killed", *VARIANTS[variant])
     kill_at(-1)
+    torch.compiler.reset()  # as in a process of its own
     result = fit("killed", *VARIANTS[variant], "--resume=must")
     assert result.code == 0, result.err
     assert "resumed after step" in result.out

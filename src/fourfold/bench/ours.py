@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fourfold.bench.batches import MASKED
 from fourfold.bench.shapes import Shape
 from fourfold.bench.ways import Way
-from fourfold.core.stack import Stack
+from fourfold.callbacks.compiled import compile_blocks
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViTConfig
 from fourfold.models.cost import forward_flops
 from fourfold.tasks import (
@@ -105,10 +105,8 @@ def _mean(task: Task, batch: Any) -> Tensor:
 
 
 def compile_ours(model: nn.Module) -> nn.Module:
-    """Compile each block, in place: one graph serves all layers of a stack."""
-    for stack in [module for module in model.modules() if isinstance(module, Stack)]:
-        for block in stack.blocks:
-            block.compile()
+    """As `fourfold fit --compile true` does."""
+    compile_blocks(model)
     return model
 
 

@@ -73,8 +73,8 @@ def measure_sentences(family: str, shape: Shape, settings: Settings) -> Iterator
     """Rows of ours and transformers'; one that says why, where the data are not here."""
     try:
         batches = deal(OURS, family, shape, settings)
-    except InputError as why:
-        yield Row(SENTENCES, family, OURS, PER_TOKEN, note=str(why))
+    except InputError as error:
+        yield Row(SENTENCES, family, OURS, PER_TOKEN, note=str(error))
         return
     tokens = real_tokens(batches)
     names = [name for name in COMPARED if name == OURS or name in settings.peers]

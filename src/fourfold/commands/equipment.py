@@ -7,6 +7,7 @@ from lightning import Callback
 from fourfold.callbacks.allocator import KeepFreedMemory
 from fourfold.callbacks.averaging import AverageLast
 from fourfold.callbacks.checkpoints import Checkpoints
+from fourfold.callbacks.compiled import CompileBlocks
 from fourfold.callbacks.ema import ExponentialAverage
 from fourfold.callbacks.epoch_end import EpochEndResume
 from fourfold.callbacks.metrics_csv import RewindMetrics
@@ -43,6 +44,8 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
         return shown
     # First of all the place in the data, which a checkpoint of the same batch must hold.
     mine: list[Callback] = [ExactResume(), EpochEndResume(), StepMetrics()]
+    if config["compile"]:
+        mine.append(CompileBlocks())
     if config["ema_decay"] is not None:
         mine.append(ExponentialAverage(config["ema_decay"]))
     if not trainer["fast_dev_run"]:

@@ -48,6 +48,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "average_last": (int, 0, "Average the weights of the last N snapshots when training ends."),
     "average_every_n_steps": (int | None, None, "Steps between snapshots; default: every epoch."),
     "ema_decay": (float | None, None, "Decay of an exponential moving average of the weights."),
+    "compile": (bool, False, "Compile each block (torch.compile): the first steps take longer."),
     "wandb": (
         Literal["off", "offline", "online", "auto"],
         "off",

@@ -43,6 +43,7 @@ what is trained
   --model CLASS, --data CLASS            fourfold.tasks.*, fourfold.data.*
   --model.KEY, --data.KEY, --trainer.KEY their arguments; a later list replaces, KEY+ appends
   --seed_everything N        weights, dropout and order of the data (default 0)
+  --compile true             torch.compile each block: pays on a GPU, after a slow first step
 
 where it goes, and going on after an interruption
   --run_dir DIR              default runs/FOLDER/STEM of the first config file

@@ -158,7 +158,8 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
     (heads, n, e), width = weights.shape, values.shape[2]
     strides = values.stride()
     apart, rest = divmod(strides[0], width)  # rows from one head to the next
-    if n > 1 or rest or strides[1:] != (width, 1) or not sums_fast(values):
+    several = n > 1 or torch.compiler.is_compiling()
+    if several or rest or strides[1:] != (width, 1) or not sums_fast(values):
         return torch.bmm(weights, values)
     table = values.as_strided(((heads - 1) * apart + e, width), (width, 1))
     return weighted_sums(table, runs(heads, e, apart), weights.flatten()).unsqueeze(1)
