@@ -48,8 +48,8 @@ def test_a_memory_of_all_sources_is_not_copied() -> None:
         step = Seq2SeqStep(model, torch.randint(3, V, (2, 4)), None)
         step(torch.ones(2, 1, dtype=torch.long))
         step.reorder(torch.tensor([0, 0, 1, 1]))
-        assert step._cache is not None
-        layer: LayerCache = step._cache.layer(0)
+        assert step.cache is not None
+        layer: LayerCache = step.cache.layer(0)
         assert layer.memory is not None
         keys = layer.memory[0]
         assert len(keys) == 2

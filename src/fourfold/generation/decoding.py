@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from fourfold.core.config import check_word
 from fourfold.core.errors import InputError
 from fourfold.generation.beam import PENALTIES, search
+from fourfold.generation.graph import GraphStep, pays
 from fourfold.generation.prompts import Prompts
 from fourfold.generation.sampling import Sampler, draw_numbers, sample
+from fourfold.generation.step import CausalStep, Step
 from fourfold.kernels.linear import few_rows
 
 
@@ -71,12 +73,16 @@ def generate(
     if max_new is None and not prompts.is_seq2seq:
         raise InputError("max_new is missing: say how many tokens to write")
     limit = prompts.limit("max_new", max_new, least=0)  # (B,)
-    draws = torch.zeros(len(ids), int(limit.max()), device=ids.device)
+    most = int(limit.max())
+    draws = torch.zeros(len(ids), most, device=ids.device)
     if temperature > 0.0:
-        draws = draw_numbers(prompts.tokens, prompts.real, draws.shape[1], seed, copies)
+        draws = draw_numbers(prompts.tokens, prompts.real, most, seed, copies)
     filler = pad_id if pad_id is not None else eos_id or 0
     with inference(model):
+        step: Step
         step, start = prompts.start(use_cache)
+        if use_cache and isinstance(step, CausalStep) and pays(ids.device, most):
+            step = GraphStep(step, start.shape[1] + most)
         new = sample(step, start, limit, sampler, draws, eos_id=eos_id, pad_id=filler)
     return torch.cat([start, new], dim=1)
 

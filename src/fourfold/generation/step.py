@@ -64,7 +64,7 @@ class CausalStep:
 
     def __init__(self, model: CausalModel, mask: Tensor | None, use_cache: bool = True) -> None:
         self._model, self._mask = model, mask
-        self._cache = KVCache() if use_cache else None
+        self.cache = KVCache() if use_cache else None
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -73,16 +73,16 @@ class CausalStep:
                 self._mask = F.pad(self._mask, (0, ids.shape[1]), value=True)
             ids = torch.cat([self._ids, ids], dim=1)
         mask = self._mask
-        h = self._model.hidden(ids, mask, self._cache)
-        if self._cache is None:
+        h = self._model.hidden(ids, mask, self.cache)
+        if self.cache is None:
             self._ids = ids
         else:
             self._mask = None  # the cache remembers it
         return self._model.logits(last_real(h, mask))
 
     def reorder(self, rows: Tensor) -> None:
-        if self._cache is not None:
-            self._cache.reorder(rows)
+        if self.cache is not None:
+            self.cache.reorder(rows)
         self._ids, self._mask = _pick(self._ids, rows), _pick(self._mask, rows)
 
 
@@ -102,20 +102,20 @@ class Seq2SeqStep:
         self._model, self._src_mask = model, src_mask
         self._memory = model.encode(src, src_mask)  # (B, S, D)
         self._rows = len(src)
-        self._cache = KVCache() if use_cache else None
+        self.cache = KVCache() if use_cache else None
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        if self._cache is None:
+        if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
-        h = self._model.decode(ids, self._memory, self._src_mask, cache=self._cache)
+        h = self._model.decode(ids, self._memory, self._src_mask, cache=self.cache)
         return self._model.logits(h[:, -1])
 
     def reorder(self, rows: Tensor) -> None:
         sources = self._sources(rows)
         self._rows = len(rows)
-        if self._cache is not None:
-            self._cache.reorder(rows, sources)
+        if self.cache is not None:
+            self.cache.reorder(rows, sources)
         self._ids, self._src_mask = _pick(self._ids, rows), _pick(self._src_mask, sources)
         self._memory = self._memory.index_select(0, sources)
 
