@@ -43,7 +43,7 @@ KILLS = [
     ("validated", 5),
     ("limited", 2),
     ("limited", 5),
-    pytest.param("compiled", 4, marks=pytest.mark.slow),
+    *(pytest.param("compiled", batch, marks=pytest.mark.slow) for batch in (1, 3, 4, 5, 7, 8)),
 ]
 
 
@@ -93,14 +93,15 @@ def test_a_killed_run_ends_the_same(
     variant: str, batch: int, fit: Run, kill_at: Callable[[int], None], here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    torch.compiler.reset()  # as in a process of its own
     assert fit("whole", *VARIANTS[variant]).code == 0
+    torch.compiler.reset()
     with monkeypatch.context():
         kill_at(batch)
-        torch.compiler.reset()
         with pytest.raises(Killed):
             fit("killed", *VARIANTS[variant])
     kill_at(-1)
-    torch.compiler.reset()  # as in a process of its own
+    torch.compiler.reset()
     result = fit("killed", *VARIANTS[variant], "--resume=must")
     assert result.code == 0, result.err
     assert "resumed after step" in result.out
