@@ -17,25 +17,25 @@ class LayerCache:
     def __init__(self) -> None:
         self.length = 0
         self.memory: tuple[Tensor, Tensor] | None = None
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self.buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, t, Dh) keys and values; return all of them, (B, H, T, Dh) views."""
         start, self.length = self.length, self.length + k.shape[2]
-        if self._buffers is None or self.length > self._buffers[0].shape[2]:
+        if self.buffers is None or self.length > self.buffers[0].shape[2]:
             self._grow(k, v, start)
-        assert self._buffers is not None
-        for buffer, new in zip(self._buffers, (k, v), strict=True):
+        assert self.buffers is not None
+        for buffer, new in zip(self.buffers, (k, v), strict=True):
             buffer[:, :, start : self.length] = new
-        return self._buffers[0][:, :, : self.length], self._buffers[1][:, :, : self.length]
+        return self.buffers[0][:, :, : self.length], self.buffers[1][:, :, : self.length]
 
     def _grow(self, k: Tensor, v: Tensor, filled: int) -> None:
         capacity = max(2 * filled, self.length, 32)
         grown = tuple(x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (k, v))
-        if self._buffers is not None:
-            for new, old in zip(grown, self._buffers, strict=True):
+        if self.buffers is not None:
+            for new, old in zip(grown, self.buffers, strict=True):
                 new[:, :, :filled] = old[:, :, :filled]
-        self._buffers = (grown[0], grown[1])
+        self.buffers = (grown[0], grown[1])
 
     def project_once(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory: computed at the first step, remembered after."""
@@ -46,9 +46,9 @@ class LayerCache:
 
     def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
         """Keep batch rows `rows`, in that order, and memories `sources`; None keeps all."""
-        if self._buffers is not None:
-            k, v = self._buffers
-            self._buffers = self._moved(k, rows), self._moved(v, rows)
+        if self.buffers is not None:
+            k, v = self.buffers
+            self.buffers = self._moved(k, rows), self._moved(v, rows)
         if self.memory is not None and sources is not None:
             k, v = self.memory
             self.memory = k.index_select(0, sources), v.index_select(0, sources)
@@ -71,13 +71,13 @@ class KVCache:
         self.length = 0
         self.keys: Tensor | None = None
         self.documents: Tensor | None = None
-        self._layers: list[LayerCache] = []
+        self.layers: list[LayerCache] = []
 
     def layer(self, index: int) -> LayerCache:
         """The share of layer `index`, made at its first use."""
-        while len(self._layers) <= index:
-            self._layers.append(LayerCache())
-        return self._layers[index]
+        while len(self.layers) <= index:
+            self.layers.append(LayerCache())
+        return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
         """Take note of new tokens `ids` (B, t): their padding and documents, each (B, t)."""
@@ -105,66 +105,15 @@ class KVCache:
         kept = None if self._all_memories(sources) else sources
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)
-        for layer in self._layers:
+        for layer in self.layers:
             layer.reorder(rows, kept)
 
     def _all_memories(self, sources: Tensor) -> bool:
         """Whether `sources` are all that there are, as they are (asked once for all layers)."""
-        memory = self._layers[0].memory if self._layers else None
+        memory = self.layers[0].memory if self.layers else None
         if memory is None or len(memory[0]) != len(sources):
             return False
         return torch.equal(sources, torch.arange(len(sources), device=sources.device))
-
-
-class StaticCache(KVCache):
-    """A full cache in which a place is a number on the device: each step is the same work.
-
-    What stands behind the place is masked away. It serves steps of one token, and rows stay.
-
-    Args:
-        cache: What was seen so far.
-        rows: B.
-        capacity: Tokens there is room for.
-        device: Where.
-    """
-
-    def __init__(self, cache: KVCache, rows: int, capacity: int, device: torch.device) -> None:
-        super().__init__()
-        assert cache.documents is None, "documents are not continued"
-        self.length = capacity
-        self.place = torch.tensor([cache.length - 1], device=device)  # of the last token
-        self.seen = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
-        self.seen[:, : cache.length] = True if cache.keys is None else cache.keys
-        self.keys = self.seen
-        self._layers = [StaticLayer(layer, capacity, self.place) for layer in cache._layers]
-
-    def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Take note of one new token a row, `ids` (B, 1)."""
-        self.place += 1
-        self.seen.index_fill_(1, self.place, True)
-
-
-class StaticLayer(LayerCache):
-    """One layer's share of a `StaticCache`."""
-
-    def __init__(self, layer: LayerCache, capacity: int, place: Tensor) -> None:
-        super().__init__()
-        self.memory, self._place = layer.memory, place
-        assert layer._buffers is not None
-        grown = []
-        for old in layer._buffers:
-            # Zeros, not what happens to be there: masked weights are 0, but 0 times NaN is not.
-            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-            new[:, :, : layer.length] = old[:, :, : layer.length]
-            grown.append(new)
-        self._buffers = (grown[0], grown[1])
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Put (B, H, 1, Dh) keys and values at the place; return all, (B, H, capacity, Dh)."""
-        assert self._buffers is not None
-        for buffer, new in zip(self._buffers, (k, v), strict=True):
-            buffer.index_copy_(2, self._place, new)
-        return self._buffers
 
 
 def look_back(

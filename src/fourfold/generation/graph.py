@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fourfold.core.cache import StaticCache
+from fourfold.generation.static_cache import StaticCache
 from fourfold.generation.step import CausalStep
 
 LEAST = 16  # tokens to write that make up for the recording
