@@ -94,7 +94,8 @@ class LaidOut:
     def strips(self, weight: Tensor, x: Tensor) -> Strips | None:
         """Those of a matrix, if they are the fastest for rows x (..., K)."""
         most = MULTIPLIED.get(x.dtype) or SUMMED.get(x.dtype, 0)
-        if x.numel() > most * x.shape[-1] or weight.dtype != x.dtype or not x.numel():
+        few = 0 < x.numel() <= most * x.shape[-1]
+        if not few or weight.dtype != x.dtype or not weight.is_cpu:
             return None
         return self._ready.get(id(weight)) or self._lay_out(weight)
 
