@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "fourfold.commands.plan",
     "replay": "fourfold.commands.replay",
     "bench": "fourfold.commands.bench",
+    "reproduce": "fourfold.commands.reproduce",
     "completion": "fourfold.commands.completion",
 }
 

@@ -108,6 +108,24 @@ def test_bad_options(bad):
         Masking(MaskingConfig(**bad), tokenizer(), 0)
 
 
+@pytest.mark.parametrize(("masked", "random"), [(1.0, 0.0), (0.8, 0.2), (0.8, 0.0), (0.0, 1.0)])
+def test_other_shares(masked, random):
+    ids = text_rows(400, 128)
+    hidden, targets = hide(ids, masked=masked, random=random)
+    chosen = targets != IGNORED
+    is_mask = hidden[chosen] == tokenizer().mask_id
+    same = hidden[chosen] == ids[chosen]
+    assert is_mask.mean() == pytest.approx(masked, abs=0.02)
+    # A random token is the old one in one of so many cases.
+    assert same.mean() == pytest.approx(1 - masked - random, abs=0.02 + 1 / 65)
+
+
+@pytest.mark.parametrize("bad", [{"masked": 0.9, "random": 0.2}, {"masked": -0.1}, {"random": -1}])
+def test_shares_that_cannot_be(bad):
+    with pytest.raises(InputError, match="their sum"):
+        Masking(MaskingConfig(**bad), tokenizer(), 0)
+
+
 def test_no_mask_token():
     with pytest.raises(InputError, match="no mask token"):
         Masking(MaskingConfig(), tokenizer(mask=False), 0)

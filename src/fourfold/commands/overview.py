@@ -15,6 +15,7 @@ train and measure
   plan       parameters, FLOPs and memory of a recipe, before running it
   replay     where a loss that is not finite comes from
   bench      time and memory of all four families against their peers, on this machine
+  reproduce  a paper's table with our number beside each of its own
 
 use a checkpoint: lines in, lines out
   translate  one sentence a line to its translation
@@ -128,6 +129,27 @@ time by ours, round by round. A step's FLOPs are set against a matrix product of
 
 For a processor with other work, give it a core of its own: taskset -c 1 fourfold bench ..."""
 
+REPRODUCE = """usage: fourfold reproduce TABLE ... [--tier TIER] [options]
+       fourfold reproduce --list [TABLE ...]
+
+Obtains the numbers of a published table and prints them beside the paper's: ours (mean and standard
+deviation over seeds), how obtained, deviation, and why where the cause is known. What was not run
+is shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER, or all.
+
+  --list            every table, its tiers, and how many cells of each are in the results
+  --tier TIER       exact (default: no training: parameters, FLOPs, formulas, shares of masks),
+                    weights (official ones), laptop, single-gpu, or paper (the published recipe)
+  --rows ROW ...    only these rows are run; default: all that the tier has
+  --seeds N         seeds 0 to N - 1 for each row (default 1)
+  --budget TIME     start no run that would not end in this time: 90s, 30m, 2h
+  --commands        show the trainings as commands, for a cluster, and run none
+  --out DIR         where DIR/PAPER/TABLE/TIER gets table.md, table.csv, table.json, table.png and
+                    provenance.json (default results)
+  --runs DIR        where the trainings are (default runs/reproduce)
+
+Killed at any time, the same command goes on where it stood: rows that are done are not run again,
+and a training that was stopped ends with the same weights."""
+
 IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
@@ -166,6 +188,7 @@ OVERVIEWS = {
     "plan": PLAN,
     "replay": REPLAY,
     "bench": BENCH,
+    "reproduce": REPRODUCE,
     "import": IMPORT,
     "export": EXPORT,
     "validate": _evaluation(

@@ -51,16 +51,19 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions},
     }
-    content = {**{name: _plain(value) for name, value in metrics.items()}, "run": run}
+    content = {**{name: plain(value) for name, value in metrics.items()}, "run": run}
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
     part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(part, file)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
     if isinstance(value, dict):
-        return {name: _plain(below) for name, below in value.items()}
+        return {name: plain(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [plain(below) for below in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no inf and no nan
     return value

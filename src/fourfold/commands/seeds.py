@@ -9,13 +9,12 @@ import math
 import os
 import shlex
 import statistics
-import subprocess
-import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fourfold.commands import child
 from fourfold.core.errors import InputError
 
 
@@ -36,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
         own = ["--run_dir", str(run), "--seed_everything", str(seed)]
         if measured(run, [*rest, *own]) is None:
             for verb in ("fit", "test"):
-                code = subprocess.run(
-                    [sys.executable, "-m", "fourfold", verb, *rest, *own], env=environment
-                ).returncode
-                if code:
+                if code := child.run(verb, [*rest, *own], environment):
                     return code
         found[seed] = measured(run, [*rest, *own]) or {}
     summary = summarise(found)

@@ -14,8 +14,6 @@ from fourfold.data.noise import uniform
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.losses import IGNORED
 
-_MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
-
 
 @dataclass(frozen=True)
 class MaskingConfig:
@@ -27,15 +25,19 @@ class MaskingConfig:
         static: 0 = new masks in every epoch (Liu et al. 2019); n = only n different ones in turn,
             as
             BERT's ten copies of the data.
+        masked: share of the chosen tokens that become the mask.
+        random: share of them that become another token; the rest stays as it is.
     """
 
     rate: float = 0.15
     whole_words: bool = False
     static: int = 0
+    masked: float = 0.8
+    random: float = 0.1
 
 
 class Masking:
-    """Chooses tokens, and puts the mask, a random token or nothing new in their place (80/10/10).
+    """Chooses tokens, and puts the mask, a random token or nothing new in their place.
 
     Special tokens are neither chosen nor put in. What happens to a row depends on seed, epoch and
     row number alone, not on the batch it is in.
@@ -54,6 +56,11 @@ class Masking:
             raise InputError(
                 f"Masking needs 0 < rate < 1 and static >= 0, not rate={config.rate} and"
                 f" static={config.static}."
+            )
+        if not 0 <= config.masked <= config.masked + config.random <= 1:
+            raise InputError(
+                "Of the hidden tokens, shares masked and random must lie in [0, 1] and so must"
+                f" their sum, not masked={config.masked} and random={config.random}."
             )
         if tokenizer.mask_id is None:
             raise InputError("The tokenizer has no mask token.")
@@ -90,8 +97,9 @@ class Masking:
         chosen = _choose(~self.is_special[ids], order, self.config.rate)
         targets = np.where(chosen, ids, IGNORED)
         random = self.ordinary[(token * len(self.ordinary)).astype(np.int64)]
-        replaced = np.where(kind < _MASKED, self.mask_id, random)
-        return np.where(chosen & (kind < _MASKED + _RANDOM), replaced, ids), targets
+        masked, changed = self.config.masked, self.config.masked + self.config.random
+        replaced = np.where(kind < masked, self.mask_id, random)
+        return np.where(chosen & (kind < changed), replaced, ids), targets
 
 
 def _choose(allowed: np.ndarray, order: np.ndarray, rate: float) -> np.ndarray:

@@ -1,0 +1,211 @@
+"""Rows of a table that are trained: which runs they are, which are done, and running the rest.
+
+A run is `fit` and `test` of the tier's recipe with a row's changes and a seed, in a directory of
+its own: RUNS/PAPER/TABLE/TIER/ROW/seed_N. What is done is not done again, what was killed goes on.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import fourfold
+from fourfold.commands import child
+from fourfold.commands.seeds import measured
+from fourfold.core.errors import InputError
+from fourfold.papers.reading import merged
+from fourfold.papers.tables import Row, Table, Tier
+
+# A section of a row's changes: the key of `fourfold fit` that it stands for.
+SECTIONS = {
+    "config": "model.init_args.config.",
+    "model": "model.init_args.",
+    "data": "data.init_args.",
+    "trainer": "trainer.",
+    "run": "",
+}
+ROOT = Path(fourfold.__file__).parents[2]  # of a checkout
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row with one seed.
+
+    Args:
+        row: The row's name.
+        seed: The seed.
+        folder: The run directory.
+        fit: Options of `fourfold fit`; none where nothing is trained.
+        test: Options of `fourfold test`.
+    """
+
+    row: str
+    seed: int
+    folder: Path
+    fit: list[str]
+    test: list[str]
+
+    @property
+    def found(self) -> dict[str, Any] | None:
+        """What its test found; None if it is not done."""
+        return measured(self.folder, self.test)
+
+    @property
+    def commands(self) -> list[str]:
+        """What is run, as one would type it."""
+        verbs = {"fit": self.fit, "test": self.test}
+        return [shlex.join(["fourfold", verb, *given]) for verb, given in verbs.items() if given]
+
+    @cached_property
+    def _clock(self) -> Path:
+        return self.folder / "seconds.json"
+
+    @property
+    def seconds(self) -> float | None:
+        """What its parts took that came to an end; None where there is none."""
+        try:
+            return float(json.loads(self._clock.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def go(self, held: int) -> int:
+        """Train and test it, or what is left of that; 0, or the exit code of what failed."""
+        begin = time.monotonic()
+        environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
+        try:
+            for verb, options in (("fit", self.fit), ("test", self.test)):
+                code = child.run(verb, options, environment, [held]) if options else 0
+                if code:
+                    return code
+            return 0
+        finally:
+            spent = (self.seconds or 0.0) + time.monotonic() - begin
+            self._clock.write_text(json.dumps(round(spent, 1)), encoding="utf-8")
+
+
+def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:
+    """The runs of some rows, all with the first seed before any with the second.
+
+    Raises:
+        InputError: The recipe is not here.
+    """
+    recipe = table.tiers[tier]
+    config = find_config(recipe.config)
+    found = []
+    for seed in range(n_seeds):
+        for row in rows:
+            folder = runs / table.name / tier / row.name / f"seed_{seed}"
+            changes = merged(recipe.options, row.runs[tier])
+            own = ["--run_dir", str(folder), "--seed_everything", str(seed)]
+            fit = ["--config", config, *options(changes), *own]
+            test = ["--config", config, *options(merged(changes, recipe.test)), *own]
+            found.append(Run(row.name, seed, folder, fit if recipe.train else [], test))
+    return found
+
+
+def options(changes: dict[str, dict[str, Any]]) -> list[str]:
+    """Changes by section as options of the command line.
+
+    Raises:
+        InputError: There is no such section.
+    """
+    found = []
+    for section, keys in changes.items():
+        if section not in SECTIONS:
+            raise InputError(f"{section} is no section of a recipe: not {', '.join(SECTIONS)}")
+        for key, value in keys.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            found += [f"--{SECTIONS[section]}{key}", text]
+    return found
+
+
+def find_config(name: str) -> str:
+    """Where a recipe of the repository is, from here or in the checkout.
+
+    Raises:
+        InputError: In neither.
+    """
+    for place in (Path(name), ROOT / name):
+        if place.is_file():
+            return str(place)
+    raise InputError(f"{name} is not here: run this in a checkout of fourfold")
+
+
+def find_files(table: Table, tier: str) -> dict[str, Path]:
+    """The data of a tier, by name.
+
+    Raises:
+        InputError: One is missing; says what to put where.
+    """
+    found, recipe = {}, table.tiers[tier]
+    for name in recipe.files:
+        places = [Path(name), Path(os.environ.get("FOURFOLD_DATA", ".")) / name]
+        there = next((place for place in places if place.exists()), None)
+        if there is None:
+            raise InputError(
+                f"{table.name}, tier {tier} needs {name}: put it here, or under a directory that"
+                f" FOURFOLD_DATA names ({recipe.origin})"
+            )
+        found[name] = there
+    return found
+
+
+def hashes(files: dict[str, Path]) -> dict[str, str]:
+    """SHA-256 of each file."""
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+
+
+def expected_seconds(runs: Sequence[Run], recipe: Tier) -> float | None:
+    """Of a run: the median of those that are done, else what the table says."""
+    known = [run.seconds for run in runs if run.found and run.seconds]
+    if known:
+        return statistics.median(known)
+    return None if recipe.minutes is None else 60 * recipe.minutes
+
+
+def run_all(runs: Sequence[Run], recipe: Tier, budget: float | None) -> int:
+    """Run what is not done, as far as the budget reaches.
+
+    Args:
+        runs: All of them.
+        recipe: The tier.
+        budget: Seconds; None for no end.
+
+    Returns:
+        0, or the exit code of the run that failed or was stopped.
+
+    Raises:
+        InputError: Not one run fits into the budget; says what would.
+    """
+    begin, started = time.monotonic(), False
+    for number, run in enumerate(runs, 1):
+        with child.locked(run.folder) as held:  # before asking: another may be about to end it
+            if run.found:
+                continue
+            needed = expected_seconds(runs, recipe)
+            if budget is not None and needed is not None:
+                left = budget - (time.monotonic() - begin)
+                if needed > left and not started:
+                    raise InputError(
+                        f"--budget {_words(budget)} is too short: a row takes about"
+                        f" {_words(needed)}, and {sum(not r.found for r in runs)} are to be run"
+                    )
+                if needed > left:
+                    print(f"the budget ends here: a row takes about {_words(needed)}", flush=True)
+                    return 0
+            print(f"[{number}/{len(runs)}] row {run.row}, seed {run.seed}", flush=True)
+            started = True
+            if code := run.go(held):
+                return code
+    return 0
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds < 90 else f"{seconds / 60:.3g}m"

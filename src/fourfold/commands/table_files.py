@@ -1,0 +1,60 @@
+"""A table that was obtained, printed and put where results are kept.
+
+OUT/PAPER/TABLE/TIER/  table.md  table.csv  table.json  table.png  provenance.json
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.commands.results import plain
+from fourfold.papers.order import compare_orders
+from fourfold.papers.plot import draw
+from fourfold.papers.report import as_csv, content, markdown
+from fourfold.papers.results import Cell
+from fourfold.papers.tables import Paper, Table
+
+
+def show_and_write(
+    paper: Paper,
+    table: Table,
+    tier: str,
+    cells: Sequence[Cell],
+    provenance: dict[str, Any],
+    out: Path,
+) -> None:
+    """Print the page and write all files; each is whole or as it was before."""
+    order = compare_orders(table, cells) if tier != "exact" else []
+    page = markdown(paper, table, tier, cells, order)
+    print(page, flush=True)
+    folder = out / table.name / tier
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = content(table, tier, cells, order)
+    _write(folder / "table.md", page + "\n" + _trace(provenance))
+    _write(folder / "table.csv", as_csv(table, cells))
+    _write(folder / "table.json", _json(whole))
+    _write(folder / "provenance.json", _json(provenance))
+    part = folder / "table.part.png"
+    if draw(table, cells, part):
+        os.replace(part, folder / "table.png")
+    print(f"wrote {folder}\n", flush=True)
+
+
+def _trace(provenance: dict[str, Any]) -> str:
+    commit = provenance["machine"].get("commit", "unknown")
+    return (
+        f"`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware, versions,"
+        " data and runs are in provenance.json.\n"
+    )
+
+
+def _json(content: Any) -> str:
+    return json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    part = file.with_name(file.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)

@@ -1,0 +1,1 @@
+"""The papers' published tables as data, and how each number is obtained here."""
