@@ -16,7 +16,11 @@ PATIENCE = 5.0  # seconds for a child to end on the Ctrl-C that it got from the 
 
 
 def run(
-    verb: str, options: Sequence[str], environment: dict[str, str], held: Sequence[int] = ()
+    verb: str,
+    options: Sequence[str],
+    environment: dict[str, str],
+    held: Sequence[int] = (),
+    limit: float | None = None,
 ) -> int:
     """Run `fourfold VERB OPTIONS`; its exit code.
 
@@ -25,11 +29,15 @@ def run(
         options: As on the command line.
         environment: Its variables.
         held: Files to be kept open in it, such as a lock.
+        limit: Seconds after which it is told to save and end.
     """
     command = [sys.executable, "-m", "fourfold", verb, *options]
     child = subprocess.Popen(command, env=environment, pass_fds=held)
     before = signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
     try:
+        return child.wait(limit)
+    except subprocess.TimeoutExpired:
+        child.terminate()
         return child.wait()
     except KeyboardInterrupt:
         try:
@@ -43,11 +51,14 @@ def run(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """A lock on a run directory, to be passed on to the child; waits for one that is held."""
+    """A lock on a run directory, to be passed on to the child; waits for one that is held.
+
+    It lies beside the directory, which the training makes, and takes away if it comes to nothing.
+    """
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

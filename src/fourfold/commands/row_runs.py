@@ -6,6 +6,7 @@ its own: RUNS/PAPER/TABLE/TIER/ROW/seed_N. What is done is not done again, what 
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -75,19 +76,28 @@ class Run:
         except (FileNotFoundError, ValueError):
             return None
 
-    def go(self, held: int) -> int:
-        """Train and test it, or what is left of that; 0, or the exit code of what failed."""
+    def go(self, held: int, limit: float | None) -> int:
+        """Train and test it, or what is left of that.
+
+        Args:
+            held: The lock.
+            limit: Seconds after which it is stopped, to go on another time.
+
+        Returns:
+            0, or the exit code of what failed or was stopped.
+        """
         begin = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
         try:
             for verb, options in (("fit", self.fit), ("test", self.test)):
-                code = child.run(verb, options, environment, [held]) if options else 0
-                if code:
+                left = None if limit is None else max(0.0, limit - (time.monotonic() - begin))
+                if options and (code := child.run(verb, options, environment, [held], left)):
                     return code
             return 0
         finally:
             spent = (self.seconds or 0.0) + time.monotonic() - begin
-            self._clock.write_text(json.dumps(round(spent, 1)), encoding="utf-8")
+            if self.folder.is_dir():
+                self._clock.write_text(json.dumps(round(spent, 1)), encoding="utf-8")
 
 
 def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:
@@ -176,34 +186,38 @@ def run_all(runs: Sequence[Run], recipe: Tier, budget: float | None) -> int:
     Args:
         runs: All of them.
         recipe: The tier.
-        budget: Seconds; None for no end.
+        budget: Seconds; None for no end. A run that is still going then is saved and stopped.
 
     Returns:
-        0, or the exit code of the run that failed or was stopped.
+        0, or the exit code of the run that failed or was stopped by others.
 
     Raises:
         InputError: Not one run fits into the budget; says what would.
     """
-    begin, started = time.monotonic(), False
+    end = math.inf if budget is None else time.monotonic() + budget
+    started = False
     for number, run in enumerate(runs, 1):
         with child.locked(run.folder) as held:  # before asking: another may be about to end it
             if run.found:
                 continue
-            needed = expected_seconds(runs, recipe)
-            if budget is not None and needed is not None:
-                left = budget - (time.monotonic() - begin)
-                if needed > left and not started:
-                    raise InputError(
-                        f"--budget {_words(budget)} is too short: a row takes about"
-                        f" {_words(needed)}, and {sum(not r.found for r in runs)} are to be run"
-                    )
-                if needed > left:
-                    print(f"the budget ends here: a row takes about {_words(needed)}", flush=True)
-                    return 0
+            needed = (expected_seconds(runs, recipe) or 0.0) - (run.seconds or 0.0)
+            left = end - time.monotonic()
+            if budget is not None and needed > left and not started:
+                raise InputError(
+                    f"--budget {_words(budget)} is too short: the next run takes about"
+                    f" {_words(needed)}, and {sum(not r.found for r in runs)} are to be done"
+                )
+            if needed > left or left <= 0:
+                return _out_of_budget()
             print(f"[{number}/{len(runs)}] row {run.row}, seed {run.seed}", flush=True)
             started = True
-            if code := run.go(held):
-                return code
+            if code := run.go(held, None if budget is None else left):
+                return _out_of_budget() if time.monotonic() >= end else code
+    return 0
+
+
+def _out_of_budget() -> int:
+    print("the budget ends here; the same command goes on", flush=True)
     return 0
 
 

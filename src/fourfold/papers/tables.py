@@ -118,7 +118,7 @@ class Tier:
         test: What the test changes besides.
         files: What has to lie here or under $FOURFOLD_DATA; their hashes are kept with results.
         origin: What these files are and where they come from.
-        minutes: Of the base row on one core, measured; None if it was not.
+        minutes: That a row takes, from a measurement; None if there was none.
         train: Whether there is anything to train.
     """
 

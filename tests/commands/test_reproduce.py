@@ -1,0 +1,337 @@
+"""`fourfold reproduce`: words, files, and trainings that are killed and gone on with."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.cli import main
+from fourfold.commands import child
+from fourfold.commands.reproduce import parse_budget
+from fourfold.commands.row_runs import options, plan_runs
+from fourfold.papers import reading
+from fourfold.papers.reading import all_tables, read_paper
+
+RUNNING = [t for t in all_tables() if t.tiers]
+
+PAPER = """
+title: T
+authors: A, B
+venue: V
+year: 2000
+sources: {read: somewhere}
+tables:
+  t:
+    title: Sizes
+    source: [read]
+    confirmed: true
+    columns: {ppl: {title: perplexity}, bleu: {title: BLEU}}
+    rows:
+      one: {laptop: {}, ppl: 5.0, bleu: 20.0}
+      two: {laptop: {config: {n_heads: 2}}, ppl: 6.0}
+      three: {ppl: 7.0}
+    tiers:
+      laptop:
+        config: configs/vaswani2017/tiny.yaml
+        columns: {ppl: test/ppl_token, bleu: test/bleu}
+        about: tiny
+        options: {trainer: {max_steps: 2, max_epochs: -1}, model: {beam: 1},
+                  run: {tensorboard: false}}
+        test: {run: {ckpt_path: last}}
+"""
+
+
+@pytest.fixture
+def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the recipes, and one small paper."""
+    (tmp_path / "configs").symlink_to(root / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER)})
+    return tmp_path
+
+
+class Children:
+    """Stands for trainings: notes what was asked for, and writes what a test would."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.stop_at: int | None = None
+        self.slow = 0.0
+
+    def __call__(
+        self, verb: str, given: list[str], environment: Any, held: Any, limit: float | None
+    ) -> int:
+        folder = Path(given[given.index("--run_dir") + 1])
+        self.asked.append((verb, f"{folder.parent.name}/{folder.name}"))
+        if len(self.asked) == self.stop_at:
+            return 75
+        folder.mkdir(parents=True, exist_ok=True)
+        time.sleep(self.slow if limit is None else min(self.slow, limit))
+        if limit is not None and self.slow > limit:
+            return 75
+        if verb == "test":
+            run = {"command": " ".join(["fourfold", "test", *given])}
+            seed = int(given[given.index("--seed_everything") + 1])
+            heads = 2 if "--model.init_args.config.n_heads" in given else 1
+            found = {"test/ppl_token": 4.0 + heads + seed, "test/bleu": 20.0, "run": run}
+            (folder / "metrics.json").write_text(json.dumps(found))
+        return 0
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    found = Children()
+    monkeypatch.setattr(child, "run", found)
+    return found
+
+
+def cells(folder: Path) -> dict[tuple[str, str], list[float]]:
+    whole = json.loads((folder / "table.json").read_text())
+    return {(c["row"], c["column"]): c["values"] for c in whole["cells"]}
+
+
+def test_the_list_shows_every_table_and_what_is_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path)]
+    assert main(["reproduce", "--list", *out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == [table.name for table in all_tables()]
+    assert main(["reproduce", "gpt2_2019/table2", *out]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "--list", "gpt2_2019", *out]) == 0
+    assert "exact 4/4" in capsys.readouterr().out
+
+
+def test_the_list_is_light() -> None:
+    code = (
+        "import sys; from fourfold.cli import main; main(['reproduce', '--list']);"
+        "print({'torch', 'lightning', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_exact_tier_writes_what_it_prints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["reproduce", "vit2020", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for name in ("table1", "table6"):
+        folder = tmp_path / "vit2020" / name / "exact"
+        assert {f.name for f in folder.iterdir()} == {
+            "table.md", "table.csv", "table.json", "table.png", "provenance.json"
+        }  # fmt: skip
+        assert (folder / "table.md").read_text().partition("\n`fourfold")[0] in printed
+        about = json.loads((folder / "provenance.json").read_text())
+        assert about["command"] == f"fourfold reproduce vit2020 --out {tmp_path}"
+        assert {"seconds", "finished", "machine", "versions"} <= about.keys()
+    assert not (tmp_path / "vit2020" / "table8").exists()  # has no exact cell
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["vaswani2017/table7"], "Known are vaswani2017/table1"),
+        (["bert2018/table5"], "has no cell of tier exact: it has none yet"),
+        (["gpt2_2019/table2", "--tier", "laptop"], "has no cell of tier laptop: it has exact"),
+        (["gpt2_2019", "--tier", "big"], "--tier is 'big', but must be one of exact, weights"),
+        (["gpt2_2019/table2", "--rows", "smal"], "--rows is 'smal'"),
+        (["gpt2_2019", "--seeds", "0"], "--seeds is 0"),
+        (["gpt2_2019", "--budget", "soon"], "--budget is 'soon', but must be a time such as"),
+        (["gpt2_2019", "--bugdet", "3m"], "did you mean --budget"),
+        (["gpt2_2019", "--commands"], "--commands is for trainings"),
+        ([], "name a table such as vaswani2017/table3"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_data_that_are_not_here_are_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
+    assert main(["reproduce", "vaswani2017/table3", "--tier", "laptop"]) == 2
+    error = capsys.readouterr().err
+    assert "needs translation/multi30k/train.en.gz: put it here, or under" in error
+    assert "Multi30k, task 1" in error
+
+
+def test_the_data_are_known_by_their_hashes(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAPER.replace("about: tiny", "about: tiny\n        files: [words.txt]")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    (here / "words.txt").write_text("a")
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    about = json.loads((here / "results/p/t/laptop/provenance.json").read_text())
+    assert about["data"] == {"words.txt": hashlib.sha256(b"a").hexdigest()}
+
+
+def test_rows_that_are_done_are_not_run_again(here: Path, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main([*command, "--rows", "two"]) == 0
+    assert children.asked == [("fit", "two/seed_0"), ("test", "two/seed_0")]
+    folder = here / "results/p/t/laptop"
+    assert cells(folder) == {
+        ("one", "ppl"): [], ("one", "bleu"): [], ("two", "ppl"): [6.0], ("two", "bleu"): [20.0],
+    }  # fmt: skip
+    children.asked.clear()
+    assert main([*command, "--seeds", "2"]) == 0
+    assert [asked for verb, asked in children.asked if verb == "fit"] == [
+        "one/seed_0", "one/seed_1", "two/seed_1"
+    ]  # fmt: skip
+    assert cells(folder)["two", "ppl"] == [6.0, 7.0]
+    runs = json.loads((folder / "provenance.json").read_text())["runs"]
+    assert [(run["row"], run["seed"]) for run in runs] == [
+        ("one", 0), ("two", 0), ("one", 1), ("two", 1)
+    ]  # fmt: skip
+    assert all(run["commands"][0].startswith("fourfold fit --config") for run in runs)
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
+def test_what_was_stopped_goes_on_to_the_same_table(
+    here: Path, children: Children, stop_at: int
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    children.stop_at = stop_at
+    assert main(command) == 75
+    stopped = cells(here / "results/p/t/laptop")
+    assert sum(bool(v) for v in stopped.values()) == 2 * (stop_at > 2)
+    children.stop_at = None
+    assert main(command) == 0
+    page = (here / "results/p/t/laptop/table.json").read_text()
+    # The same as of one that was never stopped.
+    assert main([*command, "--runs", "others", "--out", "elsewhere"]) == 0
+    assert (here / "elsewhere/p/t/laptop/table.json").read_text() == page
+
+
+def test_a_cut_off_measurement_is_made_again(here: Path, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    assert main(command) == 0
+    file = here / "runs/reproduce/p/t/laptop/one/seed_0/metrics.json"
+    file.write_text(file.read_text()[:40])
+    children.asked.clear()
+    assert main(command) == 0
+    assert len(children.asked) == 2
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+
+
+def test_a_budget_ends_before_a_run_that_does_not_fit(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    children.slow = 0.6  # twice a run
+    assert main([*command, "--budget", "2s"]) == 0
+    assert len(children.asked) == 2
+    assert "the budget ends here" in capsys.readouterr().out
+    assert main([*command, "--budget", "1s"]) == 2
+    error = capsys.readouterr().err
+    assert "--budget 1s is too short: the next run takes about 1s, and 1 are to be done" in error
+    assert len(children.asked) == 2
+
+
+def test_a_run_that_outlasts_the_budget_is_stopped_and_gone_on_with(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    children.slow = 1.0
+    assert main([*command, "--budget", "0.4s"]) == 0
+    assert children.asked == [("fit", "one/seed_0")]
+    assert "the budget ends here" in capsys.readouterr().out
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == []
+    children.slow = 0.0
+    assert main(command) == 0
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1.5h", 5400), ("1d", 86400)],
+)
+def test_a_budget_is_a_time(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+def test_a_row_is_really_trained_and_tested(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "two"]
+    # Stopped by its budget somewhere in start or training, and gone on with.
+    assert main([*command, "--budget", "4s"]) == 0
+    assert main(command) == 0
+    found = cells(here / "results/p/t/laptop")
+    assert found["two", "ppl"][0] > 1
+    run = here / "runs/reproduce/p/t/laptop/two/seed_0"
+    assert (run / "checkpoints/last.ckpt").is_file()
+    assert float((run / "seconds.json").read_text()) > 1
+    monkeypatch.setattr(child, "run", lambda *given: pytest.fail("was done"))
+    assert main(command) == 0
+    assert cells(here / "results/p/t/laptop") == found
+
+
+def test_another_at_the_same_run_is_waited_for(tmp_path: Path) -> None:
+    code = f"""if True:
+        import time
+        from pathlib import Path
+        from fourfold.commands.child import locked
+        with locked(Path({str(tmp_path / "run")!r})):
+            print("held", flush=True)
+            time.sleep(1)
+            Path({str(tmp_path / "done")!r}).touch()
+    """
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with child.locked(tmp_path / "run"):
+        assert (tmp_path / "done").exists()
+    assert other.wait() == 0
+
+
+def test_changes_become_options() -> None:
+    assert options({"config": {"n_heads": 2}, "model": {"a.b": None}, "run": {"x": "y"}}) == [
+        "--model.init_args.config.n_heads", "2", "--model.init_args.a.b", "null", "--x", "y",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", RUNNING, ids=lambda table: table.name)
+def test_every_row_of_every_tier_is_a_recipe_that_parses(table: Any, root: Path) -> None:
+    from fourfold.commands.recipe import make_parser, parse
+
+    parser = make_parser("test")
+    for tier in table.tiers:
+        rows = [row for row in table.rows.values() if tier in row.runs]
+        for run in plan_runs(table, tier, rows, 1, Path("runs")):
+            for given in filter(None, (run.fit, run.test)):
+                config = parse(parser, given)
+                assert config["run_dir"] == str(run.folder)
+
+
+def test_the_laptop_rows_differ_from_their_base_in_one_thing(root: Path) -> None:
+    from fourfold.commands.recipe import make_parser, parse, read_recipe
+
+    (table,) = [t for t in RUNNING if t.name == "vaswani2017/table3"]
+    parser = make_parser("test")
+    counts = {}
+    for run in plan_runs(table, "laptop", table.rows.values(), 1, Path("runs")):
+        config = parse(parser, [*run.fit, "--model.init_args.config.vocab_size", "6000"])
+        counts[run.row] = read_recipe(parser, config).n_parameters
+    base = counts["base"]
+    same = {row for row, count in counts.items() if count == base}
+    assert same == {"base", "A_h1", "A_h4", "A_h16", "A_h32", "D_drop0.0", "D_drop0.2", "D_ls0.0",
+                    "D_ls0.2"}  # fmt: skip
+    # Smaller and larger as in the paper.
+    for row, printed in ((n, r.printed.get("params")) for n, r in table.rows.items()):
+        if printed is not None and row != "base":
+            assert (counts[row] > base) == ((printed.number or 0) > 65), row

@@ -1,0 +1,69 @@
+"""What a reader gets: the page, the CSV, the JSON and the picture of the same cells."""
+
+import csv
+import io
+from functools import partial
+from pathlib import Path
+
+from fourfold.papers.exact import compute
+from fourfold.papers.plot import draw
+from fourfold.papers.reading import find_tables, papers
+from fourfold.papers.report import as_csv, content, markdown
+from fourfold.papers.results import exact_cell, run_cell
+
+(TABLE,) = find_tables(["vaswani2017/table3"])
+PAPER = papers()["vaswani2017"]
+
+
+def measured() -> list:
+    """The laptop tier with two seeds of its first row, one of the second, none of the others."""
+    found = {
+        "base": {0: {"test/ppl_token": 4.0, "test/bleu": 20}, 1: {"test/ppl_token": 5.0,
+                                                                  "test/bleu": 22}},
+        "A_h1": {0: {"test/ppl_token": 6.0, "test/bleu": 18.125}},
+    }  # fmt: skip
+    columns = TABLE.tiers["laptop"].columns
+    return [run_cell(TABLE, r, c, columns[c], found.get(r.name, {}))
+            for r, c in TABLE.cells("laptop")]  # fmt: skip
+
+
+def test_the_page_has_mean_spread_and_what_was_not_run() -> None:
+    lines = markdown(PAPER, TABLE, "laptop", measured(), []).splitlines()
+    row = "| base | perplexity (dev) | 4.92 | 4.5 ± 0.71 | laptop, trained, 2 seeds | -8.5 % |  |"
+    assert row in lines
+    assert "| A_h1 | BLEU (dev) | 24.9 | 18.125 | laptop, trained, 1 seed | -27.2 % |  |" in lines
+    assert "| A_h4 | BLEU (dev) | 25.5 | not run | laptop, not run |  |  |" in lines
+    assert "40 cells: 4 measured, 36 not run." in lines
+
+
+def test_an_explanation_stands_once_and_shows_what_its_change_gives() -> None:
+    cells = [exact_cell(TABLE, r, c, partial(compute, TABLE, r, c)) for r, c in
+             TABLE.cells("exact") if r.name in ("base", "C_N2", "A_h1")]  # fmt: skip
+    page = markdown(PAPER, TABLE, "exact", cells, [])
+    assert "| base | parameters, millions | 65 | 63,082,496 | exact, computed | -3.0 %," in page
+    assert page.count("[1] gives 65,110,016") == 1
+    assert page.count("[1] gives 35,684,352") == 1
+    assert page.count("40,960 rows") == 1
+    assert "| A_h1 | parameters, millions | - | 63,082,496 | exact, computed |  |  |" in page
+    assert "not given by this tier: perplexity (dev) of 20 rows" in page
+
+
+def test_the_csv_and_the_json_hold_the_same() -> None:
+    cells = measured()
+    rows = list(csv.DictReader(io.StringIO(as_csv(TABLE, cells))))
+    whole = content(TABLE, "laptop", cells, [])["cells"]
+    assert len(rows) == len(whole) == 40
+    assert (rows[0]["paper"], rows[0]["ours"], rows[0]["seeds"]) == ("4.92", "4.5", "0 1")
+    assert whole[0]["values"] == [4.0, 5.0]
+    assert float(rows[0]["std"]) == whole[0]["std"]
+    assert (rows[5]["ours"], rows[5]["verdict"]) == ("", "not run")
+
+
+def test_the_picture_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
+    assert draw(TABLE, measured(), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    (formulas,) = find_tables(["vaswani2017/table1"])
+    row, column = formulas.cells("exact")[0]
+    cell = exact_cell(formulas, row, column, partial(compute, formulas, row, column))
+    assert not draw(formulas, [cell], tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()

@@ -1,0 +1,154 @@
+"""The tables as data: what they must hold, and what a wrong one says."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fourfold.core.errors import InputError
+from fourfold.papers.reading import all_tables, find_tables, merged, papers, read_paper
+from fourfold.papers.tables import Printed
+
+TABLES = {table.name: table for table in all_tables()}
+
+# What the package promises to follow.
+PROMISED = {
+    "vaswani2017": {"table1", "table2", "table3"},
+    "bert2018": {"table1", "table5", "table6", "table7", "table8"},
+    "roberta2019": {"table1", "table2", "table3"},
+    "gpt1_2018": {"table5"},
+    "gpt2_2019": {"table2", "table3"},
+    "nanogpt": {"curves"},
+    "vit2020": {"table1", "table8", "figure9", "figure4"},
+    "beyer2022": {"table1"},
+    "deit2020": {"table3", "table8"},
+}
+
+SMALL = """
+title: T
+authors: A, B
+venue: V
+year: 2000
+sources: {read: somewhere}
+tables:
+  table1:
+    title: Sizes
+    source: [read]
+    confirmed: true
+    setup: {config: {a: 1, b: 2}}
+    columns: {x: {title: X, exact: parameters}}
+    rows: {one: {setup: {config: {b: 3}}, x: 5.00}, two: {x: 7}}
+"""
+
+
+def small(old: str = "", new: str = "") -> str:
+    assert old in SMALL
+    return SMALL.replace(old, new)
+
+
+@pytest.mark.parametrize("paper", PROMISED)
+def test_the_promised_tables_are_there(paper: str) -> None:
+    assert PROMISED[paper] <= {name.partition("/")[2] for name in TABLES if paper in name}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_says_where_it_was_read(name: str) -> None:
+    table = TABLES[name]
+    assert table.source
+    assert table.confirmed
+    paper = papers()[name.partition("/")[0]]
+    assert set(table.source) <= set(paper.sources)
+    for reason in table.reasons:
+        assert reason.source, reason.why
+        # A reason claims something that can be tested, or says that the cause is not known.
+        tested = reason.changes or reason.within or reason.rounding != "nearest"
+        assert bool(tested) != reason.unknown, reason.why
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_training_tier_names_a_recipe_and_metrics_that_are_there(name: str, root: Path) -> None:
+    for tier, recipe in TABLES[name].tiers.items():
+        config = yaml.safe_load((root / recipe.config).read_text())
+        assert config["model"]["class_path"].startswith("fourfold.tasks.")
+        assert all(metric.startswith("test/") for metric in recipe.columns.values())
+        assert TABLES[name].cells(tier)
+
+
+def test_some_numbers_as_they_are_printed() -> None:
+    rows = TABLES["vaswani2017/table3"].rows
+    assert rows["A_h4"].printed["ppl"].text == "5.00"
+    assert rows["big"].printed["params"].number == 213
+    assert "params" not in rows["A_h1"].printed
+    assert TABLES["gpt2_2019/table3"].rows["small"].printed["wikitext103"].text == "37.50"
+    assert TABLES["deit2020/table8"].rows["no_erasing"].printed["at224"].number == 4.3
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "step"),
+    [("65", 65, 1), ("5.00", 5, 0.01), ("3.3e+18", 3.3e18, 1e17), ("6.987712e-04", 6.987712e-4,
+     1e-10), ("0.61382", 0.61382, 1e-5), ("O(n)", None, None)],
+)  # fmt: skip
+def test_what_a_last_digit_is_worth(text: str, number: float | None, step: float | None) -> None:
+    assert Printed(text).number == number
+    if step is not None:
+        assert Printed(text).step == pytest.approx(step)
+
+
+def test_a_row_has_the_tables_setup_with_its_own_changes() -> None:
+    table = read_paper("p.yaml", SMALL).tables["table1"]
+    assert table.name == "p/table1"
+    assert table.rows["one"].setup == {"config": {"a": 1, "b": 3}}
+    assert table.rows["two"].setup is None
+    assert [(row.name, column) for row, column in table.cells("exact")] == [("one", "x")]
+    assert table.rows["one"].printed["x"].text == "5.00"
+    assert merged({"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("year: 2000", "years: 2000", "p.yaml: there is no years"),
+        ("year: 2000", "", "p.yaml: year is missing"),
+        ("year: 2000", "year: soon", "p.yaml: year is 'soon'"),
+        ("x: {title: X,", "x: {titel: X,", "p/table1, column x: there is no titel"),
+        ("x: 7", "y: 7", "p/table1, row two: y is neither a column nor a tier"),
+        ("x: 7", "laptop: {}", "p/table1, row two: the table has no tier laptop"),
+        ("source: [read]", "source: [heard]", "p/table1: there is no source heard"),
+        ("    title: Sizes", "    titles: Sizes", "p/table1: there is no titles"),
+        (
+            "    confirmed: true",
+            "    confirmed: true\n    reasons: [{why: w, source: [read], rows: [three],"
+            " columns: [x]}]",
+            "p/table1: there is no row three",
+        ),
+        (
+            "    confirmed: true",
+            "    confirmed: true\n    tiers: {laptop: {columns: {x: test/x}, about: a}}",
+            "p/table1, tier laptop: config is missing",
+        ),
+    ],
+)
+def test_a_wrong_file_is_named(old: str, new: str, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_paper("p.yaml", small(old, new))
+    assert says in str(error.value)
+
+
+def test_tables_are_found_by_paper_and_all() -> None:
+    assert [t.name for t in find_tables(["gpt2_2019"])] == ["gpt2_2019/table2", "gpt2_2019/table3"]
+    assert len(find_tables(["all"])) == len(TABLES)
+    assert len(find_tables(["gpt2_2019/table2", "gpt2_2019"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("vaswani2017/table9", "Known are vaswani2017/table1, vaswani2017/table2"),
+        ("vaswani/table3", "did you mean vaswani2017/table3"),
+        ("nothing", "Known are bert2018, beyer2022"),
+    ],
+)
+def test_an_unknown_table_lists_the_known_ones(name: str, says: str) -> None:
+    with pytest.raises(InputError, match="there is no table") as error:
+        find_tables([name])
+    assert says in str(error.value)
