@@ -36,6 +36,7 @@ COMMANDS = {
     "replay": "fourfold.commands.replay",
     "bench": "fourfold.commands.bench",
     "reproduce": "fourfold.commands.reproduce",
+    "diff": "fourfold.commands.diff",
     "completion": "fourfold.commands.completion",
 }
 

@@ -16,6 +16,7 @@ train and measure
   replay     where a loss that is not finite comes from
   bench      time and memory of all four families against their peers, on this machine
   reproduce  a paper's table with our number beside each of its own
+  diff       two recipes, only what differs, with their conventions resolved
 
 use a checkpoint: lines in, lines out
   translate  one sentence a line to its translation
@@ -150,6 +151,16 @@ is shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER, o
 Killed at any time, the same command goes on where it stood: rows that are done are not run again,
 and a training that was stopped ends with the same weights."""
 
+DIFF = """usage: fourfold diff A B
+       fourfold diff --list
+
+Shows in what two recipes differ, and what their numbers come to where the same number means
+different things: alpha of a length penalty, epsilon of label smoothing, weight decay, learning rate
+and batch. A and B are cards, such as vaswani2017_base, tensor2tensor_base, fairseq_big, each read
+from the file that it names, or config files of this package, such as configs/gpt2/small.yaml.
+
+  --list    the cards there are, with their sources"""
+
 IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
@@ -189,6 +200,7 @@ OVERVIEWS = {
     "replay": REPLAY,
     "bench": BENCH,
     "reproduce": REPRODUCE,
+    "diff": DIFF,
     "import": IMPORT,
     "export": EXPORT,
     "validate": _evaluation(

@@ -1,0 +1,92 @@
+"""`fourfold diff`: two recipes, only what differs, and what it comes to.
+
+A recipe is a card of the package, or a config file of this package.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.commands.inference import OptionParser
+from fourfold.core.errors import InputError
+from fourfold.papers.recipe_cards import KEYS, Card, cards, find_card
+
+# What a config calls by another name, below its model, data and trainer.
+ELSEWHERE = {
+    "optimizer": "optimizer.name",
+    "bias_correction": "optimizer.bias_correction",
+    "eps": "optimizer.eps",
+    "weight_decay": "optimizer.weight_decay",
+    "lr": "optimizer.lr",
+    "schedule": "schedule.name",
+    "min_lr": "schedule.min_lr",
+    "warmup_steps": "schedule.warmup_steps",
+    "clip": "gradient_clip_val",
+    "steps": "max_steps",
+    "accumulation": "accumulate_grad_batches",
+    "batch_tokens": "max_tokens",
+    "batch_rows": "batch_size",
+    "length": "block_size",
+    "mask_rate": "masking.rate",
+    "static_masks": "masking.static",
+    "averaged": "average_last",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the comparison of two recipes, or the cards that there are.
+
+    Raises:
+        InputError: A recipe that is not known, or a config that is wrong.
+    """
+    parser = OptionParser(prog="fourfold diff", add_help=False, allow_abbrev=False)
+    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_intermixed_args(list(argv))
+    if options.list:
+        width = max(map(len, cards()))
+        print("\n".join(f"{c.name:<{width}}  {c.title} ({c.source})" for c in cards().values()))
+        return 0
+    if len(options.recipes) != 2:
+        raise InputError("name two recipes, cards or config files; `fourfold diff --list` has them")
+    found = [_card(name) for name in options.recipes]
+    from fourfold.papers.differences import compare
+
+    print("\n".join(compare(*found)))
+    return 0
+
+
+def _card(name: str) -> Card:
+    if Path(name).suffix in (".yaml", ".yml"):
+        return read_config(name)
+    return find_card(name)
+
+
+def read_config(name: str) -> Card:
+    """A config file as a card.
+
+    Raises:
+        InputError: Whatever is wrong with it.
+    """
+    from fourfold.commands.recipe import make_parser, parse
+    from fourfold.commands.run_directory import flat
+
+    config = parse(make_parser("fourfold diff"), ["--config", name]).as_dict()
+    said: dict[str, Any] = {}
+    for tree in (
+        config["model"]["init_args"]["config"],
+        config["model"]["init_args"],
+        config["data"]["init_args"],
+        config["trainer"],
+        {key: value for key, value in config.items() if not isinstance(value, dict)},
+    ):
+        for key, value in flat(tree, "").items():
+            said.setdefault(key.removeprefix("."), value)
+    said |= dict(zip(("beta1", "beta2"), said.get("optimizer.betas", ()), strict=False))
+    values = {key: said[k] for key in KEYS if (k := ELSEWHERE.get(key, key)) in said}
+    # What is left to data or machine is not said: null, -1 steps, devices auto.
+    values = {key: v for key, v in values.items() if v is not None and v not in ("auto", -1)}
+    if "optimizer" in values and "adam" in str(values["optimizer"]):
+        values["weight_decay_form"] = "times_lr"  # AdamW's; of plain Adam it is none or L2
+    task = config["model"]["class_path"].rsplit(".", 1)[-1]
+    return Card(name, f"{task} of fourfold", name, values)

@@ -1,0 +1,110 @@
+"""What numbers of a recipe come to, once their conventions are resolved, to be compared.
+
+Each row of `RESOLVED` takes what a card says and gives a few numbers that mean the same for all;
+it gives none where the card leaves something open.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fourfold.generation.beam import PENALTIES
+from fourfold.losses import smoothing_weights
+from fourfold.optim import ScheduleConfig, learning_rate_factor
+
+Values = Mapping[str, Any]
+LENGTHS = (10, 20, 40)  # tokens of a hypothesis
+FAR = 10**6  # steps; where a recipe does not say how many
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A quantity that depends on more than one number.
+
+    Args:
+        title: What it is.
+        needs: The keys it is made of.
+        optional: Keys that change it, where they are said.
+        value: From what the card says to the numbers.
+    """
+
+    title: str
+    needs: tuple[str, ...]
+    value: Callable[[Values], tuple[float, ...]]
+    optional: tuple[str, ...] = ()
+
+    def of(self, values: Values) -> tuple[float, ...] | None:
+        """The numbers of a card; None where it does not say enough."""
+        return self.value(values) if all(key in values for key in self.needs) else None
+
+
+def divisors(values: Values) -> tuple[float, ...]:
+    """What the log-probability of 10, 20 and 40 tokens is divided by, and the growth 10 to 20."""
+    n = torch.tensor(LENGTHS, dtype=torch.float64)
+    found = PENALTIES[values["penalty"]](n, float(values["length_penalty"])).tolist()
+    return (*found, found[1] / found[0])
+
+
+def smoothed(values: Values) -> tuple[float, ...]:
+    """Probability of the target, and of each other word times V - 1."""
+    n_words = int(values["vocab_size"])
+    own, other = smoothing_weights(float(values["label_smoothing"]), values["smoothing"], n_words)
+    return own, other * (n_words - 1)
+
+
+def peak(values: Values) -> float:
+    """The greatest learning rate; of noam it depends on width and warm-up."""
+    warmup = int(values.get("warmup_steps", 0))
+    config = ScheduleConfig(name=values["schedule"], warmup_steps=warmup)
+    lr, total = float(values["lr"]), max(int(values.get("steps", FAR)), warmup + 2)
+    factor = learning_rate_factor(config, lr, total, int(values["d_model"]))
+    # Every schedule rises to the end of its warm-up, and falls from there.
+    return lr * max(factor(step) for step in range(max(0, warmup - 2), warmup + 2))
+
+
+def decay(values: Values) -> tuple[float, ...]:
+    """The decay as torch's AdamW counts it, which multiplies it by the learning rate."""
+    own = values["weight_decay_form"] == "own"
+    given = float(values["weight_decay"])
+    return (given / peak(values) if own else given,)
+
+
+def tokens_a_step(values: Values) -> tuple[float, ...]:
+    """Tokens (of each side of a pair) between two optimizer steps, over all devices."""
+    times = int(values.get("devices", 1)) * int(values.get("accumulation", 1))
+    return (float(int(values["batch_tokens"]) * times),)
+
+
+def rows_a_step(values: Values) -> tuple[float, ...]:
+    """Sequences or images between two optimizer steps, over all devices."""
+    times = int(values.get("devices", 1)) * int(values.get("accumulation", 1))
+    return (float(int(values["batch_rows"]) * times),)
+
+
+RESOLVED = (
+    Resolution(
+        "length penalty: divisor at 10, 20 and 40 tokens; growth from 10 to 20",
+        ("length_penalty", "penalty"), divisors,
+    ),
+    Resolution(
+        "label smoothing: probability of the target; of all others together",
+        ("label_smoothing", "smoothing", "vocab_size"), smoothed,
+    ),
+    Resolution(
+        "peak learning rate", ("schedule", "lr", "d_model"), lambda v: (peak(v),),
+        optional=("warmup_steps",),
+    ),
+    Resolution(
+        "weight decay as torch's AdamW counts it",
+        ("weight_decay", "weight_decay_form", "lr", "schedule", "d_model"), decay,
+    ),
+    Resolution(
+        "tokens a step, of each side", ("batch_tokens",), tokens_a_step,
+        optional=("devices", "accumulation"),
+    ),
+    Resolution(
+        "rows a step", ("batch_rows",), rows_a_step, optional=("devices", "accumulation")
+    ),
+)  # fmt: skip

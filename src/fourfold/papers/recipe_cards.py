@@ -1,0 +1,105 @@
+"""Recipe cards: how others train, each number with its convention and the file it stands in.
+
+The same number under another convention is another recipe. A card therefore names the convention
+(`penalty`, `smoothing`, `weight_decay_form`, `schedule`) in the words of this package's configs.
+"""
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from fourfold.core.errors import InputError
+from fourfold.papers.tables import make
+
+# What a card may say, in the order in which it is shown.
+KEYS = (
+    "n_layers", "d_model", "d_ff", "n_heads", "activation", "norm_placement", "norm_eps", "dropout",
+    "attn_dropout", "ff_dropout", "drop_path", "positions", "pool", "tie", "bias",
+    "attention_bias", "vocab_size", "optimizer", "bias_correction", "beta1", "beta2", "eps",
+    "weight_decay", "weight_decay_form", "clip", "schedule", "lr", "min_lr", "warmup_steps",
+    "steps", "batch_tokens", "batch_rows", "length", "devices", "accumulation", "label_smoothing",
+    "smoothing", "mask_rate", "static_masks", "averaged", "beam", "length_penalty", "penalty",
+    "extra_length",
+)  # fmt: skip
+# Conventions that one number is read by, and what each means.
+MEANINGS = {
+    "penalty": {
+        "gnmt": "scores are divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",
+        "power": "scores are divided by n^alpha",
+        "none": "scores are not divided",
+    },
+    "smoothing": {
+        "uniform": "all V words share epsilon, the target too",
+        "off_target": "the V - 1 others share epsilon",
+        "off_target_pad": "V - 2 others share epsilon, padding gets none",
+    },
+    "weight_decay_form": {
+        "times_lr": "each step takes off learning rate x decay",
+        "own": "each step takes off decay, the peak learning rate left out",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A recipe.
+
+    Args:
+        name: Its name on the command line.
+        title: What it trains.
+        source: File and commit, or section, that it was read in.
+        values: What it says, by `KEYS`; what it leaves open is not there.
+        notes: What a value does not tell by itself.
+    """
+
+    name: str
+    title: str
+    source: str
+    values: dict[str, Any]
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@cache
+def cards() -> dict[str, Card]:
+    """The cards of the package, by name."""
+    folder = resources.files("fourfold.papers") / "cards"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return {
+        (name := f.name.removesuffix(".yaml")): read_card(name, f.read_text(encoding="utf-8"))
+        for f in files
+    }
+
+
+def read_card(name: str, text: str) -> Card:
+    """One file.
+
+    Raises:
+        InputError: It says something that no card says, or a word that is no convention.
+    """
+    card: Card = make(Card, name, yaml.safe_load(text), name=name)
+    for key in (*card.values, *card.notes):
+        if key not in KEYS:
+            raise InputError(f"{name}: a card says nothing of {key}")
+    for key, words in MEANINGS.items():
+        if card.values.get(key, next(iter(words))) not in words:
+            raise InputError(
+                f"{name}: {key} is {card.values[key]!r}, but must be one of {', '.join(words)}"
+            )
+    return card
+
+
+def find_card(name: str) -> Card:
+    """The card of a name.
+
+    Raises:
+        InputError: There is none; names those that there are.
+    """
+    if name not in cards():
+        close = get_close_matches(name, cards(), n=1, cutoff=0.5)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise InputError(f"there is no recipe {name}; {meant}Known are {', '.join(cards())}")
+    return cards()[name]

@@ -1,0 +1,127 @@
+"""Every number that is claimed can be followed to a file that says how it was obtained."""
+
+import csv
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.papers.exact import compute
+from fourfold.papers.reading import all_tables
+from fourfold.papers.results import exact_cell
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+OBTAINED = sorted(RESULTS.rglob("table.json"))
+TABLES = {table.name: table for table in all_tables()}
+DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*/)")
+COMMAND = re.compile(r"\b(fourfold|python|sh|make) +[\w-]+")
+
+
+def named(file: Path) -> tuple[str, str]:
+    """Table and tier of a table.json."""
+    paper, table, tier = file.parent.relative_to(RESULTS).parts
+    return f"{paper}/{table}", tier
+
+
+def numbers(content: Any) -> list[float]:
+    """All numbers in what a JSON file holds."""
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list):
+        return [number for part in content for number in numbers(part)]
+    is_number = isinstance(content, int | float) and not isinstance(content, bool)
+    return [float(content)] if is_number else []
+
+
+def measured(folder: Path) -> list[float]:
+    """All numbers in the JSON and CSV files of a folder."""
+    found = [n for f in folder.rglob("*.json") for n in numbers(json.loads(f.read_text()))]
+    for file in folder.rglob("*.csv"):
+        for row in csv.reader(file.open(encoding="utf-8")):
+            found += [float(cell) for cell in row if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
+    return found
+
+
+def claims(page: Path) -> list[tuple[list[str], Path]]:
+    """Decimals in a table of results, and the folder that its row links to."""
+    found = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| ") and (link := re.search(r"\]\((\w[\w/]*)/README\.md\)", line)):
+            cells = line.split(" | ")[1:-1]  # not what is measured, nor the link
+            found.append((DECIMAL.findall(" ".join(cells)), page.parent / link[1]))
+    return found
+
+
+@pytest.mark.parametrize("file", OBTAINED, ids=lambda file: "/".join(named(file)))
+def test_a_table_says_how_it_was_obtained(file: Path) -> None:
+    name, tier = named(file)
+    whole = json.loads(file.read_text())
+    assert (whole["table"], whole["tier"]) == (name, tier)
+    about = json.loads(file.with_name("provenance.json").read_text())
+    assert about["command"].startswith("fourfold reproduce")
+    assert {"finished", "seconds", "machine", "versions"} <= about.keys()
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?", about["machine"]["commit"])
+    if tier != "exact":
+        run = {(r["row"], r["seed"]) for r in about["runs"]}
+        claimed = {(c["row"], seed) for c in whole["cells"] for seed in c["seeds"]}
+        assert claimed == run
+        assert about["data"]
+
+
+@pytest.mark.parametrize("file", OBTAINED, ids=lambda file: "/".join(named(file)))
+def test_page_and_table_are_of_the_same_run(file: Path) -> None:
+    cells = json.loads(file.read_text())["cells"]
+    rows = list(csv.DictReader(file.with_name("table.csv").open(encoding="utf-8")))
+    assert [(r["row"], r["column"], r["verdict"]) for r in rows] == [
+        (c["row"], c["column"], c["verdict"]) for c in cells
+    ]
+    page = file.with_name("table.md").read_text()
+    assert sum(line.startswith("| ") for line in page.splitlines()) == len(cells) + 2
+
+
+def test_there_is_a_page_for_every_table_with_exact_cells() -> None:
+    wanted = {name for name, table in TABLES.items() if "exact" in table.obtainable}
+    assert {name for name, tier in map(named, OBTAINED) if tier == "exact"} == wanted
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in OBTAINED if named(f)[1] == "exact"], ids=lambda file: named(file)[0]
+)
+def test_what_is_computed_is_still_what_is_written(file: Path) -> None:
+    table = TABLES[named(file)[0]]
+    kept = {(c["row"], c["column"]): c for c in json.loads(file.read_text())["cells"]}
+    for row, column in table.cells("exact"):
+        cell = exact_cell(table, row, column, partial(compute, table, row, column))
+        before = kept.pop((row.name, column))
+        assert (cell.printed, cell.verdict) == (before["printed"], before["verdict"])
+        wanted = before["values"]
+        assert cell.values == (wanted if isinstance(wanted[0], str) else pytest.approx(wanted))
+    assert not kept
+
+
+def test_every_number_of_the_results_page_is_in_the_folder_it_links_to() -> None:
+    found = claims(RESULTS / "README.md")
+    assert len(found) > 10
+    for decimals, folder in found:
+        page = (folder / "README.md").read_text(encoding="utf-8")
+        assert "ommit" in page, f"{folder} names no commit"
+        assert COMMAND.search(page), f"{folder} names no command"
+        there = measured(folder)
+        for number in decimals:
+            places = len(number.partition(".")[2])
+            known = number in page or any(f"{n:.{places}f}" == number for n in there)
+            assert known, f"{number} is not in {folder}"
+
+
+def test_every_number_of_the_readme_is_among_the_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Results so far")[2].partition("\n## ")[0]
+    pages = "\n".join(p.read_text(encoding="utf-8") for p in sorted(RESULTS.rglob("*.md")))
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    decimals = {n for line in rows for n in DECIMAL.findall(line)}
+    assert len(decimals) > 5
+    assert not {n for n in decimals if n not in pages}

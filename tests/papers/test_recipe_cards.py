@@ -1,0 +1,87 @@
+"""Recipe cards, and what their numbers come to: values by hand."""
+
+import pytest
+
+from fourfold.core.errors import InputError
+from fourfold.papers.conventions import RESOLVED
+from fourfold.papers.differences import compare
+from fourfold.papers.recipe_cards import Card, cards, find_card, read_card
+
+(PENALTY, SMOOTHING, PEAK, DECAY, TOKENS, ROWS) = (quantity.of for quantity in RESOLVED)
+
+
+@pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.name)
+def test_every_card_names_its_source_and_resolves(card: Card) -> None:
+    assert "/" in card.source or "arXiv" in card.source
+    found = {quantity.title: quantity.of(card.values) for quantity in RESOLVED}
+    peak = found["peak learning rate"]
+    assert peak is not None
+    assert 1e-4 <= peak[0] <= 1e-3 * 1.001
+
+
+def test_the_same_alpha_is_not_the_same() -> None:
+    gnmt = PENALTY({"length_penalty": 0.6, "penalty": "gnmt"})
+    power = PENALTY({"length_penalty": 0.6, "penalty": "power"})
+    assert gnmt is not None
+    assert power is not None
+    assert gnmt[3] == pytest.approx((25 / 15) ** 0.6)  # 1.36
+    assert power[3] == pytest.approx(2**0.6)  # 1.52
+    assert PENALTY({"length_penalty": 0.6}) is None
+
+
+def test_numbers_by_hand() -> None:
+    values = dict(find_card("vaswani2017_base").values)
+    assert PEAK(values) == pytest.approx((6.987712e-4,))
+    assert PEAK(find_card("tensor2tensor_base").values) == pytest.approx((9.88e-4,), rel=1e-3)
+    assert PEAK(find_card("nanogpt_124M").values) == pytest.approx((6e-4,), rel=1e-3)
+    # big_vision's 1e-4, without the learning rate of 1e-3, is AdamW's 0.1.
+    assert DECAY(find_card("beyer2022_s16").values) == pytest.approx((0.1,))
+    assert DECAY(find_card("mosaic_bert_base").values) == pytest.approx((0.02,))
+    assert DECAY(find_card("bert_base").values) == (0.01,)
+    assert TOKENS(find_card("fairseq_big").values) == (3584 * 8 * 16,)
+    assert ROWS(find_card("roberta_base").values) == (2048,)
+    base = {"label_smoothing": 0.1, "vocab_size": 11}
+    assert SMOOTHING({**base, "smoothing": "uniform"}) == pytest.approx((0.9 + 0.1 / 11, 1 / 11))
+    assert SMOOTHING({**base, "smoothing": "off_target"}) == pytest.approx((0.9, 0.1))
+
+
+def test_a_comparison_shows_what_differs_and_why() -> None:
+    lines = compare(find_card("tensor2tensor_base"), find_card("fairseq_big"))
+    page = "\n".join(lines)
+    assert "penalty             gnmt" in page
+    assert "gnmt: scores are divided by ((5 + n) / 6)^alpha" in page
+    assert "power: scores are divided by n^alpha" in page
+    same = next(line for line in lines if line.startswith("The same in both"))
+    assert "length_penalty 0.6" in same
+    assert "penalty gnmt" not in same
+
+
+def test_a_recipe_and_itself_do_not_differ() -> None:
+    card = find_card("bert_base")
+    page = "\n".join(compare(card, card))
+    assert "nothing differs" in page
+    assert "What numbers come to" not in page
+
+
+def test_different_words_may_mean_the_same() -> None:
+    values = {"weight_decay": 0.1, "weight_decay_form": "times_lr", "lr": 1e-3,
+              "schedule": "constant", "d_model": 8}  # fmt: skip
+    own = {**values, "weight_decay": 1e-4, "weight_decay_form": "own"}
+    lines = compare(Card("a", "A", "s", values), Card("b", "B", "s", own))
+    assert "     so they are the same" in lines
+    assert "     own: each step takes off decay, the peak learning rate left out" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{title: t, source: s, values: {layers: 3}}", "says nothing of layers"),
+        ("{title: t, source: s, values: {penalty: half}}", "penalty is 'half', but must be one of"),
+        ("{title: t, values: {}}", "source is missing"),
+        ("[]", "must be a mapping"),
+    ],
+)
+def test_a_wrong_card_is_named(text: str, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_card("x", text)
+    assert says in str(error.value)
