@@ -1,7 +1,6 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,11 +84,11 @@ def test_seeds_are_a_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     groups = []
 
-    def fail(command: list[str], env: dict[str, str]) -> Any:
-        groups.append(env["WANDB_RUN_GROUP"])
-        return SimpleNamespace(returncode=1)
+    def fail(verb: str, options: list[str], environment: dict[str, str]) -> int:
+        groups.append(environment["WANDB_RUN_GROUP"])
+        return 1
 
-    monkeypatch.setattr(seeds.subprocess, "run", fail)
+    monkeypatch.setattr(seeds.child, "run", fail)
     assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
     monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
     assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
