@@ -168,6 +168,15 @@ def test_data_that_are_not_here_are_asked_for(
     assert "Multi30k, task 1" in error
 
 
+def test_what_trains_nothing_is_only_tested(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAPER.replace("about: tiny", "about: tiny\n        train: false")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]) == 0
+    assert children.asked == [("test", "one/seed_0")]
+
+
 def test_the_data_are_known_by_their_hashes(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +319,9 @@ def test_every_row_of_every_tier_is_a_recipe_that_parses(table: Any, root: Path)
     from fourfold.commands.recipe import make_parser, parse
 
     parser = make_parser("test")
-    for tier in table.tiers:
+    for tier, recipe in table.tiers.items():
+        if not recipe.train:
+            continue  # would ask for the weights
         rows = [row for row in table.rows.values() if tier in row.runs]
         for run in plan_runs(table, tier, rows, 1, Path("runs")):
             for given in filter(None, (run.fit, run.test)):
