@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,12 @@ def installed(package: str) -> str | None:
         return None
 
 
+@cache
 def commit() -> str | None:
-    """The commit of a checkout, with a + where files have been changed since."""
+    """The commit of a checkout, with a + where files have been changed since.
+
+    Asked once: what a command then writes into the checkout is no change of what it ran.
+    """
 
     def git(*arguments: str) -> str | None:
         try:
