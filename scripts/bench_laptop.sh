@@ -10,7 +10,6 @@
 set -eu
 out=${1:?usage: sh scripts/bench_laptop.sh OUT [OPTION ...]}
 shift
-given=$*
 size=${SIZE:-laptop} rounds=${ROUNDS:-5}
 parts=${PARTS:-train_bf16 train_fp32 compiled wide writing_bf16 writing_fp32 sentences growth}
 
@@ -20,20 +19,19 @@ part() {
     shift
     case " $parts " in *" $name "*) ;; *) return 0 ;; esac
     [ -e "$out/$name/bench.json" ] && return 0
-    # shellcheck disable=SC2086  # several words are meant, or none
     python -m fourfold bench --size "$size" --device cpu --rounds "$rounds" ${NANOGPT:+--nanogpt "$NANOGPT"} \
-        --out "$out/$name.part" "$@" $given
+        --out "$out/$name.part" "$@"
     mv "$out/$name.part" "$out/$name"
 }
 
 wide=wide
 [ "$size" = laptop ] || wide=$size
-part train_bf16 --work train evaluate memory
-part train_fp32 --work train --precision fp32
-part compiled --work train --compiled
-part wide --size "$wide" --work train --family causal_lm masked_lm
-part writing_bf16 --work greedy beam
-part writing_fp32 --work greedy beam --precision fp32
-part sentences --work sentences
-part growth --growth length vocabulary --peers transformers
+part train_bf16 --work train evaluate memory "$@"
+part train_fp32 --work train --precision fp32 "$@"
+part compiled --work train --compiled "$@"
+part wide --size "$wide" --work train --family causal_lm masked_lm "$@"
+part writing_bf16 --work greedy beam "$@"
+part writing_fp32 --work greedy beam --precision fp32 "$@"
+part sentences --work sentences "$@"
+part growth --growth length vocabulary --peers transformers "$@"
 python "$(dirname "$0")/bench_tables.py" "$out"

@@ -346,3 +346,14 @@ def test_the_laptop_rows_differ_from_their_base_in_one_thing(root: Path) -> None
     for row, printed in ((n, r.printed.get("params")) for n, r in table.rows.items()):
         if printed is not None and row != "base":
             assert (counts[row] > base) == ((printed.number or 0) > 65), row
+
+
+def test_a_budget_ends_the_wait_for_another_process(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with child.locked(Path("runs/reproduce/p/t/laptop/one/seed_0")):
+        assert main(["reproduce", "p/t", "--tier", "laptop", "--budget", "1s"]) == 0
+    printed = capsys.readouterr()
+    assert "another process is at it" in printed.err
+    assert "the budget ends here" in printed.out
+    assert not children.asked

@@ -66,6 +66,12 @@ def test_nothing_large_is_carried(tracked: list[Path]) -> None:
     assert not {str(f): size for f in tracked if (size := f.stat().st_size) > 1 << 20}
 
 
+def test_no_training_is_carried(tracked: list[Path]) -> None:
+    """Weights lie in run directories, which git does not follow."""
+    weights = {".ckpt", ".pt", ".pth", ".bin", ".safetensors"}
+    assert not [str(file) for file in tracked if file.suffix in weights]
+
+
 def test_links_between_pages_hold(tracked: list[Path]) -> None:
     broken = [
         f"{page}: {target}"

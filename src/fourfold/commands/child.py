@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE = 5.0  # seconds for a child to end on the Ctrl-C that it got from the terminal, too
+GLANCE = 0.2  # seconds between two looks at a lock that is held
 
 
 def run(
@@ -50,21 +52,38 @@ def run(
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[int]:
+def locked(folder: Path, limit: float | None = None) -> Iterator[int]:
     """A lock on a run directory, to be passed on to the child; waits for one that is held.
 
     It lies beside the directory, which the training makes, and takes away if it comes to nothing.
-    """
-    import fcntl
 
+    Args:
+        folder: The run directory.
+        limit: Seconds to wait; None for no end.
+
+    Raises:
+        TimeoutError: Another process held it all that time.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _taken(handle):
             print(f"{folder}: another process is at it; waiting", file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            end = None if limit is None else time.monotonic() + limit
+            while not _taken(handle):
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError(f"{folder} is still at work in another process")
+                time.sleep(GLANCE)
         yield handle
     finally:
         os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    import fcntl  # not on every system, and not needed to read a table
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

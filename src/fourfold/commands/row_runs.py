@@ -144,7 +144,7 @@ def find_config(name: str) -> str:
     """
     for place in (Path(name), ROOT / name):
         if place.is_file():
-            return str(place)
+            return os.path.relpath(place)  # names no machine in what is written down
     raise InputError(f"{name} is not here: run this in a checkout of fourfold")
 
 
@@ -197,22 +197,26 @@ def run_all(runs: Sequence[Run], recipe: Tier, budget: float | None) -> int:
     end = math.inf if budget is None else time.monotonic() + budget
     started = False
     for number, run in enumerate(runs, 1):
-        with child.locked(run.folder) as held:  # before asking: another may be about to end it
-            if run.found:
-                continue
-            needed = (expected_seconds(runs, recipe) or 0.0) - (run.seconds or 0.0)
-            left = end - time.monotonic()
-            if budget is not None and needed > left and not started:
-                raise InputError(
-                    f"--budget {_words(budget)} is too short: the next run takes about"
-                    f" {_words(needed)}, and {sum(not r.found for r in runs)} are to be done"
-                )
-            if needed > left or left <= 0:
-                return _out_of_budget()
-            print(f"[{number}/{len(runs)}] row {run.row}, seed {run.seed}", flush=True)
-            started = True
-            if code := run.go(held, None if budget is None else left):
-                return _out_of_budget() if time.monotonic() >= end else code
+        left = None if budget is None else end - time.monotonic()
+        try:  # the lock before asking: another may be about to end it
+            with child.locked(run.folder, left) as held:
+                if run.found:
+                    continue
+                needed = (expected_seconds(runs, recipe) or 0.0) - (run.seconds or 0.0)
+                left = end - time.monotonic()
+                if budget is not None and needed > left and not started:
+                    raise InputError(
+                        f"--budget {_words(budget)} is too short: the next run takes about"
+                        f" {_words(needed)}, and {sum(not r.found for r in runs)} are to be done"
+                    )
+                if needed > left or left <= 0:
+                    return _out_of_budget()
+                print(f"[{number}/{len(runs)}] row {run.row}, seed {run.seed}", flush=True)
+                started = True
+                if code := run.go(held, None if budget is None else left):
+                    return _out_of_budget() if time.monotonic() >= end else code
+        except TimeoutError:
+            return _out_of_budget()
     return 0
 
 

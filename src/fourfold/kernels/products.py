@@ -57,30 +57,36 @@ def attend_by_products(
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
     settings = Settings(causal, q.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
     if not torch.is_grad_enabled():  # without what autograd takes time for
-        return _forward(*_by_head(q, k, v, settings), mask, bias, settings, q.shape, None)
+        return _forward(_by_head(q, k, v, settings), mask, bias, settings, q.shape, None)
     return _Attention.apply(q, k, v, mask, bias, settings)
 
 
-def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """Scaled queries (G, Tq, Dh), keys and values."""
-    return (q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+class ByHead(NamedTuple):
+    """Scaled queries (G, Tq, Dh), keys and values (G, Tk, Dh), G = B H."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> ByHead:
+    return ByHead((q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    by_head: ByHead,
     mask: Tensor | None,
     bias: Tensor | None,
     settings: Settings,
     shape: torch.Size,
     made: list[tuple[Tensor | None, Tensor | None]] | None,
 ) -> Tensor:
-    """The result (B, H, Tq, Dv), of what `_by_head` gives of queries of a `shape`.
+    """The result (B, H, Tq, Dv) for queries of a `shape`.
 
     A list for what is `made` gets of each cut the weights, where they are few enough to keep, and
     what dropout multiplied them by.
     """
+    q, k, v = by_head
     y = q.new_empty(*shape[:3], v.shape[2])
     short = shape[2] * k.shape[1] <= KEPT
     with torch.autocast(q.device.type, enabled=False):
@@ -109,7 +115,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         made: list[tuple[Tensor | None, Tensor | None]] = []
         by_head = _by_head(q, k, v, settings)
-        y = _forward(*by_head, mask, bias, settings, q.shape, made)
+        y = _forward(by_head, mask, bias, settings, q.shape, made)
         kept, drops = zip(*made, strict=True)
         ctx.save_for_backward(*by_head, mask, bias, *kept, *drops)
         ctx.cuts, ctx.settings, ctx.shape = (

@@ -4,6 +4,7 @@ Each row of `RESOLVED` takes what a card says and gives a few numbers that mean 
 it gives none where the card leaves something open.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,16 +72,14 @@ def decay(values: Values) -> tuple[float, ...]:
     return (given / peak(values) if own else given,)
 
 
-def tokens_a_step(values: Values) -> tuple[float, ...]:
-    """Tokens (of each side of a pair) between two optimizer steps, over all devices."""
-    times = int(values.get("devices", 1)) * int(values.get("accumulation", 1))
-    return (float(int(values["batch_tokens"]) * times),)
+def a_step(key: str, title: str) -> Resolution:
+    """How many of a batch's tokens or rows lie between two optimizer steps, over all devices."""
+    times = ("devices", "accumulation")
 
+    def value(values: Values) -> tuple[float, ...]:
+        return (float(math.prod([int(values[key]), *(int(values.get(k, 1)) for k in times)])),)
 
-def rows_a_step(values: Values) -> tuple[float, ...]:
-    """Sequences or images between two optimizer steps, over all devices."""
-    times = int(values.get("devices", 1)) * int(values.get("accumulation", 1))
-    return (float(int(values["batch_rows"]) * times),)
+    return Resolution(title, (key,), value, optional=times)
 
 
 RESOLVED = (
@@ -100,11 +99,6 @@ RESOLVED = (
         "weight decay as torch's AdamW counts it",
         ("weight_decay", "weight_decay_form", "lr", "schedule", "d_model"), decay,
     ),
-    Resolution(
-        "tokens a step, of each side", ("batch_tokens",), tokens_a_step,
-        optional=("devices", "accumulation"),
-    ),
-    Resolution(
-        "rows a step", ("batch_rows",), rows_a_step, optional=("devices", "accumulation")
-    ),
+    a_step("batch_tokens", "tokens a step, of each side of a pair"),
+    a_step("batch_rows", "rows a step"),
 )  # fmt: skip
