@@ -357,3 +357,106 @@ def test_a_budget_ends_the_wait_for_another_process(
     assert "another process is at it" in printed.err
     assert "the budget ends here" in printed.out
     assert not children.asked
+
+
+CHAIN = """
+title: T
+authors: A, B
+venue: V
+year: 2000
+sources: {read: somewhere}
+tables:
+  t:
+    title: Learned from weights
+    source: [read]
+    confirmed: true
+    columns: {ppl: {title: perplexity}, bleu: {title: BLEU}}
+    rows:
+      base: {laptop: {}, ppl: 5.0, bleu: 20.0}
+      wide: {laptop: {each: {config: {d_ff: 64}}, task: {data: {batch_size: 4}}}, bleu: 21.0}
+      other: {laptop: {start: base, task: {config: {dropout: 0.5}}}, bleu: 22.0}
+      scratch: {laptop: {start: random}, bleu: 3.0}
+    tiers:
+      laptop:
+        config: configs/vaswani2017/tiny.yaml
+        columns: {ppl: test/ppl_token}
+        about: tiny
+        then:
+          task:
+            config: configs/vaswani2017/base.yaml
+            columns: {bleu: test/bleu}
+            options: {config: {dropout: 0.25}}
+"""
+
+
+@pytest.fixture
+def chain(here: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    paper = read_paper("p.yaml", CHAIN)
+    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    return paper.tables["t"]
+
+
+def test_what_is_learned_from_a_rows_weights_comes_after_them(
+    chain: Any, children: Children
+) -> None:
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    trained = [run for verb, run in children.asked if verb == "fit"]
+    assert trained == ["base/seed_0", "task/seed_0", "wide/seed_0", *["task/seed_0"] * 3]
+    found = cells(Path("results/p/t/laptop"))
+    assert {key for key, values in found.items() if values} == {
+        ("base", "ppl"), ("wide", "ppl"), ("other", "ppl"),
+        ("base", "bleu"), ("wide", "bleu"), ("other", "bleu"), ("scratch", "bleu"),
+    }  # fmt: skip
+    assert ("scratch", "ppl") not in found
+    assert found["other", "ppl"] == found["base", "ppl"]
+    kept = json.loads(Path("results/p/t/laptop/provenance.json").read_text())["runs"]
+    assert [(run["row"], run["part"]) for run in kept] == [
+        ("base", ""), ("base", "task"), ("wide", ""), ("wide", "task"), ("other", "task"),
+        ("scratch", "task"),
+    ]  # fmt: skip
+    asked = len(children.asked)
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    assert len(children.asked) == asked
+
+
+def test_where_each_part_starts_and_what_it_changes(chain: Any) -> None:
+    runs = {
+        (run.row, run.part): run
+        for run in plan_runs(chain, "laptop", chain.rows.values(), 1, Path("runs"))
+    }
+
+    def of(run: tuple[str, str], option: str) -> str | None:
+        given = runs[run].fit
+        return given[given.index(option) + 1] if option in given else None
+
+    start = "--model.init_from"
+    assert of(("base", ""), start) is None
+    assert of(("base", "task"), start) == "runs/p/t/laptop/base/seed_0"
+    assert of(("wide", "task"), start) == "runs/p/t/laptop/wide/seed_0"
+    assert of(("other", "task"), start) == "runs/p/t/laptop/base/seed_0"
+    assert of(("scratch", "task"), start) is None
+    width, dropout = "--model.init_args.config.d_ff", "--model.init_args.config.dropout"
+    assert [of(("wide", part), width) for part in ("", "task")] == ["64", "64"]
+    assert [of((row, "task"), dropout) for row in ("base", "other")] == ["0.25", "0.5"]
+    assert of(("wide", "task"), "--data.init_args.batch_size") == "4"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("start: base", "start: bose", "start is 'bose', but must be one of base, wide"),
+        ("start: base", "start: scratch", "start is 'scratch', but must be one of base, wide"),
+        ("start: base", "start: q/t/base", "there is no table q/t"),
+        ("each: {config", "eech: {config", "eech is none of config, data"),
+        ("task: {data", "task: {dota", "dota is none of config, data"),
+    ],
+)
+def test_a_row_that_names_nothing_says_so(
+    old: str, new: str, says: str, chain: Any, children: Children,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    paper = read_paper("p.yaml", CHAIN.replace(old, new))
+    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 2
+    assert says in capsys.readouterr().err
+    assert not children.asked

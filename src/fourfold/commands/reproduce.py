@@ -151,22 +151,25 @@ def _trained(
     table: Table, rows: list[Row], options: Namespace, left: float | None
 ) -> "tuple[int, list[Cell], dict[str, Any]]":
     """Run what is not done; then all that is done of the table, whoever did it."""
-    from fourfold.commands.row_runs import find_files, hashes, plan_runs, run_all
+    from fourfold.commands.row_runs import find_files, hashes, plan_runs, row_runs, run_all
     from fourfold.papers.results import run_cell
 
     tier, place = options.tier, Path(options.runs)
     files, recipe = find_files(table, tier), table.tiers[tier]
-    code = run_all(plan_runs(table, tier, rows, options.seeds, place), recipe, left)
+    code = run_all(plan_runs(table, tier, rows, options.seeds, place), left)
     everything = [row for row in table.rows.values() if tier in row.runs]
     runs = plan_runs(table, tier, everything, options.seeds, place)
-    done = [(run, found) for run in runs if (found := run.found)]
+    done = {run.folder: (run, found) for run in runs if (found := run.found)}
     cells = []
     for row, column in table.cells(tier):
-        own = {run.seed: found for run, found in done if run.row == row.name}
-        cells.append(run_cell(table, row, column, recipe.columns[column], own))
+        part, metric = recipe.metrics[column]
+        folders = {seed: row_runs(table, tier, row, seed, place)[part].folder
+                   for seed in range(options.seeds)}  # fmt: skip
+        own = {seed: done[folder][1] for seed, folder in folders.items() if folder in done}
+        cells.append(run_cell(table, row, column, metric, own))
     kept = [
-        {"row": run.row, "seed": run.seed, "seconds": run.seconds, "commands": run.commands,
-         **found["run"]}
-        for run, found in done
+        {"row": run.row, "part": run.part, "seed": run.seed, "seconds": run.seconds,
+         "commands": run.commands, **found["run"]}
+        for run, found in done.values()
     ]  # fmt: skip
     return code, cells, {"data": hashes(files), "runs": kept}

@@ -1,7 +1,8 @@
 """Rows of a table that are trained: which runs they are, which are done, and running the rest.
 
-A run is `fit` and `test` of the tier's recipe with a row's changes and a seed, in a directory of
-its own: RUNS/PAPER/TABLE/TIER/ROW/seed_N. What is done is not done again, what was killed goes on.
+A run is `fit` and `test` of a recipe with a row's changes and a seed, in a directory of its own:
+RUNS/PAPER/TABLE/TIER/ROW/seed_N, and for each part that is learned from its weights .../ROW/PART/
+seed_N. What is done is not done again, what was killed goes on.
 """
 
 import hashlib
@@ -20,9 +21,10 @@ from typing import Any
 import fourfold
 from fourfold.commands import child
 from fourfold.commands.seeds import measured
+from fourfold.core.config import check_word
 from fourfold.core.errors import InputError
-from fourfold.papers.reading import merged
-from fourfold.papers.tables import Row, Table, Tier
+from fourfold.papers.reading import find_tables, merged
+from fourfold.papers.tables import RANDOM, Recipe, Row, Table, Tier
 
 # A section of a row's changes: the key of `fourfold fit` that it stands for.
 SECTIONS = {
@@ -37,21 +39,30 @@ ROOT = Path(fourfold.__file__).parents[2]  # of a checkout
 
 @dataclass(frozen=True)
 class Run:
-    """One row with one seed.
+    """One training of a row with one seed, and its test.
 
     Args:
         row: The row's name.
+        part: The name of what is learned from the first training; "" for that itself.
         seed: The seed.
         folder: The run directory.
+        recipe: What it follows.
         fit: Options of `fourfold fit`; none where nothing is trained.
         test: Options of `fourfold test`.
     """
 
     row: str
+    part: str
     seed: int
     folder: Path
+    recipe: Recipe
     fit: list[str]
     test: list[str]
+
+    @property
+    def title(self) -> str:
+        """Which it is, to be printed."""
+        return f"row {self.row}, {self.part + ', ' if self.part else ''}seed {self.seed}"
 
     @property
     def found(self) -> dict[str, Any] | None:
@@ -100,24 +111,76 @@ class Run:
                 self._clock.write_text(json.dumps(round(spent, 1)), encoding="utf-8")
 
 
-def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:
-    """The runs of some rows, all with the first seed before any with the second.
+def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[str, Run]:
+    """The runs of a row with one seed, by part, in their order; "" is the first training.
 
     Raises:
-        InputError: The recipe is not here.
+        InputError: A recipe is not here, or the row changes or starts from what is not there.
     """
-    recipe = table.tiers[tier]
-    config = find_config(recipe.config)
-    found = []
-    for seed in range(n_seeds):
-        for row in rows:
-            folder = runs / table.name / tier / row.name / f"seed_{seed}"
-            changes = merged(recipe.options, row.runs[tier])
-            own = ["--run_dir", str(folder), "--seed_everything", str(seed)]
-            fit = ["--config", config, *options(changes), *own]
-            test = ["--config", config, *options(merged(changes, recipe.test)), *own]
-            found.append(Run(row.name, seed, folder, fit if recipe.train else [], test))
+    recipe, changes = table.tiers[tier], row.runs[tier]
+    where = f"{table.name}, row {row.name}, tier {tier}"
+    _check_keys(where, changes, {*SECTIONS, *recipe.then, "recipe", "each", "start"})
+    place = runs / table.name / tier / row.name
+    found: dict[str, Run] = {}
+    start = changes.get("start", row.name)
+    if start not in (RANDOM, row.name):
+        other, _, name = start.rpartition("/")
+        source = find_tables([other])[0] if other else table
+        with_own = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
+        rows = {r.name: r for r in with_own}
+        check_word(f"{where}: start", name, tuple(rows))
+        found[""] = row_runs(source, tier, rows[name], seed, runs)[""]
+    elif start != RANDOM and recipe.config:
+        found[""] = _run(recipe, changes, row.name, "", seed, place / f"seed_{seed}")
+    weights = ["--model.init_from", str(found[""].folder)] if found else []
+    for part, then in recipe.then.items():
+        own = changes.get(part, {})
+        _check_keys(f"{where}, {part}", own, {*SECTIONS, "recipe"})
+        own = {"each": changes.get("each", {}), **own}
+        folder = place / part / f"seed_{seed}"
+        found[part] = _run(then, own, row.name, part, seed, folder, weights)
     return found
+
+
+def _check_keys(where: str, given: dict[str, Any], known: set[str]) -> None:
+    if strange := sorted(given.keys() - known):
+        raise InputError(f"{where}: {strange[0]} is none of {', '.join(sorted(known))}")
+
+
+def _run(
+    recipe: Recipe,
+    changes: dict[str, Any],
+    row: str,
+    part: str,
+    seed: int,
+    folder: Path,
+    weights: Sequence[str] = (),
+) -> Run:
+    config = find_config(changes.get("recipe", recipe.config))
+    own = {key: value for key, value in changes.items() if key in SECTIONS}
+    changed = merged(recipe.options, merged(changes.get("each", {}), own))
+    where = [*weights, "--run_dir", str(folder), "--seed_everything", str(seed)]
+    fit, test = (
+        ["--config", config, *options(given), *where]
+        for given in (changed, merged(changed, recipe.test))
+    )
+    trains = not isinstance(recipe, Tier) or recipe.train
+    return Run(row, part, seed, folder, recipe, fit if trains else [], test)
+
+
+def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:
+    """The runs of some rows, each once, all with the first seed before any with the second.
+
+    Raises:
+        InputError: As of `row_runs`.
+    """
+    found = {
+        run.folder: run
+        for seed in range(n_seeds)
+        for row in rows
+        for run in row_runs(table, tier, row, seed, runs).values()
+    }
+    return list(found.values())
 
 
 def options(changes: dict[str, dict[str, Any]]) -> list[str]:
@@ -126,10 +189,9 @@ def options(changes: dict[str, dict[str, Any]]) -> list[str]:
     Raises:
         InputError: There is no such section.
     """
+    _check_keys("a recipe's options", changes, set(SECTIONS))
     found = []
     for section, keys in changes.items():
-        if section not in SECTIONS:
-            raise InputError(f"{section} is no section of a recipe: not {', '.join(SECTIONS)}")
         for key, value in keys.items():
             text = value if isinstance(value, str) else json.dumps(value)
             found += [f"--{SECTIONS[section]}{key}", text]
@@ -172,20 +234,19 @@ def hashes(files: dict[str, Path]) -> dict[str, str]:
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
-def expected_seconds(runs: Sequence[Run], recipe: Tier) -> float | None:
-    """Of a run: the median of those that are done, else what the table says."""
-    known = [run.seconds for run in runs if run.found and run.seconds]
+def expected_seconds(runs: Sequence[Run], recipe: Recipe) -> float | None:
+    """Of a run: the median of those of its recipe that are done, else what the table says."""
+    known = [run.seconds for run in runs if run.recipe is recipe and run.found and run.seconds]
     if known:
         return statistics.median(known)
     return None if recipe.minutes is None else 60 * recipe.minutes
 
 
-def run_all(runs: Sequence[Run], recipe: Tier, budget: float | None) -> int:
+def run_all(runs: Sequence[Run], budget: float | None) -> int:
     """Run what is not done, as far as the budget reaches.
 
     Args:
-        runs: All of them.
-        recipe: The tier.
+        runs: All of them, those that others start from before these.
         budget: Seconds; None for no end. A run that is still going then is saved and stopped.
 
     Returns:
@@ -202,7 +263,7 @@ def run_all(runs: Sequence[Run], recipe: Tier, budget: float | None) -> int:
             with child.locked(run.folder, left) as held:
                 if run.found:
                     continue
-                needed = (expected_seconds(runs, recipe) or 0.0) - (run.seconds or 0.0)
+                needed = (expected_seconds(runs, run.recipe) or 0.0) - (run.seconds or 0.0)
                 left = end - time.monotonic()
                 if budget is not None and needed > left and not started:
                     raise InputError(
@@ -211,7 +272,7 @@ def run_all(runs: Sequence[Run], recipe: Tier, budget: float | None) -> int:
                     )
                 if needed > left or left <= 0:
                     return _out_of_budget()
-                print(f"[{number}/{len(runs)}] row {run.row}, seed {run.seed}", flush=True)
+                print(f"[{number}/{len(runs)}] {run.title}", flush=True)
                 started = True
                 if code := run.go(held, None if budget is None else left):
                     return _out_of_budget() if time.monotonic() >= end else code

@@ -9,7 +9,18 @@ from typing import Any
 import yaml
 
 from fourfold.core.errors import InputError
-from fourfold.papers.tables import TIERS, Column, Paper, Printed, Reason, Row, Table, Tier, make
+from fourfold.papers.tables import (
+    TIERS,
+    Column,
+    Paper,
+    Printed,
+    Reason,
+    Recipe,
+    Row,
+    Table,
+    Tier,
+    make,
+)
 
 ROW_KEYS = ("title", "setup", *TIERS[1:])  # of a row, besides its columns
 
@@ -62,7 +73,7 @@ def _table(name: str, content: Any, printed: Any, sources: dict[str, str]) -> Ta
         for key, value in content["columns"].items()
     }
     content["tiers"] = {
-        key: make(Tier, f"{name}, tier {key}", value) for key, value in content["tiers"].items()
+        key: _tier(f"{name}, tier {key}", value) for key, value in content["tiers"].items()
     }
     content["rows"] = {
         str(key): _row(f"{name}, row {key}", str(key), row, printed["rows"][str(key)], content,
@@ -76,6 +87,15 @@ def _table(name: str, content: Any, printed: Any, sources: dict[str, str]) -> Ta
     table: Table = make(Table, name, content, name=name)
     _check(table, sources)
     return table
+
+
+def _tier(where: str, given: Any) -> Tier:
+    then = given.get("then") or {} if isinstance(given, dict) else {}
+    if not isinstance(then, dict):
+        raise InputError(f"{where}: then must be a mapping, not {str(then)[:60]!r}")
+    parts = {part: make(Recipe, f"{where}, {part}", recipe) for part, recipe in then.items()}
+    tier: Tier = make(Tier, where, {**given, "then": parts} if then else given)
+    return tier
 
 
 def _row(
@@ -115,7 +135,7 @@ def _check(table: Table, sources: dict[str, str]) -> None:
     known("source", table.source, sources)
     known("tier", list(table.tiers), TIERS[1:])
     for tier in table.tiers.values():
-        known("column", list(tier.columns), table.columns)
+        known("column", list(tier.metrics), table.columns)
     for reason in table.reasons:
         known("source", reason.source, sources)
         known("row", reason.rows, table.rows)

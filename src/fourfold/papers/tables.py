@@ -13,6 +13,7 @@ from fourfold.core.config import check_types
 from fourfold.core.errors import InputError
 
 TIERS = ("exact", "weights", "laptop", "single-gpu", "paper")  # from nothing to a cluster
+RANDOM = "random"  # of a row that starts from no other training
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class Row:
         title: What the paper calls it.
         printed: Cells by column; what is not printed is left out.
         setup: What computes the exact columns; None where nothing of it can be computed here.
-        runs: By tier, what the row changes in the tier's recipe.
+        runs: By tier, what the row changes in the tier's recipes: sections for the first training,
+            `each` for every one, a later part's name for that part alone; `recipe` in place of the
+            tier's; and `start`, whose first training it takes for its own (see `Tier.then`).
     """
 
     name: str
@@ -106,31 +109,57 @@ class Row:
     runs: Mapping[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Tier:
-    """A way to obtain columns by running a recipe.
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One training and its test, and the columns that the test gives.
 
     Args:
-        config: The recipe that the rows change.
+        config: The recipe's file, which the rows change.
         columns: Which metric of `fourfold test` stands for which column.
-        about: How it differs from the paper.
         options: What all rows change, by section: config, model, data, trainer, run.
         test: What the test changes besides.
-        files: What has to lie here or under $FOURFOLD_DATA; their hashes are kept with results.
-        origin: What these files are and where they come from.
-        minutes: That a row takes, from a measurement; None if there was none.
-        train: Whether there is anything to train.
+        minutes: That it takes, from a measurement; None if there was none.
     """
 
     config: str
-    columns: dict[str, str]
-    about: str
+    columns: dict[str, str] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     test: dict[str, dict[str, Any]] = field(default_factory=dict)
+    minutes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier(Recipe):
+    """A way to obtain columns by running recipes: one, or one and then others from its weights.
+
+    Args:
+        config: As of any recipe; none where the parts of `then` all begin at random.
+        about: How it differs from the paper.
+        files: What has to lie here or under $FOURFOLD_DATA; their hashes are kept with results.
+        origin: What these files are and where they come from.
+        train: Whether there is anything to train.
+        then: What is learned from the weights of the first training, by name. A row's `start` is
+            the row whose first training that is, ROW or PAPER/TABLE/ROW, if not its own; "random"
+            leaves it out.
+    """
+
+    config: str = ""
+    about: str
     files: list[str] = field(default_factory=list)
     origin: str = ""
-    minutes: float | None = None
     train: bool = True
+    then: dict[str, Recipe] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, tuple[str, str]]:
+        """By column, the part that gives it ("" is the first training), and its metric there."""
+        parts = {"": self, **self.then}
+        return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
+
+    def gives(self, changes: Mapping[str, Any]) -> list[str]:
+        """The columns that it gives of a row with these changes."""
+        first = bool(self.config) and changes.get("start") != RANDOM
+        return [column for column, (part, _) in self.metrics.items() if part or first]
 
 
 @dataclass(frozen=True)
@@ -158,8 +187,8 @@ class Table:
         if tier == "exact":
             computed = [name for name, column in self.columns.items() if column.exact]
             return [(r, c) for r in self.rows.values() if r.setup is not None for c in computed]
-        columns = self.tiers[tier].columns if tier in self.tiers else {}
-        return [(r, c) for r in self.rows.values() if tier in r.runs for c in columns]
+        recipe, rows = self.tiers.get(tier), [r for r in self.rows.values() if tier in r.runs]
+        return [(r, c) for r in rows for c in recipe.gives(r.runs[tier])] if recipe else []
 
     def reason(self, row: str, column: str) -> Reason | None:
         """Why a cell may differ."""
