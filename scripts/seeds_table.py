@@ -9,6 +9,7 @@ scratch), a row for each ROW (a task, or a number of labels).
 import argparse
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ METRICS = {
     "xquad": ("f1", "exact_match"),
 }
 DEFAULT = ("accuracy", "top1")
+ABSOLUTE = re.compile(r"(?<=[ =])/\S*/")  # directories of one machine say nothing to others
 Found = dict[str, dict[str, Any]]  # start: row: summary
 
 
@@ -38,7 +40,8 @@ def read(runs: Path) -> Found:
         row = file.parent.name if file.parent.parent != runs else "all"
         start = file.parent.parent.name if row != "all" else file.parent.name
         content = json.loads(file.read_text(encoding="utf-8"))
-        found.setdefault(start, {})[row] = {k: v for k, v in content.items() if k != "run"}
+        content["run"]["command"] = ABSOLUTE.sub("", content["run"]["command"])
+        found.setdefault(start, {})[row] = content
     return found
 
 

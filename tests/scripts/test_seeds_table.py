@@ -6,11 +6,13 @@ from typing import Any
 
 from scripts import seeds_table
 
+COMMAND = "fourfold seeds --from /some/one/here/model --run_dir r"
+
 
 def write(folder: Path, **metrics: Any) -> None:
     folder.mkdir(parents=True)
     content = {name.replace("_", "/", 1): entry for name, entry in metrics.items()}
-    (folder / "seeds.json").write_text(json.dumps({**content, "run": {"command": "x"}}))
+    (folder / "seeds.json").write_text(json.dumps({**content, "run": {"command": COMMAND}}))
 
 
 def entry(*values: float) -> dict[str, Any]:
@@ -29,7 +31,9 @@ def test_tasks(tmp_path: Path) -> None:
         "| MRPC | accuracy | 0.850 (1) | 0.700 (1) |",
         "| CoLA | matthews | 0.450 ± 0.010 (2) | - |",
     ]
-    assert "run" not in found["pretrained"]["MRPC"]
+    assert (
+        found["pretrained"]["MRPC"]["run"]["command"] == "fourfold seeds --from model --run_dir r"
+    )
 
 
 def test_labels_are_in_the_order_of_their_number(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    if (name := git("rev-parse", "--short", "HEAD")) is None:
+    # A package installed inside somebody else's checkout is not a part of that.
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
-    return name + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
+    name = git("rev-parse", "--short", "HEAD")
+    return name and name + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))

@@ -5,12 +5,13 @@ import math
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from fourfold.bench.machine import commit, installed
 
 REPORTED = ("fourfold", "torch", "lightning", "tokenizers", "sacrebleu")
 
@@ -45,9 +46,10 @@ def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
 
 def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> None:
     """Write metrics, and under `run` how they were obtained, whole or not at all."""
-    versions = {name: found for name in REPORTED if (found := _version(name))}
+    versions = {name: found for name in REPORTED if (found := installed(name))}
     run = {
         **run,
+        **({"commit": found} if (found := commit()) else {}),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions},
     }
@@ -67,10 +69,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no inf and no nan
     return value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
