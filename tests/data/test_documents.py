@@ -45,11 +45,21 @@ def test_whole_documents_are_held_out_and_repeated_ones_stay_together(tmp_path):
     assert len(train | val) == 50
 
 
+def test_some_documents_of_training_alone(tmp_path):
+    text = "\n".join(f"document {i}" for i in range(100))
+    whole = read(tmp_path, text, val=0.1, documents="line")
+    parts = read(tmp_path, text, val=0.1, documents="line", train_rows=20)
+    assert parts["val"].columns == whole["val"].columns
+    assert len(parts["train"]) == 20
+    assert set(parts["train"].columns[0]) < set(whole["train"].columns[0])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"val": 1.5}, "between 0 and 1"),
         ({"val": 0.0001}, "too short to hold out"),
+        ({"train_rows": 2}, "train_rows is 2, but there are 1 training rows"),
         ({"documents": "word"}, "not 'word'"),
     ],
 )

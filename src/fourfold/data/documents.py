@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from fourfold.core.errors import InputError
 from fourfold.data.embedded_text import embedded_text
 from fourfold.data.hub import HubConfig, read_hub
+from fourfold.data.labels import draw
 from fourfold.data.pairs import hold_out
 from fourfold.data.sources import Rows, is_table, read_table, read_text
 
@@ -28,6 +31,7 @@ class TextSource:
         documents: what a document is in plain text: the whole file, a line, or a stretch between
             blank lines.
         hub: the data set, for kind hub.
+        train_rows: learn from so many documents only, drawn from all of training.
     """
 
     kind: str
@@ -35,13 +39,22 @@ class TextSource:
     column: str = "text"
     documents: Unit = "file"
     hub: HubConfig | None = None
+    train_rows: int | None = None
 
     def read(self) -> dict[str, Rows]:
         """One column of documents for each split.
 
         Raises:
-            InputError: as the readers of files and hub; or training data are not named.
+            InputError: as the readers of files and hub; or training data are not named, or fewer
+                than `train_rows`.
         """
+        raw = self._read()
+        if self.train_rows is not None and "train" in raw:
+            alike = np.zeros(len(raw["train"]), np.int64)
+            raw["train"] = raw["train"].select(draw(alike, self.train_rows, 0))
+        return raw
+
+    def _read(self) -> dict[str, Rows]:
         if self.kind == "embedded":
             return dict(embedded_text())
         if not any(isinstance(part, str | list) for part in self.parts.values()):

@@ -38,6 +38,7 @@ class MaskedTextData(TokenizedData):
         documents: what a document is in plain text: file, line or paragraph.
         sentences: what ends a sentence: a line's end, or punctuation.
         hub: the data set, for source hub.
+        train_rows: learn from so many documents only, drawn from all of training.
         tokenizer: by default a WordPiece trained on the training split.
         max_len: most tokens of a row, with special ones.
         layout: full_sentences (rows filled with whole sentences over the ends of documents,
@@ -69,6 +70,7 @@ class MaskedTextData(TokenizedData):
         documents: Unit = "paragraph",
         sentences: SentenceBreak = "punctuation",
         hub: HubConfig | None = None,
+        train_rows: int | None = None,
         tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
         max_len: int = 128,
         layout: Layout = "full_sentences",
@@ -83,7 +85,7 @@ class MaskedTextData(TokenizedData):
         if max_len < 5 or batch_size < 1:
             raise InputError(f"Cannot make rows of max_len={max_len}, batch_size={batch_size}.")
         parts = {"train": train, "val": val, "test": test}
-        self.text = TextSource(source, parts, column, documents, hub)
+        self.text = TextSource(source, parts, column, documents, hub, train_rows)
         self.sentences, self.max_len, self.layout = sentences, max_len, layout
         self.masking, self.batch_size = masking, batch_size
         self.mark_documents, self.too_long = mark_documents, too_long

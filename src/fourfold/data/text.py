@@ -39,6 +39,7 @@ class CausalTextData(TokenizedData):
         column: the column with the text in tables and hub rows; each row is a document.
         documents: what a document is in plain text: file, line or paragraph.
         hub: the data set, for source hub.
+        train_rows: learn from so many documents only, drawn from all of training.
         tokenizer: by default a byte-level BPE trained on the training split.
         block_size: tokens of a row; with batching documents the greatest length (with EOS).
         batching: blocks (the text cut into rows, each token once an epoch), crops (as many rows
@@ -66,6 +67,7 @@ class CausalTextData(TokenizedData):
         column: str = "text",
         documents: Unit = "file",
         hub: HubConfig | None = None,
+        train_rows: int | None = None,
         tokenizer: TokenizerConfig = TokenizerConfig(kind="byte_bpe"),  # noqa: B008 (frozen)
         block_size: int = 128,
         batching: Literal["blocks", "crops", "documents"] = "blocks",
@@ -85,7 +87,7 @@ class CausalTextData(TokenizedData):
                 f" eval_context={eval_context}."
             )
         parts = {"train": train, "val": val, "test": test}
-        self.text = TextSource(source, parts, column, documents, hub)
+        self.text = TextSource(source, parts, column, documents, hub, train_rows)
         self.block_size, self.batching, self.batch_size = block_size, batching, batch_size
         self.mark_documents, self.eval_context = mark_documents, eval_context
         self.too_long = too_long
