@@ -62,7 +62,7 @@ def test_first_and_mean_are_what_they_say() -> None:
 
 
 def test_a_wrong_pool() -> None:
-    with pytest.raises(InputError, match="pool is 'max', but must be one of first, mean"):
+    with pytest.raises(InputError, match="pool is 'max', but must be one of first, last, mean"):
         SequenceClassifierConfig(pool="max")
 
 

@@ -14,7 +14,8 @@ from fourfold.hub import directory, processing
 from fourfold.tasks.start import read_source
 
 # What the task or the data decide, whatever the source had.
-OWN = ("head", "next_sentence", "n_classes", "head_dropout", "pool", "init")
+OWN = ("head", "next_sentence", "n_classes", "head_dropout", "pool", "layers", "mix", "lstm",
+       "lstm_layers", "init")  # fmt: skip
 
 
 def begins_elsewhere(config: Any) -> bool:

@@ -4,6 +4,7 @@ The names of what they share with `MaskedLM` and `CausalLM` are the same, so tha
 fit the other. Shapes: B batch, T tokens, D model width, K classes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,29 +15,11 @@ from fourfold.core.init import initialise
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.heads import PooledClassifier
-from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
-
-
-class Reader(MaskedLM):
-    """An encoder without a vocabulary, whose states a head reads."""
-
-    def forward(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """What the head reads; arguments as `MaskedLM.encode`."""
-        return self.read(self.encode(ids, segments, mask, documents), mask)
-
-    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Hidden states (B, T, D), of which `mask` (B, T) are real, to logits."""
-        raise NotImplementedError
+from fourfold.models.reader import Reader, ReaderConfig
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(MaskedLMConfig):
+class ClassifierConfig(ReaderConfig):
     """An encoder with classes.
 
     Args:
@@ -44,7 +27,6 @@ class ClassifierConfig(MaskedLMConfig):
         head_dropout: Before the classifier.
     """
 
-    head: bool = False
     n_classes: int | None = None
     head_dropout: float = 0.1
 
@@ -58,15 +40,15 @@ class SequenceClassifierConfig(ClassifierConfig):
     """An encoder that gives a sentence, or a pair, a class or, where K is 1, a number.
 
     Args:
-        pool: What is classified: first (the first token, as BERT) or mean (of all real tokens,
-            as sentence encoders).
+        pool: What is classified: first (the first token, as BERT), last (as a causal LM must) or
+            mean (of all real tokens, as sentence encoders).
     """
 
     pool: str = "first"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("pool", self.pool, ("first", "mean"))
+        check_word("pool", self.pool, tuple(POOLS))
 
 
 class SequenceClassifier(Reader):
@@ -77,12 +59,12 @@ class SequenceClassifier(Reader):
     def __init__(self, config: SequenceClassifierConfig) -> None:
         super().__init__(config)
         assert config.n_classes is not None, "the classes are known once a model is built"
-        self.classifier = PooledClassifier(config.d_model, config.n_classes, config.head_dropout)
+        self.classifier = PooledClassifier(self.width, config.n_classes, config.head_dropout)
         initialise(self.classifier, config.init)
 
     def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, D) to (B, K)."""
-        return self.classifier(h if self.config.pool == "first" else _mean(h, mask))
+        return self.classifier(POOLS[self.config.pool](h, mask))
 
 
 @dataclass(frozen=True)
@@ -99,7 +81,7 @@ class TokenClassifier(Reader):
         super().__init__(config)
         assert config.n_classes is not None, "the classes are known once a model is built"
         self.dropout = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.d_model, config.n_classes)
+        self.classifier = nn.Linear(self.width, config.n_classes)
         initialise(self.classifier, config.init)
 
     def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
@@ -108,10 +90,8 @@ class TokenClassifier(Reader):
 
 
 @dataclass(frozen=True)
-class SpanExtractorConfig(MaskedLMConfig):
+class SpanExtractorConfig(ReaderConfig):
     """An encoder that finds where an answer begins and ends."""
-
-    head: bool = False
 
 
 class SpanExtractor(Reader):
@@ -121,7 +101,7 @@ class SpanExtractor(Reader):
 
     def __init__(self, config: SpanExtractorConfig) -> None:
         super().__init__(config)
-        self.span = nn.Linear(config.d_model, 2)
+        self.span = nn.Linear(self.width, 2)
         initialise(self.span, config.init)
 
     def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
@@ -163,12 +143,15 @@ class CausalClassifier(CausalLM):
 
     def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, D) to logits (B, K) of each row's last real token."""
-        last = _last(h, mask)
-        return self.classifier(self.dropout(last))
+        return self.classifier(self.dropout(_last(h, mask).squeeze(1)))
+
+
+def _first(h: Tensor, mask: Tensor | None) -> Tensor:
+    return h[:, :1]
 
 
 def _mean(h: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, T, D) to (B, 1, D), over real tokens."""
+    """Over real tokens."""
     if mask is None:
         return h.mean(1, keepdim=True)
     weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
@@ -176,8 +159,16 @@ def _mean(h: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _last(h: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, T, D) to (B, D), wherever the padding stands."""
+    """Wherever the padding stands."""
     if mask is None:
-        return h[:, -1]
+        return h[:, -1:]
     places = torch.arange(h.shape[1], device=h.device)
-    return h[torch.arange(len(h), device=h.device), (places * mask).argmax(1)]
+    return h[torch.arange(len(h), device=h.device), (places * mask).argmax(1)].unsqueeze(1)
+
+
+# What of a row is classified: states (B, T, D), of which mask (B, T) are real, to (B, 1, D).
+POOLS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "first": _first,  # BERT's [CLS]
+    "last": _last,  # which alone has seen all of a row from left to right (GPT-1)
+    "mean": _mean,  # sentence encoders
+}

@@ -56,6 +56,8 @@ class MaskedLMConfig(TransformerConfig):
 class MaskedLM(nn.Module):
     """Predicts hidden tokens from both sides."""
 
+    causal = False  # each token sees all others
+
     def __init__(self, config: MaskedLMConfig) -> None:
         super().__init__()
         assert config.vocab_size is not None, "the vocabulary is known once a model is built"
@@ -105,7 +107,7 @@ class MaskedLM(nn.Module):
         Raises:
             InputError: More tokens than `max_len`.
         """
-        seen, positions = look_back(ids, mask, documents, None, causal=False)
+        seen, positions = look_back(ids, mask, documents, None, causal=self.causal)
         return self.stack(self.embed(ids, positions, segments), seen)
 
     def logits(self, h: Tensor) -> Tensor:

@@ -1,0 +1,110 @@
+"""What a head reads of an encoder: its direction, some of its layers, a BiLSTM on top of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fourfold.core.errors import InputError
+from fourfold.models import (
+    CausalLM,
+    CausalLMConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    TokenClassifier,
+    TokenClassifierConfig,
+)
+from fourfold.models.transfer import transfer
+
+TEXT: dict[str, Any] = {"d_model": 12, "n_layers": 3, "n_heads": 3, "d_ff": 20, "dropout": 0.0,
+                        "attn_dropout": 0.0, "vocab_size": 29, "max_len": 16}  # fmt: skip
+
+
+def tagger(**options: Any) -> TokenClassifier:
+    torch.manual_seed(0)
+    config = TokenClassifierConfig(**{**TEXT, **options}, n_classes=3)
+    return TokenClassifier(config).double().eval()
+
+
+def ids_and_mask() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(29, (3, 9), generator=torch.Generator().manual_seed(1))
+    return ids, torch.arange(9) < torch.tensor([[9], [5], [1]])
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_layers_are_those_of_a_shallower_encoder(placement: str) -> None:
+    ids, mask = ids_and_mask()
+    deep = tagger(norm_placement=placement)
+    torch.testing.assert_close(
+        tagger(norm_placement=placement, layers=[3]).features(ids, None, mask),
+        deep.encode(ids, None, mask),
+    )
+    embedded = deep.embed(ids, slice(0, 9))
+    torch.testing.assert_close(tagger(norm_placement=placement, layers=[0]).features(ids), embedded)
+    shallow = tagger(norm_placement=placement, n_layers=2)
+    transfer(shallow, deep)
+    if placement == "post":  # a pre-norm stack's last norm is behind its last layer alone
+        found = tagger(layers=[2]).features(ids, None, mask)
+        torch.testing.assert_close(found, shallow.encode(ids, None, mask))
+
+
+def test_several_layers_are_added_or_put_side_by_side() -> None:
+    ids, _ = ids_and_mask()
+    one, three = (tagger(layers=[n]).features(ids) for n in (1, 3))
+    beside = tagger(layers=[1, 3], mix="concat")
+    torch.testing.assert_close(beside.features(ids), torch.cat([one, three], -1))
+    assert beside(ids).shape == (3, 9, 3)
+    added = tagger(layers=[1, 3])
+    torch.testing.assert_close(added.features(ids), (one + three) / 2)  # as it begins
+    with torch.no_grad():
+        added.layer_sum.weights[0] = 1.0  # type: ignore[union-attr, index]
+        added.layer_sum.scale.fill_(3.0)  # type: ignore[union-attr, operator]
+    share = torch.tensor([1.0, 0.0], dtype=torch.double).softmax(0)
+    torch.testing.assert_close(added.features(ids), 3 * (share[0] * one + share[1] * three))
+
+
+def test_a_lstm_reads_both_sides_and_no_padding() -> None:
+    ids, mask = ids_and_mask()
+    model = tagger(lstm=5, lstm_layers=2, causal=True)
+    logits = model(ids, mask=mask)
+    for row, n in enumerate(mask.sum(1).tolist()):
+        torch.testing.assert_close(model(ids[row : row + 1, :n])[0], logits[row, :n])
+    changed = ids.clone()
+    changed[0, 8] = (ids[0, 8] + 1) % 29
+    assert not torch.isclose(model(changed)[0, 0], model(ids)[0, 0]).any()
+
+
+def test_a_causal_reader_is_the_causal_lm_it_begins_with() -> None:
+    ids, mask = ids_and_mask()
+    shape = {**TEXT, "activation": "gelu", "norm_placement": "post", "norm_eps": 1e-12}
+    source = CausalLM(CausalLMConfig(**shape, embed_norm=True)).double().eval()
+    target = tagger(causal=True, n_segments=0)
+    transfer(target, source)
+    torch.testing.assert_close(target.encode(ids, None, mask)[mask], source.hidden(ids, mask)[mask])
+
+
+def test_the_last_token_is_classified_wherever_padding_stands() -> None:
+    config = SequenceClassifierConfig(**TEXT, n_classes=3, pool="last", causal=True)
+    model = SequenceClassifier(config).double().eval()
+    ids, mask = ids_and_mask()
+    for given, real in ((ids, mask), (ids.flip(1), mask.flip(1))):
+        logits = model(given, mask=real)
+        for row in range(3):
+            torch.testing.assert_close(model(given[row : row + 1, real[row]])[0], logits[row])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"layers": [4]}, r"layers is \(4,\), but must be numbers from 0 to n_layers \(3\)"),
+        ({"layers": []}, r"layers is \(\)"),
+        ({"layers": [-2]}, r"layers is \(-2,\)"),
+        ({"mix": "mean"}, "mix is 'mean', but must be one of sum, concat"),
+        ({"lstm": -1}, "lstm is -1"),
+        ({"lstm_layers": 0}, "lstm_layers is 0"),
+    ],
+)
+def test_what_cannot_be_read(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        tagger(**options)
