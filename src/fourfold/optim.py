@@ -170,12 +170,12 @@ def depths(model: nn.Module) -> tuple[dict[str, int], int]:
     """How deep each parameter stands, by name; and how deep a head stands, whether there is one.
 
     0 for what enters, i + 1 for block i, and one more than there are blocks for what stands on top
-    of the last; a last norm goes with the last block.
+    of the last; a last norm goes with the last block, and so does a stack without blocks.
     """
     numbers = {n: re.search(r"\bblocks\.(\d+)\.", n) for n, _ in model.named_parameters()}
     last = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
     enters = re.compile(r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.")
-    closes = re.compile(r"(\w+_)?(stack|encoder|decoder)\.norm\.")
+    closes = re.compile(r"(\w+_)?(stack|encoder|decoder)\.")
 
     def depth(name: str, number: re.Match[str] | None) -> int:
         if number:

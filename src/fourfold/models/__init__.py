@@ -15,6 +15,12 @@ from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.joined import CaptionerConfig, Joined, JoinedConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
+from fourfold.models.recurrent import (
+    RecurrentClassifier,
+    RecurrentClassifierConfig,
+    RecurrentLM,
+    RecurrentLMConfig,
+)
 from fourfold.models.t5 import T5, T5Config
 from fourfold.models.vit import ViT, ViTConfig
 
@@ -33,6 +39,10 @@ __all__ = [
     "JoinedConfig",
     "MaskedLM",
     "MaskedLMConfig",
+    "RecurrentClassifier",
+    "RecurrentClassifierConfig",
+    "RecurrentLM",
+    "RecurrentLMConfig",
     "SequenceClassifier",
     "SequenceClassifierConfig",
     "SpanExtractor",

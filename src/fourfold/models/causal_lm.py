@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -52,6 +53,8 @@ class CausalLMConfig(TransformerConfig):
 class CausalLM(nn.Module):
     """Predicts each token from those before it."""
 
+    stack_class: ClassVar[type[nn.Module]] = Stack
+
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__()
         assert config.vocab_size is not None, "the vocabulary is known once a model is built"
@@ -59,7 +62,7 @@ class CausalLM(nn.Module):
         self.embed = TokenEmbedding(
             config, config.vocab_size, config.max_len, config.positions, norm=config.embed_norm
         )
-        self.stack = Stack(config)
+        self.stack = self.stack_class(config)
         shared = self.embed.tokens if config.tie else None
         self.head = VocabularyHead(config, config.vocab_size, shared)
         initialise(self, config.init)

@@ -19,6 +19,7 @@ from fourfold.models.clip import CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.joined import CaptionerConfig, JoinedConfig
 from fourfold.models.masked_lm import MaskedLMConfig
+from fourfold.models.recurrent import LSTMStack, RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
 
 
@@ -47,7 +48,7 @@ def parameters(model: nn.Module) -> Parts:
         part = "head"
         if isinstance(child, TokenEmbedding | PatchEmbedding):
             part = "embeddings"
-        elif isinstance(child, Stack):
+        elif isinstance(child, Stack | LSTMStack):
             part = "blocks"
         for parameter in child.parameters():
             if id(parameter) not in seen:
@@ -128,6 +129,14 @@ def _family_macs(config: TransformerConfig, length: int, source: int | None) -> 
 def _(config: CausalLMConfig, length: int, source: int | None) -> Parts:
     blocks = config.n_layers * block_macs(config, length)
     return Parts(0, blocks, length * config.d_model * _known("vocab_size", config.vocab_size))
+
+
+@_family_macs.register
+def _(config: RecurrentLMConfig, length: int, source: int | None) -> Parts:
+    width, depth = config.d_ff, config.n_layers
+    read = config.d_model + (depth - 1) * width + depth * width  # inputs and states of the layers
+    macs = length * (4 * width * read + width * config.d_model)
+    return Parts(0, macs, length * config.d_model * _known("vocab_size", config.vocab_size))
 
 
 @_family_macs.register

@@ -10,6 +10,10 @@ from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.joined_translation import JoinedTranslation
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
 from fourfold.tasks.question_answering import QuestionAnswering
+from fourfold.tasks.recurrent import (
+    RecurrentLanguageModeling,
+    RecurrentSequenceClassification,
+)
 from fourfold.tasks.sequence_classification import SequenceClassification
 from fourfold.tasks.text_to_text import TextToText
 from fourfold.tasks.token_classification import TokenClassification
@@ -24,6 +28,8 @@ __all__ = [
     "JoinedTranslation",
     "MaskedLanguageModeling",
     "QuestionAnswering",
+    "RecurrentLanguageModeling",
+    "RecurrentSequenceClassification",
     "SequenceClassification",
     "Task",
     "TextToText",
