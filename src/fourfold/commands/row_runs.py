@@ -119,26 +119,35 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
     """
     recipe, changes = table.tiers[tier], row.runs[tier]
     where = f"{table.name}, row {row.name}, tier {tier}"
-    _check_keys(where, changes, {*SECTIONS, *recipe.then, "recipe", "each", "start"})
+    _check_keys(where, changes, {*SECTIONS, *recipe.then, "recipe", "each", "start", "words"})
     place = runs / table.name / tier / row.name
     found: dict[str, Run] = {}
-    start = changes.get("start", row.name)
+    start, words = changes.get("start", row.name), changes.get("words")
+    if words is not None and start != RANDOM:
+        raise InputError(
+            f"{where}: words is {words}, but a row that starts from weights has theirs"
+        )
+    start = words or start
     if start not in (RANDOM, row.name):
         other, _, name = start.rpartition("/")
         source = find_tables([other])[0] if other else table
         with_own = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
         rows = {r.name: r for r in with_own}
-        check_word(f"{where}: start", name, tuple(rows))
+        check_word(f"{where}: {'words' if words else 'start'}", name, tuple(rows))
         found[""] = row_runs(source, tier, rows[name], seed, runs)[""]
     elif start != RANDOM and recipe.config:
         found[""] = _run(recipe, changes, row.name, "", seed, place / f"seed_{seed}")
-    weights = ["--model.init_from", str(found[""].folder)] if found else []
+    begin = []
+    if words:
+        begin = ["--data.tokenizer.file", str(found[""].folder / "checkpoints" / "last.ckpt")]
+    elif found:
+        begin = ["--model.init_from", str(found[""].folder)]
     for part, then in recipe.then.items():
         own = changes.get(part, {})
         _check_keys(f"{where}, {part}", own, {*SECTIONS, "recipe"})
         own = {"each": changes.get("each", {}), **own}
         folder = place / part / f"seed_{seed}"
-        found[part] = _run(then, own, row.name, part, seed, folder, weights)
+        found[part] = _run(then, own, row.name, part, seed, folder, begin)
     return found
 
 
@@ -154,12 +163,12 @@ def _run(
     part: str,
     seed: int,
     folder: Path,
-    weights: Sequence[str] = (),
+    begin: Sequence[str] = (),
 ) -> Run:
     config = find_config(changes.get("recipe", recipe.config))
     own = {key: value for key, value in changes.items() if key in SECTIONS}
     changed = merged(recipe.options, merged(changes.get("each", {}), own))
-    where = [*weights, "--run_dir", str(folder), "--seed_everything", str(seed)]
+    where = [*begin, "--run_dir", str(folder), "--seed_everything", str(seed)]
     fit, test = (
         ["--config", config, *options(given), *where]
         for given in (changed, merged(changed, recipe.test))

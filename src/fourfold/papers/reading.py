@@ -95,6 +95,8 @@ def _tier(where: str, given: Any) -> Tier:
         raise InputError(f"{where}: then must be a mapping, not {str(then)[:60]!r}")
     parts = {part: make(Recipe, f"{where}, {part}", recipe) for part, recipe in then.items()}
     tier: Tier = make(Tier, where, {**given, "then": parts} if then else given)
+    if not tier.config and not parts:
+        raise InputError(f"{where}: config is missing")
     return tier
 
 

@@ -99,7 +99,8 @@ class Row:
         setup: What computes the exact columns; None where nothing of it can be computed here.
         runs: By tier, what the row changes in the tier's recipes: sections for the first training,
             `each` for every one, a later part's name for that part alone; `recipe` in place of the
-            tier's; and `start`, whose first training it takes for its own (see `Tier.then`).
+            tier's; and `start`, whose first training it takes for its own (see `Tier.then`), or
+            beside a random start `words`, the row of whose first training the tokenizer is.
     """
 
     name: str
