@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -175,6 +177,22 @@ def test_what_trains_nothing_is_only_tested(
     monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
     assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]) == 0
     assert children.asked == [("test", "one/seed_0")]
+
+
+def test_a_signal_at_a_trainings_end_ends_the_rest_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending:
+        def __init__(self, *given: Any, **more: Any) -> None:
+            pass
+
+        def wait(self, limit: float | None = None) -> int:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+
+        def send_signal(self, number: int) -> None:
+            assert number == signal.SIGTERM
+
+    monkeypatch.setattr(subprocess, "Popen", Ending)
+    assert child.run("fit", [], {}) == 128 + signal.SIGTERM
 
 
 def test_the_data_are_known_by_their_hashes(

@@ -35,9 +35,16 @@ def run(
     """
     command = [sys.executable, "-m", "fourfold", verb, *options]
     child = subprocess.Popen(command, env=environment, pass_fds=held)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
+    told: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        told.append(number)
+        child.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
     try:
-        return child.wait(limit)
+        code = child.wait(limit)
+        return code or (128 + told[0] if told else 0)  # it was at its end: what follows is not
     except subprocess.TimeoutExpired:
         child.terminate()
         return child.wait()
