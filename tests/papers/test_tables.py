@@ -22,6 +22,7 @@ PROMISED = {
     "vit2020": {"table1", "table8", "figure9", "figure4"},
     "beyer2022": {"table1"},
     "deit2020": {"table3", "table8"},
+    "fourfold": {"switches"},
 }
 
 SMALL = """
@@ -54,8 +55,7 @@ def test_the_promised_tables_are_there(paper: str) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_says_where_it_was_read(name: str) -> None:
     table = TABLES[name]
-    assert table.source
-    assert table.confirmed
+    assert table.confirmed == bool(table.source)
     paper = papers()[name.partition("/")[0]]
     assert set(table.source) <= set(paper.sources)
     for reason in table.reasons:
@@ -116,6 +116,7 @@ def test_a_row_has_the_tables_setup_with_its_own_changes() -> None:
         ("x: 7", "y: 7", "p/table1, row two: y is neither a column nor a tier"),
         ("x: 7", "laptop: {}", "p/table1, row two: the table has no tier laptop"),
         ("source: [read]", "source: [heard]", "p/table1: there is no source heard"),
+        ("    source: [read]\n", "", "p/table1: source is missing"),
         ("    title: Sizes", "    titles: Sizes", "p/table1: there is no titles"),
         (
             "    confirmed: true",
@@ -134,6 +135,13 @@ def test_a_wrong_file_is_named(old: str, new: str, says: str) -> None:
     with pytest.raises(InputError) as error:
         read_paper("p.yaml", small(old, new))
     assert says in str(error.value)
+
+
+def test_a_tier_may_change_what_another_changes() -> None:
+    rows = TABLES["vaswani2017/table3"].rows
+    assert rows["A_h1"].runs["single-gpu"] == rows["A_h1"].runs["paper"]
+    assert rows["big"].runs["single-gpu"]["trainer"] == {"max_steps": 60000}
+    assert rows["big"].runs["paper"]["trainer"] == {"max_steps": 300000}
 
 
 def test_tables_are_found_by_paper_and_all() -> None:

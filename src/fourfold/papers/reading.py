@@ -66,7 +66,9 @@ def read_paper(file: str, text: str) -> Paper:
 def _table(name: str, content: Any, printed: Any, sources: dict[str, str]) -> Table:
     if not isinstance(content, dict) or not content.get("columns") or not content.get("rows"):
         raise InputError(f"{name}: columns and rows are needed")
-    content = {"setting": "", "note": "", "tiers": {}, "reasons": [], "setup": {}, **content}
+    optional: dict[str, Any] = {"setting": "", "note": "", "tiers": {}, "reasons": [], "setup": {}}
+    optional |= {"source": [], "confirmed": False}  # of a table of which nothing is printed
+    content = {**optional, **content}
     shared = content.pop("setup")
     content["columns"] = {
         key: make(Column, f"{name}, column {key}", value)
@@ -110,12 +112,13 @@ def _row(
         if key in TIERS and key not in tiers:
             raise InputError(f"{where}: the table has no tier {key}")
     own = row.get("setup")
+    runs = {name: row.get(name, row.get(tier.like)) for name, tier in tiers.items()}
     return Row(
         name=name,
         title=str(row.get("title", name)),
         printed={c: Printed(printed[c]) for c in columns if row.get(c) is not None},
         setup=None if own is None else merged(shared, own),
-        runs={tier: row[tier] for tier in TIERS if tier in row},
+        runs={name: changes for name, changes in runs.items() if changes is not None},
     )
 
 
@@ -134,10 +137,13 @@ def _check(table: Table, sources: dict[str, str]) -> None:
             if word not in words:
                 raise InputError(f"{table.name}: there is no {kind} {word}")
 
+    if not table.source and any(row.printed for row in table.rows.values()):
+        raise InputError(f"{table.name}: source is missing")
     known("source", table.source, sources)
     known("tier", list(table.tiers), TIERS[1:])
     for tier in table.tiers.values():
         known("column", list(tier.metrics), table.columns)
+        known("tier", [tier.like] if tier.like else [], table.tiers)
     for reason in table.reasons:
         known("source", reason.source, sources)
         known("row", reason.rows, table.rows)

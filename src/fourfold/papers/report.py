@@ -21,12 +21,11 @@ def markdown(
     lines = [
         f"# {table.name}, {tier}: {table.title}",
         "",
-        f"{paper.authors.split(',')[0]} et al., {paper.title}, {paper.venue} {paper.year}."
-        f" {table.setting}.",
-        "",
-        f"Printed numbers were {'' if table.confirmed else 'NOT '}read in"
-        f" {'; '.join(paper.sources[s] for s in table.source)}.",
+        f"{paper.citation}. {table.setting}.",
     ]
+    if table.source:
+        sources = "; ".join(paper.sources[s] for s in table.source)
+        lines += ["", f"Printed numbers were {'' if table.confirmed else 'NOT '}read in {sources}."]
     if tier in table.tiers:
         lines += ["", f"How it differs: {table.tiers[tier].about}"]
     lines += ["", *_grid(paper, table, tier, cells), ""]

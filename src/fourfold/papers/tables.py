@@ -139,6 +139,7 @@ class Tier(Recipe):
         files: What has to lie here or under $FOURFOLD_DATA; their hashes are kept with results.
         origin: What these files are and where they come from.
         train: Whether there is anything to train.
+        like: Another tier, whose changes a row makes here where it says nothing of its own.
         then: What is learned from the weights of the first training, by name. A row's `start` is
             the row whose first training that is, ROW or PAPER/TABLE/ROW, if not its own; "random"
             leaves it out.
@@ -149,6 +150,7 @@ class Tier(Recipe):
     files: list[str] = field(default_factory=list)
     origin: str = ""
     train: bool = True
+    like: str = ""
     then: dict[str, Recipe] = field(default_factory=dict)
 
     @property
@@ -165,7 +167,10 @@ class Tier(Recipe):
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper; `name` is PAPER/TABLE."""
+    """A table or figure of a paper, or one of our own, of which nothing is printed.
+
+    Its `name` is PAPER/TABLE.
+    """
 
     name: str
     title: str
@@ -199,7 +204,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and those of its tables that are followed here."""
+    """A paper and those of its tables that are followed here; and what is ours alone."""
 
     name: str
     title: str
@@ -208,6 +213,12 @@ class Paper:
     year: int
     sources: dict[str, str]
     tables: Mapping[str, Table]
+
+    @property
+    def citation(self) -> str:
+        """Who wrote it, title, where and when."""
+        first, *others = self.authors.split(",")
+        return f"{first}{' et al.' if others else ''}, {self.title}, {self.venue} {self.year}"
 
 
 def make(cls: type[Any], where: str, given: object, **more: Any) -> Any:
