@@ -142,12 +142,12 @@ def test_the_exact_tier_writes_what_it_prints(
         (["vaswani2017/table7"], "Known are vaswani2017/table1"),
         (["bert2018/table5"], "has no cell of tier exact: it has laptop"),
         (["gpt2_2019/table2", "--tier", "laptop"], "has no cell of tier laptop: it has exact"),
-        (["gpt2_2019", "--tier", "big"], "--tier is 'big', but must be one of exact, weights"),
+        (["gpt2_2019", "--tier", "big"], "--tier is 'big', but must be one of exact, measured"),
         (["gpt2_2019/table2", "--rows", "smal"], "--rows is 'smal'"),
         (["gpt2_2019", "--seeds", "0"], "--seeds is 0"),
         (["gpt2_2019", "--budget", "soon"], "--budget is 'soon', but must be a time such as"),
         (["gpt2_2019", "--bugdet", "3m"], "did you mean --budget"),
-        (["gpt2_2019", "--commands"], "--commands is for trainings"),
+        (["gpt2_2019", "--commands"], "--commands is for trainings: the exact tier"),
         ([], "name a table such as vaswani2017/table3"),
     ],
 )
@@ -177,6 +177,18 @@ def test_what_trains_nothing_is_only_tested(
     monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
     assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]) == 0
     assert children.asked == [("test", "one/seed_0")]
+
+
+def test_layers_are_timed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """{title: T, authors: A, venue: V, year: 2000, sources: {}, tables: {t: {
+        title: Lengths, columns: {gru: {title: GRU, measured: gru}},
+        rows: {small: {setup: {d: 8, longest: 32}}}}}}"""
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    assert main(["reproduce", "p/t", "--tier", "measured", "--seeds", "2"]) == 0
+    assert cells(here / "results/p/t/measured")["small", "gru"]
+    about = json.loads((here / "results/p/t/measured/provenance.json").read_text())
+    assert [(run["row"], run["seed"]) for run in about["runs"]] == [("small", 0), ("small", 1)]
+    assert about["runs"][1]["seconds_by_length"]["32"]["self_attention"] > 0
 
 
 def test_a_signal_at_a_trainings_end_ends_the_rest_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

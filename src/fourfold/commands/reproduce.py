@@ -16,7 +16,7 @@ from fourfold.commands.inference import OptionParser
 from fourfold.core.config import check_word
 from fourfold.core.errors import InputError
 from fourfold.papers.reading import find_tables
-from fourfold.papers.tables import TIERS, Row, Table
+from fourfold.papers.tables import RECIPES, TIERS, Row, Table
 
 if TYPE_CHECKING:
     from fourfold.papers.results import Cell
@@ -107,8 +107,8 @@ def _rows(table: Table, options: Namespace) -> list[Row]:
 def _show_commands(tables: list[Table], rows: dict[str, list[Row]], options: Namespace) -> int:
     from fourfold.commands.row_runs import plan_runs
 
-    if options.tier == "exact":
-        raise InputError("--commands is for trainings: the exact tier computes in place")
+    if options.tier not in RECIPES:
+        raise InputError(f"--commands is for trainings: the {options.tier} tier is obtained here")
     for table in tables:
         chosen = rows[table.name]
         for run in plan_runs(table, options.tier, chosen, options.seeds, Path(options.runs)):
@@ -127,6 +127,8 @@ def _reproduce(
     about: dict[str, Any] = {"command": command}
     if options.tier == "exact":
         code, cells = 0, _computed(table, rows)
+    elif options.tier == "measured":
+        code, cells, about["runs"] = 0, *_timed(table, rows, options.seeds)
     else:
         code, cells, more = _trained(table, rows, options, left)
         about |= more
@@ -145,6 +147,24 @@ def _computed(table: Table, rows: list[Row]) -> "list[Cell]":
         for row, column in table.cells("exact")
         if row in rows
     ]
+
+
+def _timed(table: Table, rows: list[Row], rounds: int) -> "tuple[list[Cell], list[dict[str, Any]]]":
+    """Layers by the clock, and all that it showed."""
+    from fourfold.bench.layers import crossover, measure_layers
+    from fourfold.papers.results import timed_cell
+
+    cells, kept = [], []
+    for row in rows:
+        assert row.setup is not None, f"{row.name} is not timed"
+        times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
+        for name, column in table.columns.items():
+            if column.measured:
+                cells.append(timed_cell(row, name, crossover(times, column.measured), rounds))
+        for seed in range(rounds):
+            seconds = {n: {layer: s[seed] for layer, s in t.items()} for n, t in times.items()}
+            kept.append({"row": row.name, "seed": seed, "seconds_by_length": seconds})
+    return cells, kept
 
 
 def _trained(

@@ -10,7 +10,7 @@ import yaml
 
 from fourfold.core.errors import InputError
 from fourfold.papers.tables import (
-    TIERS,
+    RECIPES,
     Column,
     Paper,
     Printed,
@@ -22,7 +22,7 @@ from fourfold.papers.tables import (
     make,
 )
 
-ROW_KEYS = ("title", "setup", *TIERS[1:])  # of a row, besides its columns
+ROW_KEYS = ("title", "setup", *RECIPES)  # of a row, besides its columns
 
 
 @cache
@@ -109,7 +109,7 @@ def _row(
     for key in row:
         if key not in (*columns, *ROW_KEYS):
             raise InputError(f"{where}: {key} is neither a column nor a tier")
-        if key in TIERS and key not in tiers:
+        if key in RECIPES and key not in tiers:
             raise InputError(f"{where}: the table has no tier {key}")
     own = row.get("setup")
     runs = {name: row.get(name, row.get(tier.like)) for name, tier in tiers.items()}
@@ -140,7 +140,7 @@ def _check(table: Table, sources: dict[str, str]) -> None:
     if not table.source and any(row.printed for row in table.rows.values()):
         raise InputError(f"{table.name}: source is missing")
     known("source", table.source, sources)
-    known("tier", list(table.tiers), TIERS[1:])
+    known("tier", list(table.tiers), RECIPES)
     for tier in table.tiers.values():
         known("column", list(tier.metrics), table.columns)
         known("tier", [tier.like] if tier.like else [], table.tiers)

@@ -132,6 +132,13 @@ def run_cell(
     return Cell(row.name, name, text, values, "measured", seeds=list(found))
 
 
+def timed_cell(row: Row, name: str, values: list[Value], rounds: int) -> Cell:
+    """A cell that was found by timing, one value a round or one word for all."""
+    printed = row.printed.get(name)
+    text = None if printed is None else printed.text
+    return Cell(row.name, name, text, values, "measured", seeds=list(range(rounds)))
+
+
 def number(value: Value | None) -> str:
     """A number as it is read best: whole ones whole, others to five digits."""
     if value is None:

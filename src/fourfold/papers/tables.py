@@ -12,7 +12,8 @@ from typing import Any
 from fourfold.core.config import check_types
 from fourfold.core.errors import InputError
 
-TIERS = ("exact", "weights", "laptop", "single-gpu", "paper")  # from nothing to a cluster
+RECIPES = ("weights", "laptop", "single-gpu", "paper")  # from nothing to a cluster
+TIERS = ("exact", "measured", *RECIPES)  # computed, timed here, or by recipes
 RANDOM = "random"  # of a row that starts from no other training
 
 
@@ -52,6 +53,7 @@ class Column:
         scale: What one printed unit is: 1e6 where millions are printed.
         step: To what the paper rounds, in printed units; None means its last digit.
         exact: The row of `EXACT` that computes it without training.
+        measured: The layer whose time on this machine it comes from, a row of `bench.layers`.
         whole: Whether ours is a count that is shown to the last one.
     """
 
@@ -60,6 +62,7 @@ class Column:
     scale: float = 1.0
     step: float | None = None
     exact: str | None = None
+    measured: str | None = None
     whole: bool = False
 
 
@@ -190,9 +193,9 @@ class Table:
 
     def cells(self, tier: str) -> list[tuple[Row, str]]:
         """Row and column of each number that a tier gives."""
-        if tier == "exact":
-            computed = [name for name, column in self.columns.items() if column.exact]
-            return [(r, c) for r in self.rows.values() if r.setup is not None for c in computed]
+        if tier not in RECIPES:
+            found = [name for name, column in self.columns.items() if getattr(column, tier)]
+            return [(r, c) for r in self.rows.values() if r.setup is not None for c in found]
         recipe, rows = self.tiers.get(tier), [r for r in self.rows.values() if tier in r.runs]
         return [(r, c) for r in rows for c in recipe.gives(r.runs[tier])] if recipe else []
 
