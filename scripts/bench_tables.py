@@ -69,14 +69,22 @@ def spread(row: Row, name: str, factor: float = 1.0, digits: int = 3, unit: str 
     return f"{middle}{unit} [{', '.join(ends)}]" if len(values) > 1 else f"{middle}{unit}"
 
 
+def put(page: Path, content: str) -> None:
+    """Write what stands between the two marks of a page, which must have them."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"{page} has no {BEGIN}"
+    assert end, f"{page} has no {END}"
+    page.write_text(f"{before}{BEGIN}\n\n{content}\n\n{END}{after}", encoding="utf-8")
+    print(f"wrote {page}")
+
+
 def main() -> int:
     out = Path(sys.argv[1])
     page = out / "README.md"
-    text = page.read_text() if page.is_file() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{tables(read(out))}\n\n{END}{after}")
-    print(f"wrote {page}")
+    if not page.is_file():
+        page.write_text(f"# Benchmarks\n\n{BEGIN}\n{END}\n")
+    put(page, tables(read(out)))
     return 0
 
 

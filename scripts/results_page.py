@@ -1,0 +1,124 @@
+"""The tables that were obtained, paper beside ours, put into the page of results.
+
+    python scripts/results_page.py [RESULTS]
+
+RESULTS/README.md keeps its prose; what stands between its two marks is made anew from
+RESULTS/PAPER/TABLE/TIER/table.json and, where somebody wrote one, finding.md beside it: a paragraph
+on what to make of the numbers.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fourfold.papers.order import Order  # noqa: E402
+from fourfold.papers.reading import papers  # noqa: E402
+from fourfold.papers.report import ours  # noqa: E402
+from fourfold.papers.results import Cell, digest  # noqa: E402
+from fourfold.papers.tables import Table  # noqa: E402
+from scripts.bench_tables import put  # noqa: E402
+
+HEADINGS = ("table", "tier", "cells", "order of the rows")
+Found = tuple[list[Cell], list[Order]]
+
+
+def section(results: Path) -> str:
+    """All papers, and of each its tables."""
+    lines = []
+    for paper in sorted(papers().values(), key=lambda paper: (paper.year, paper.name)):
+        lines += [f"### {paper.name}", "", f"{paper.citation}.", ""]
+        lines += [line(HEADINGS), line(["---"] * len(HEADINGS))]
+        below: list[str] = []
+        for table in paper.tables.values():
+            if not table.obtainable:
+                lines.append(line([heading(table), "-", "printed numbers only, as yet", ""]))
+            for tier in table.obtainable:
+                found = read(results / table.name / tier)
+                lines.append(line(summary(table, tier, found)))
+                if found is not None:
+                    below += block(table, tier, found[0], results)
+        lines += ["", *below]
+    return "\n".join(lines).strip()
+
+
+def read(folder: Path) -> Found | None:
+    """The cells of a table in one tier and how its rows are ordered; None if it was not run."""
+    try:
+        whole = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    known = {field.name for field in fields(Cell)}  # besides what is computed from these
+    cells = [Cell(**{k: v for k, v in cell.items() if k in known}) for cell in whole["cells"]]
+    return cells, [Order(**order) for order in whole["order"]]
+
+
+def line(cells: tuple[str, ...] | list[str]) -> str:
+    """One of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def heading(table: Table) -> str:
+    """Its number in the paper, and its title."""
+    return f"{table.name.partition('/')[2]}: {table.title}"
+
+
+def summary(table: Table, tier: str, found: Found | None) -> list[str]:
+    """What became of a table in one tier."""
+    if found is None:
+        return [heading(table), tier, f"{len(table.cells(tier))} not run", ""]
+    cells, order = found
+    correlations = [f"{o.column} {float(o.rho):.2f} of {o.rows}" for o in order]
+    link = f"[{tier}]({table.name}/{tier}/table.md)"
+    return [heading(table), link, digest(cells), ", ".join(correlations)]
+
+
+def block(table: Table, tier: str, cells: list[Cell], results: Path) -> Iterator[str]:
+    """What is not as printed and why we think so, and the rows of a training."""
+    name = f"**{table.name}, {tier}.**"
+    for why in dict.fromkeys(cell.why for cell in cells if cell.why):
+        same = [cell for cell in cells if cell.why == why]
+        where = ", ".join(dict.fromkeys(table.columns[cell.column].title for cell in same))
+        yield from (f"{name} {digest(same)} ({where}): {why}", "")
+    for cell in cells:
+        if cell.verdict == "differs":
+            row, column = table.rows[cell.row], table.columns[cell.column]
+            what = f"{row.title}, {column.title}: printed {cell.printed}, here {ours(cell, column)}"
+            yield from (f"{name} {what}; nobody has said why.", "")
+    finding = results / table.name / tier / "finding.md"
+    if finding.is_file():
+        yield from (f"{name} {finding.read_text(encoding='utf-8').strip()}", "")
+    if tier in table.tiers and any(cell.values for cell in cells):
+        what = "paper / ours" if table.source else "ours"
+        yield from (f"<details><summary>{table.name}, {tier}, {what}</summary>", "")
+        yield from (*grid(table, cells), "", "</details>", "")
+
+
+def grid(table: Table, cells: list[Cell]) -> Iterator[str]:
+    """Rows by columns, before ours the paper's number if there is a paper."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    found = {(cell.row, cell.column): cell for cell in cells}
+    heads = [table.columns[name] for name in columns]
+    yield line(["row", *(", ".join(filter(None, (c.title, c.unit))) for c in heads)])
+    yield line(["---", *["---:"] * len(heads)])
+    for row in dict.fromkeys(cell.row for cell in cells):
+        texts = []
+        for name, column in zip(columns, heads, strict=True):
+            cell = found.get((row, name))
+            printed = f"{cell.printed or '-'} / " if cell and table.source else ""
+            texts.append(printed + ours(cell, column) if cell else "")
+        yield line([table.rows[row].title, *texts])
+
+
+def main() -> int:
+    results = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results"
+    put(results / "README.md", section(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
