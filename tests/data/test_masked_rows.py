@@ -123,6 +123,21 @@ def test_segment_pairs(max_len):
     assert seen[True] / sum(seen.values()) == pytest.approx((1 - single) / 2, abs=0.12)
 
 
+def test_sentence_pairs_are_two_sentences_and_what_an_odd_one_gets():
+    sentences = make(DOCUMENTS)
+    dataset = SegmentPairDataset(sentences, 20, masking(), single=True, max_rows=99)
+    assert dataset.chunks.tolist() == [0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 20]
+    whole = {tuple(sentences.ids[row].tolist()) for row in range(len(sentences))}
+    for number in range(5):
+        (batch,) = epoch(dataset, number)
+        for row, ids in enumerate(unmasked(batch).tolist()):
+            middle = ids.index(EOS)
+            end = ids.index(EOS, middle + 1)
+            assert {tuple(ids[1:middle]), tuple(ids[middle + 1 : end])} <= whole
+            follows = bool(batch.is_next[row])
+            assert (ids[middle + 1] == ids[middle - 1] + 1) == follows
+
+
 def test_pairs_change_with_the_epoch_unless_static():
     sentences = make(DOCUMENTS)
     batches = [SegmentPairDataset(sentences, 20, masking(s), max_rows=99) for s in (0, 2)]

@@ -5,7 +5,7 @@ from fourfold.data import MaskedTextData
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.losses import IGNORED
 
-LAYOUTS = ["full_sentences", "doc_sentences", "segment_pairs", "documents"]
+LAYOUTS = ["full_sentences", "doc_sentences", "segment_pairs", "sentence_pairs", "documents"]
 SMALL = TokenizerConfig("wordpiece", 200)
 
 
@@ -43,7 +43,7 @@ def test_batches_of_every_layout(file, layout):
         if batch.mask is not None:
             assert (batch.ids[~batch.mask] == data.tokenizer.pad_id).all()
             assert not chosen[~batch.mask].any()
-        pairs = layout == "segment_pairs"
+        pairs = layout.endswith("_pairs")
         assert (batch.is_next is not None) == (batch.segments is not None) == pairs
 
 

@@ -89,15 +89,26 @@ class SegmentPairDataset(BatchDataset):
         sentences: the text.
         max_len: most tokens of a row.
         masking: hides tokens.
+        single: whether A and B are one sentence each, and not as many as a row holds (Liu et al.
+            2019, section 4.2).
         plan: options of `Plan`.
 
     Raises:
         InputError: fewer than two documents.
     """
 
-    def __init__(self, sentences: Sentences, max_len: int, masking: Masking, **plan: Any) -> None:
+    def __init__(
+        self,
+        sentences: Sentences,
+        max_len: int,
+        masking: Masking,
+        *,
+        single: bool = False,
+        **plan: Any,
+    ) -> None:
         self.sentences, self.room, self.masking = sentences, max_len - 3, masking
-        borders = sentences.fill(self.room, cross=False)
+        self.single = single
+        borders = sentences.pairs() if single else sentences.fill(self.room, cross=False)
         self.chunks = np.concatenate([[0], borders, [len(sentences)]])
         starts = np.flatnonzero(np.diff(sentences.document, prepend=-1))
         self.documents = np.append(starts, len(sentences))
@@ -151,8 +162,9 @@ class SegmentPairDataset(BatchDataset):
         return a, b[: self.room - len(a)], follows
 
     def _elsewhere(self, document: int, draw: np.ndarray) -> tuple[int, int]:
-        """A random sentence of another document, and that document's end."""
+        """A random sentence of another document, and that document's end or its own."""
         other = int(draw[0] * (len(self.documents) - 2))
         other += other >= document
         first, last = int(self.documents[other]), int(self.documents[other + 1])
-        return first + int(draw[1] * (last - first)), last
+        start = first + int(draw[1] * (last - first))
+        return start, start + 1 if self.single else last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fourfold.core.errors import InputError
 from fourfold.data.batch import MaskedBatch
@@ -19,7 +19,8 @@ from fourfold.data.tokenized import TokenizedData
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 
-Layout = Literal["full_sentences", "doc_sentences", "segment_pairs", "documents"]
+Layout = Literal["full_sentences", "doc_sentences", "segment_pairs", "sentence_pairs", "documents"]
+PAIRS = ("segment_pairs", "sentence_pairs")  # with next-sentence labels
 
 
 class MaskedTextData(TokenizedData):
@@ -44,7 +45,8 @@ class MaskedTextData(TokenizedData):
         layout: full_sentences (rows filled with whole sentences over the ends of documents,
             RoBERTa),
             doc_sentences (not over them), segment_pairs (two segments, with next-sentence labels,
-            BERT) or documents (one a row). Sentences too long for a row are cut into several.
+            BERT), sentence_pairs (the same with one sentence each) or documents (one a row).
+            Sentences too long for a row are cut into several.
         masking: how tokens are hidden.
         batch_size: rows; with layout documents as many tokens as so many longest rows have.
         mark_documents: keep documents of one row apart by `batch.documents` (full_sentences).
@@ -105,20 +107,20 @@ class MaskedTextData(TokenizedData):
             rows = kept.wrap(tokenizer.bos_id, tokenizer.eos_id)
             return RowDataset(rows, masking, max_tokens=self.batch_size * self.max_len, **plan)
         plan["max_rows"] = self.batch_size
-        if self.layout == "segment_pairs":
+        if self.layout in PAIRS:
             limit = self.max_len - 4  # one token at least for the other segment
         elif self.layout in ("full_sentences", "doc_sentences"):
             limit = self.max_len - 2
         else:
             raise InputError(
-                "layout must be full_sentences, doc_sentences, segment_pairs or documents,"
-                f" not {self.layout!r}."
+                f"layout must be one of {', '.join(get_args(Layout))}, not {self.layout!r}."
             )
         found = Sentences.of(raw.columns[0], tokenizer, self.sentences, limit)
         if len(found) == 0:
             raise InputError(f"{raw.where(0)} and on: no sentence in the {name} split.")
-        if self.layout == "segment_pairs":
-            return SegmentPairDataset(found, self.max_len, masking, **plan)
+        if self.layout in PAIRS:
+            single = self.layout == "sentence_pairs"
+            return SegmentPairDataset(found, self.max_len, masking, single=single, **plan)
         cross = self.layout == "full_sentences"
         rows = packed(found, self.max_len, tokenizer.bos_id, tokenizer.eos_id, cross=cross)
         return RowDataset(rows, masking, mark_documents=self.mark_documents, **plan)

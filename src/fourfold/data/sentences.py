@@ -77,3 +77,11 @@ class Sentences:
                 needed = lengths[sentence]
             room -= needed
         return np.array(borders, np.int64)
+
+    def pairs(self) -> np.ndarray:
+        """Rows of two sentences of a document, as borders like those of `fill`.
+
+        The last of an odd number is a row by itself.
+        """
+        place = np.arange(len(self)) - np.searchsorted(self.document, self.document)
+        return np.flatnonzero(place % 2 == 0)[1:]
