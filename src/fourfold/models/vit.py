@@ -12,7 +12,9 @@ from fourfold.core.config import TransformerConfig, check_positive, check_word
 from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.errors import InputError
 from fourfold.core.init import initialise
+from fourfold.core.positions import POSITIONS
 from fourfold.core.stack import Stack
+from fourfold.models.patch_positions import PLACES, PatchStack
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,11 @@ class ViTConfig(TransformerConfig):
         n_classes: K; None in a run's config means: the data's.
         pool: What is classified: cls (the class token) or mean (of the patches; Beyer 2022).
         distillation: Whether to add DeiT's distillation token and its head.
-        positions: none, learned or sincos2d.
+        positions: none, learned, learned2d (a vector for each row and column), sincos2d, or
+            relative (a number for each head and distance, the same in all layers; the paper's are
+            asked by each layer's queries, for which the block has no seam).
+        positions_at: Where learned ones are added: at the stem, or in all layers, each with its own
+            (layers) or all with the same (layers_shared); the paper's Table 8.
         representation_size: Width of a tanh layer before the classifier (the paper's
             pre-training head); None for none.
         init: A row of INITS.
@@ -46,12 +52,19 @@ class ViTConfig(TransformerConfig):
     pool: str = "cls"
     distillation: bool = False
     positions: str = "learned"
+    positions_at: str = "stem"
     representation_size: int | None = None
     init: str = "vit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_word("pool", self.pool, ("cls", "mean"))
+        check_word("positions", self.positions, (*POSITIONS, "relative"))
+        check_word("positions_at", self.positions_at, PLACES)
+        if self.positions_at != "stem" and self.positions not in ("learned", "learned2d"):
+            raise InputError(
+                f"positions_at {self.positions_at} is for learned positions, not {self.positions}"
+            )
         for field in ("image_size", "patch_size", "n_channels", "n_classes", "representation_size"):
             check_positive(field, getattr(self, field))
         if self.distillation and self.pool != "cls":
@@ -66,21 +79,30 @@ class ViT(nn.Module):
         assert config.n_classes is not None, "the classes are known once a model is built"
         self.config = config
         self.n_prefix = (config.pool == "cls") + config.distillation
+        inside = config.positions == "relative" or config.positions_at != "stem"
         self.embed = PatchEmbedding(
             config,
             config.image_size,
             config.patch_size,
             config.n_channels,
-            config.positions,
+            "none" if inside else config.positions,
             n_prefix=self.n_prefix,
         )
-        self.stack = Stack(config)
+        self.stack = self._positioned() if inside else Stack(config)
         hidden, width = config.representation_size, config.d_model
         self.representation = nn.Linear(width, hidden) if hidden else None
         self.heads = nn.ModuleList(
             nn.Linear(hidden or width, config.n_classes) for _ in range(1 + config.distillation)
         )
         initialise(self, config.init)
+        if isinstance(self.stack, PatchStack):
+            self.stack.first_positions()
+
+    def _positioned(self) -> PatchStack:
+        config = self.config
+        length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
+        shared = config.positions_at == "layers_shared"
+        return PatchStack(config, config.positions, shared=shared, length=length)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, side, side) to logits (B, K); the mean of both heads if there are two.

@@ -1,0 +1,126 @@
+"""The positions of ViT's Table 8: what each adds where, and that nothing else has changed."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.core.errors import InputError
+from fourfold.core.stack import Stack
+from fourfold.models import ViT, ViTConfig
+from fourfold.models.patch_positions import DistanceBias, GridTable
+from tests.tiny import SHAPE, assert_same, build
+
+KINDS: list[dict[str, Any]] = [
+    {"positions": "none"},
+    {"positions": "learned"},
+    {"positions": "learned2d"},
+    {"positions": "relative"},
+    *(
+        {"positions": kind, "positions_at": place}
+        for kind in ("learned", "learned2d")
+        for place in ("layers", "layers_shared")
+    ),
+]
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
+
+
+def images(n_rows: int = 2) -> torch.Tensor:
+    return torch.randn(n_rows, 2, 8, 8, dtype=torch.float64)
+
+
+@kinds
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_only_without_positions_patches_may_change_places(kind: dict[str, Any], pool: str) -> None:
+    model, x = build("vit", pool=pool, **kind), images()
+    patches = x.unfold(2, 2, 2).unfold(3, 2, 2).flatten(2, 3)  # (B, C, N, 2, 2)
+    moved = patches[:, :, torch.randperm(16)].unflatten(2, (4, 4)).transpose(3, 4).flatten(4, 5)
+    shuffled = moved.flatten(2, 3)
+    assert shuffled.shape == x.shape
+    assert torch.allclose(model(x), model(shuffled)) == (kind == {"positions": "none"})
+
+
+@kinds
+def test_every_position_learns_and_a_copy_is_the_same(kind: dict[str, Any]) -> None:
+    model = build("vit", **kind)
+    model(images()).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    twin, x = copy.deepcopy(model), images()
+    assert_same(twin(x), model(x))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert not torch.equal(twin(x), model(x))  # nothing of the original is left in it
+    storages = [t.untyped_storage().data_ptr() for t in model.state_dict().values()]
+    assert len(storages) == len(set(storages))
+
+
+@pytest.mark.parametrize("kind", ["learned", "learned2d"])
+def test_shared_by_all_layers_they_are_those_of_the_first(kind: str) -> None:
+    every, shared, stem = (
+        build("vit", positions=kind, positions_at=place)
+        for place in ("layers", "layers_shared", "stem")
+    )
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (every, shared, stem)]
+    table = sum(p.numel() for p in stem.embed.positions.parameters())
+    assert sizes == [sizes[2] + table * (SHAPE["n_layers"] - 1), sizes[2], sizes[2]]
+    # A stem's and a first layer's addition are one, if the layers behind add nothing.
+    every.load_state_dict({
+        name: stem.state_dict()[
+            name.replace("block.", "", 1)
+            .replace("stack.blocks.0.positions.", "embed.positions.")
+            .replace("stack.blocks.1.positions.", "embed.positions.")
+        ]
+        for name in every.state_dict()
+    })  # fmt: skip
+    with torch.no_grad():
+        for parameter in every.stack.blocks[1].positions.parameters():
+            parameter.zero_()
+    x = images()
+    assert_same(every(x), stem(x))
+
+
+def test_a_grid_adds_its_row_and_its_column() -> None:
+    table = GridTable(1 + 9, 4)
+    weight = table.weight
+    assert weight.shape == (10, 4)
+    assert torch.equal(weight[:1], table.prefix)
+    for place in range(9):
+        row, column = divmod(place, 3)
+        assert torch.equal(weight[1 + place], torch.cat([table.x[column], table.y[row]]))
+
+
+def test_a_distance_is_the_same_wherever_it_is_measured() -> None:
+    bias = DistanceBias(3, 5)
+    torch.nn.init.normal_(bias.table)
+    found = bias()[0]
+    assert found.shape == (3, 5, 5)
+    assert torch.equal(found[:, :-1, :-1], found[:, 1:, 1:])
+    assert len(found[0].unique()) == 9
+
+
+def test_the_tables_in_layers_begin_as_at_a_stem() -> None:
+    config = ViTConfig(positions_at="layers", d_model=64, n_heads=4, d_ff=64, n_layers=3)
+    for block in ViT(config).stack.blocks:
+        assert block.positions.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    grid = ViT(ViTConfig(positions="learned2d", d_model=64, n_heads=4, d_ff=64, n_layers=1))
+    assert grid.embed.positions.x.std().item() == pytest.approx(0.02, rel=0.2)
+
+
+def test_a_stem_needs_nothing_but_a_plain_stack() -> None:
+    assert type(build("vit", positions="learned2d").stack) is Stack
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"positions": "3d"}, "positions is '3d', but must be one of none, learned"),
+        ({"positions_at": "head"}, "positions_at is 'head', but must be one of stem, layers"),
+        ({"positions": "sincos2d", "positions_at": "layers"}, "is for learned positions, not sin"),
+        ({"positions": "relative", "positions_at": "layers"}, "is for learned positions, not rel"),
+    ],
+)
+def test_what_no_model_can_have(changes: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        ViTConfig(**changes)
