@@ -72,6 +72,42 @@ def test_missing_splits_are_cut_from_the_training_images(folder) -> None:
     assert {other.images.name(row) for row in range(9)} != seen["val"]
 
 
+def test_few_training_images_are_of_every_class_and_among_the_more() -> None:
+    def kept(n: int | None, seed: int = 0) -> ImageData:
+        return ImageData("digits", n_train=n, split_seed=seed)
+
+    def rows(data: ImageData) -> set[int]:
+        images = data.split("train").images
+        return {int(row) for row in images.rows}
+
+    few, more = kept(100), kept(300)
+    assert rows(few) < rows(more)
+    assert rows(few) != rows(kept(100, seed=1))
+    counts = torch.bincount(more.split("train").images.labels)
+    assert len(more.split("train").images) == pytest.approx(300, abs=5)
+    assert counts.min() >= 28
+    everything = kept(None)
+    n = len(everything.split("train").images)
+    assert rows(kept(n)) == rows(everything)
+    for name in ("val", "test"):
+        assert len(few.split(name).images) == len(everything.split(name).images)
+
+
+@pytest.mark.parametrize(
+    ("n", "says"),
+    [
+        (0, "n_train is 0, but"),
+        (10**6, "n_train is 1000000, but"),
+        (1, "too small to cut"),
+        (20, "class 'rare' has no training images"),
+    ],
+)
+def test_too_few_or_too_many_training_images(n: int, says: str, tmp_path) -> None:
+    folder = write_folder(tmp_path, {"ant": 99, "bee": 99, "rare": 4})
+    with pytest.raises(InputError, match=says):
+        ImageData(str(folder), n_train=n).setup()
+
+
 def test_a_given_val_is_also_the_test(tmp_path) -> None:
     for split in ("train", "val"):
         write_folder(tmp_path / split, {"a": 3, "b": 3})

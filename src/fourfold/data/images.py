@@ -40,6 +40,8 @@ class ImageData(EpochData):
         n_channels: 1 or 3; None = 1 for digits and IDX files, 3 otherwise. Images are converted.
         val_fraction: share of each training class for `val` where there is none.
         test_fraction: likewise for `test`.
+        n_train: training images that are kept of those that there are then, of each class the
+            same share; None = all.
         split_seed: decides which images these are (apart from `seed`, so that runs can be
             compared).
         cache: memory = all images decoded once, none = when needed, auto = memory for up to 2 GiB.
@@ -65,6 +67,7 @@ class ImageData(EpochData):
         n_channels: int | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
+        n_train: int | None = None,
         split_seed: int = 0,
         cache: Literal["auto", "memory", "none"] = "auto",
         image_column: str = "image",
@@ -80,6 +83,7 @@ class ImageData(EpochData):
         self.columns = (image_column, label_column)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
         self.fractions, self.split_seed = (val_fraction, test_fraction), split_seed
+        self.n_train = n_train
         self.transform = transform or TransformConfig()
         self._n_channels = n_channels
 
@@ -116,7 +120,18 @@ class ImageData(EpochData):
             val_fraction /= 1 - test_fraction  # of what is left
         if val is None:
             train, val = cut(train, val_fraction, self.split_seed + 1)
-        return {"train": train, "val": val, "test": test}
+        return {"train": self._few(train), "val": val, "test": test}
+
+    def _few(self, train: Images) -> Images:
+        if self.n_train is None or self.n_train == len(train):
+            return train
+        if not 1 <= self.n_train < len(train):
+            raise InputError(
+                f"n_train is {self.n_train}, but {train.origin} has {len(train)} images to train on"
+            )
+        few = cut(train, self.n_train / len(train), self.split_seed + 2)[1]
+        _require_all_classes(few)
+        return few
 
     def _plan(self, images: Images, shuffle: bool) -> Plan:
         rows = self.batch_size if shuffle else self.eval_batch_size
