@@ -7,6 +7,7 @@ from math import inf
 from fourfold.commands.config_files import locate_value
 from fourfold.commands.overview import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
+from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import Parts, forward_flops, image_tokens, parameters
@@ -91,6 +92,8 @@ def row_length(recipe: Recipe, asked: int | None) -> int:
         InputError: A length was asked for that the model does not have.
     """
     config = recipe.config
+    if not isinstance(config, TransformerConfig):
+        raise InputError(f"no plan for a {type(config).__name__}: only transformers are counted")
     if isinstance(config, ViTConfig):
         if asked is not None:
             raise InputError("--length is for text: that of an image follows from its patches")

@@ -1,4 +1,4 @@
-"""The four families, each a specialisation of the same block, and their downstream heads."""
+"""The four families, each a specialisation of the same block, their heads, and a rival."""
 
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import (
@@ -21,6 +21,7 @@ from fourfold.models.recurrent import (
     RecurrentLM,
     RecurrentLMConfig,
 )
+from fourfold.models.resnet import ResNet, ResNetConfig
 from fourfold.models.t5 import T5, T5Config
 from fourfold.models.vit import ViT, ViTConfig
 
@@ -43,6 +44,8 @@ __all__ = [
     "RecurrentClassifierConfig",
     "RecurrentLM",
     "RecurrentLMConfig",
+    "ResNet",
+    "ResNetConfig",
     "SequenceClassifier",
     "SequenceClassifierConfig",
     "SpanExtractor",

@@ -217,7 +217,7 @@ def _refuse_other_layers(old: Any, new: Any, role: str) -> None:
     for part in meet:
         theirs, ours = (getattr(config, part, config) for config in (old, new))
         for name in LAYERS:
-            before, wanted = getattr(theirs, name), getattr(ours, name)
+            before, wanted = (getattr(config, name, None) for config in (theirs, ours))
             if before != wanted:
                 raise InputError(f"its layers have {name} {before}, but the model's have {wanted}")
 

@@ -6,6 +6,7 @@ from fourfold.tasks.causal_classification import CausalSequenceClassification
 from fourfold.tasks.causal_lm import CausalLanguageModeling
 from fourfold.tasks.checkpoint import is_whole, load_task, read_file, rebuild
 from fourfold.tasks.contrastive import ContrastiveLearning
+from fourfold.tasks.convolution import ConvolutionalClassification
 from fourfold.tasks.image_classification import ImageClassification
 from fourfold.tasks.joined_translation import JoinedTranslation
 from fourfold.tasks.masked_lm import MaskedLanguageModeling
@@ -24,6 +25,7 @@ __all__ = [
     "CausalLanguageModeling",
     "CausalSequenceClassification",
     "ContrastiveLearning",
+    "ConvolutionalClassification",
     "ImageClassification",
     "JoinedTranslation",
     "MaskedLanguageModeling",

@@ -53,7 +53,7 @@ class Task(LightningModule):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: Any,  # of the class's own kind: defaults of one would be laid under another's
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
         init_from: InitFrom = None,

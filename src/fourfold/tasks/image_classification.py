@@ -98,14 +98,16 @@ class ImageClassification(Task):
         rows = class_rows(names, batch.labels, self.predict_step(batch, 0))
         captions = [true if true == guess else f"{guess}\nnot {true}" for true, guess, _ in rows]
         maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
-        # From the class token, or from all patches where there is none, to the patches.
-        first, side = self.model.n_prefix, self.config.image_size // self.config.patch_size
-        seen = [(x[:1] if first else x).mean(0)[first:].view(side, side) for x in maps]
-        return {
+        media: dict[str, Media] = {
             "samples": Table(["true", "predicted", "probability"], rows),
             "images": Gallery(list(batch.images), captions),
-            "attention": layers(seen, [], []),
         }
+        if maps:  # not of a network without attention
+            # From the class token, or from all patches where there is none, to the patches.
+            first, side = self.model.n_prefix, self.config.image_size // self.config.patch_size
+            seen = [(x[:1] if first else x).mean(0)[first:].view(side, side) for x in maps]
+            media["attention"] = layers(seen, [], [])
+        return media
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Class probabilities (B, K)."""

@@ -1,0 +1,86 @@
+"""A ResNet goes through the commands as the families do, and is refused where it cannot go."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fourfold.cli import main
+from fourfold.tasks import load_task
+from fourfold.tasks.start import read_source
+
+SHORT = {
+    "--trainer.accelerator": "cpu",
+    "--trainer.devices": "1",
+    "--trainer.limit_val_batches": "1",
+    "--trainer.limit_test_batches": "1",
+    "--trainer.max_epochs": "-1",
+    "--data.init_args.batch_size": "8",
+    "--model.init_args.schedule.name": "constant",
+    "--checkpoint.every_n_steps": "1",
+    "--tensorboard": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def config(root: Path) -> str:
+    return str(root / "configs/resnet/tiny.yaml")
+
+
+def words(run: Path, **more: str) -> list[str]:
+    options = {**SHORT, "--run_dir": str(run), **{f"--trainer.{k}": v for k, v in more.items()}}
+    return [word for option in options.items() for word in option]
+
+
+@pytest.fixture(scope="module")
+def trained(config: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("resnet") / "run"
+    assert main(["fit", "--config", config, *words(run, max_steps="3")]) == 0
+    return run
+
+
+def test_a_resumed_training_ends_with_the_same_bits(
+    config: str, trained: Path, tmp_path: Path
+) -> None:
+    for steps in ("1", "3"):
+        assert main(["fit", "--config", config, *words(tmp_path / "run", max_steps=steps)]) == 0
+    files = [run / "checkpoints/last.ckpt" for run in (trained, tmp_path / "run")]
+    whole, resumed = (torch.load(file, weights_only=True)["state_dict"] for file in files)
+    assert whole.keys() == resumed.keys()
+    assert any("running_mean" in name for name in whole)
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+
+def test_it_is_tested_without_pictures_of_attention(
+    config: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["test", "--config", config, *words(trained)]) == 0
+    assert "test/top1" in capsys.readouterr().out
+    names = {file.name for file in (trained / "test").rglob("*")}
+    assert any(name.startswith("images") for name in names)
+    assert not any("attention" in name for name in names)
+
+
+def test_its_weights_are_taken_up_by_its_like_alone(
+    config: str, trained: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["--model.init_args.init_from", str(trained)]
+    fit = ["fit", "--config", config, *words(tmp_path / "a", max_steps="1")]
+    assert main([*fit, *start]) == 0
+    assert "loaded" in capsys.readouterr().out
+    read_source.cache_clear()
+    vit = str(root / "configs/vit/tiny.yaml")
+    assert main(["fit", "--config", vit, *words(tmp_path / "b", max_steps="1"), *start]) == 2
+    assert "its layers have d_model 512, but the model's have 64" in capsys.readouterr().err
+
+
+def test_what_it_cannot_is_one_sentence(
+    config: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--config", config]) == 2
+    assert "no plan for a ResNetConfig" in capsys.readouterr().err
+    last = str(trained / "checkpoints/last.ckpt")
+    assert main(["export", last, str(tmp_path / "out")]) == 2
+    assert "is this ResNet: it is none of the families" in capsys.readouterr().err
+    assert type(load_task(last).model).__name__ == "ResNet"
