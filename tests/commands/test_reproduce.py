@@ -480,6 +480,50 @@ def test_where_each_part_starts_and_what_it_changes(chain: Any) -> None:
     assert of(("wide", "task"), "--data.init_args.batch_size") == "4"
 
 
+BESIDE = """
+title: T
+authors: A, B
+venue: V
+year: 2000
+sources: {read: somewhere}
+tables:
+  t:
+    title: Columns that take a training each
+    source: [read]
+    confirmed: true
+    columns: {few: {title: few}, more: {title: more}, most: {title: most}}
+    rows:
+      one: {laptop: {each: {recipe: configs/vaswani2017/base.yaml, config: {d_ff: 64}}}}
+      two: {laptop: {start: one, more: null}}
+    tiers:
+      laptop:
+        config: configs/vaswani2017/tiny.yaml
+        columns: {few: test/ppl_token}
+        about: tiny
+        also:
+          more: {config: configs/vaswani2017/tiny.yaml, columns: {more: test/ppl_token}}
+          most: {config: configs/vaswani2017/tiny.yaml, columns: {most: test/ppl_token}}
+"""
+
+
+def test_a_column_may_take_a_training_of_its_own(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper = read_paper("p.yaml", BESIDE)
+    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    trained = [run for verb, run in children.asked if verb == "fit"]
+    assert trained == ["one/seed_0", "more/seed_0", "most/seed_0", "most/seed_0"]
+    assert cells(Path("results/p/t/laptop")).keys() == {
+        ("one", "few"), ("one", "more"), ("one", "most"), ("two", "few"), ("two", "most"),
+    }  # fmt: skip
+    table = paper.tables["t"]
+    for run in plan_runs(table, "laptop", table.rows.values(), 1, Path("runs")):
+        assert "--model.init_from" not in run.fit
+        assert ("base.yaml" in run.fit[1]) == (run.row == "one")
+        assert ("--model.init_args.config.d_ff" in run.fit) == (run.row == "one")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -489,6 +533,7 @@ def test_where_each_part_starts_and_what_it_changes(chain: Any) -> None:
         ("words: base", "words: bose", "words is 'bose', but must be one of base, wide"),
         ("start: base,", "start: base, words: wide,", "a row that starts from weights has theirs"),
         ("each: {config", "eech: {config", "eech is none of config, data"),
+        ("each: {config", "each: {cinfig", "cinfig is none of config, data"),
         ("task: {data", "task: {dota", "dota is none of config, data"),
     ],
 )

@@ -129,6 +129,16 @@ def test_a_row_has_the_tables_setup_with_its_own_changes() -> None:
             "    confirmed: true\n    tiers: {laptop: {columns: {x: test/x}, about: a}}",
             "p/table1, tier laptop: config is missing",
         ),
+        (
+            "    confirmed: true",
+            "    confirmed: true\n    tiers: {laptop: {about: a, also: {more: {columns: {}}}}}",
+            "p/table1, tier laptop, more: config is missing",
+        ),
+        (
+            "    confirmed: true",
+            "    confirmed: true\n    tiers: {laptop: {about: a, also: [more]}}",
+            "p/table1, tier laptop: also must be a mapping, not",
+        ),
     ],
 )
 def test_a_wrong_file_is_named(old: str, new: str, says: str) -> None:

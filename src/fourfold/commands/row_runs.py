@@ -1,8 +1,8 @@
 """Rows of a table that are trained: which runs they are, which are done, and running the rest.
 
 A run is `fit` and `test` of a recipe with a row's changes and a seed, in a directory of its own:
-RUNS/PAPER/TABLE/TIER/ROW/seed_N, and for each part that is learned from its weights .../ROW/PART/
-seed_N. What is done is not done again, what was killed goes on.
+RUNS/PAPER/TABLE/TIER/ROW/seed_N, and for each other part, which is learned from its weights or
+beside it, .../ROW/PART/seed_N. What is done is not done again, what was killed goes on.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Run:
 
     Args:
         row: The row's name.
-        part: The name of what is learned from the first training; "" for that itself.
+        part: The name of what is learned from the first training or beside it; "" for that itself.
         seed: The seed.
         folder: The run directory.
         recipe: What it follows.
@@ -119,7 +119,8 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
     """
     recipe, changes = table.tiers[tier], row.runs[tier]
     where = f"{table.name}, row {row.name}, tier {tier}"
-    _check_keys(where, changes, {*SECTIONS, *recipe.then, "recipe", "each", "start", "words"})
+    _check_keys(where, changes, {*SECTIONS, *recipe.parts, "recipe", "each", "start", "words"})
+    _check_keys(f"{where}, each", changes.get("each", {}), {*SECTIONS, "recipe"})
     place = runs / table.name / tier / row.name
     found: dict[str, Run] = {}
     start, words = changes.get("start", row.name), changes.get("words")
@@ -137,17 +138,19 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
         found[""] = row_runs(source, tier, rows[name], seed, runs)[""]
     elif start != RANDOM and recipe.config:
         found[""] = _run(recipe, changes, row.name, "", seed, place / f"seed_{seed}")
-    begin = []
+    begin: list[str] = []
     if words:
         begin = ["--data.tokenizer.file", str(found[""].folder / "checkpoints" / "last.ckpt")]
     elif found:
         begin = ["--model.init_from", str(found[""].folder)]
-    for part, then in recipe.then.items():
+    for part, learned in recipe.parts.items():
         own = changes.get(part, {})
+        if own is None:
+            continue
         _check_keys(f"{where}, {part}", own, {*SECTIONS, "recipe"})
         own = {"each": changes.get("each", {}), **own}
-        folder = place / part / f"seed_{seed}"
-        found[part] = _run(then, own, row.name, part, seed, folder, begin)
+        folder, first = place / part / f"seed_{seed}", begin if part in recipe.then else []
+        found[part] = _run(learned, own, row.name, part, seed, folder, first)
     return found
 
 
@@ -165,9 +168,10 @@ def _run(
     folder: Path,
     begin: Sequence[str] = (),
 ) -> Run:
-    config = find_config(changes.get("recipe", recipe.config))
-    own = {key: value for key, value in changes.items() if key in SECTIONS}
-    changed = merged(recipe.options, merged(changes.get("each", {}), own))
+    both = merged(changes.get("each", {}), changes)
+    config = find_config(both.get("recipe", recipe.config))
+    own = {key: value for key, value in both.items() if key in SECTIONS}
+    changed = merged(recipe.options, own)
     where = [*begin, "--run_dir", str(folder), "--seed_everything", str(seed)]
     fit, test = (
         ["--config", config, *options(given), *where]

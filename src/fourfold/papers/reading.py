@@ -92,12 +92,14 @@ def _table(name: str, content: Any, printed: Any, sources: dict[str, str]) -> Ta
 
 
 def _tier(where: str, given: Any) -> Tier:
-    then = given.get("then") or {} if isinstance(given, dict) else {}
-    if not isinstance(then, dict):
-        raise InputError(f"{where}: then must be a mapping, not {str(then)[:60]!r}")
-    parts = {part: make(Recipe, f"{where}, {part}", recipe) for part, recipe in then.items()}
-    tier: Tier = make(Tier, where, {**given, "then": parts} if then else given)
-    if not tier.config and not parts:
+    parts: dict[str, dict[str, Recipe]] = {}
+    for key in ("then", "also") if isinstance(given, dict) else ():
+        named = given.get(key) or {}
+        if not isinstance(named, dict):
+            raise InputError(f"{where}: {key} must be a mapping, not {str(named)[:60]!r}")
+        parts[key] = {p: make(Recipe, f"{where}, {p}", recipe) for p, recipe in named.items()}
+    tier: Tier = make(Tier, where, {**given, **parts} if parts else given)
+    if not tier.config and (tier.columns or not tier.parts):
         raise InputError(f"{where}: config is missing")
     return tier
 

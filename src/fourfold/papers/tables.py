@@ -55,6 +55,7 @@ class Column:
         exact: The row of `EXACT` that computes it without training.
         measured: The layer whose time on this machine it comes from, a row of `bench.layers`.
         whole: Whether ours is a count that is shown to the last one.
+        at: Where it stands on the axis of a picture, where the columns are such numbers.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Column:
     exact: str | None = None
     measured: str | None = None
     whole: bool = False
+    at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,10 @@ class Row:
         printed: Cells by column; what is not printed is left out.
         setup: What computes the exact columns; None where nothing of it can be computed here.
         runs: By tier, what the row changes in the tier's recipes: sections for the first training,
-            `each` for every one, a later part's name for that part alone; `recipe` in place of the
-            tier's; and `start`, whose first training it takes for its own (see `Tier.then`), or
-            beside a random start `words`, the row of whose first training the tokenizer is.
+            `each` for every one, another part's name for that part alone, or null to leave it out;
+            in these a `recipe` in place of the tier's; and `start`, whose first training it takes
+            for its own (see `Tier.then`), or beside a random start `words`, the row of whose first
+            training the tokenizer is.
     """
 
     name: str
@@ -146,6 +149,8 @@ class Tier(Recipe):
         then: What is learned from the weights of the first training, by name. A row's `start` is
             the row whose first training that is, ROW or PAPER/TABLE/ROW, if not its own; "random"
             leaves it out.
+        also: What is learned beside the first training from random weights, by name: columns that
+            take a training each.
     """
 
     config: str = ""
@@ -155,24 +160,31 @@ class Tier(Recipe):
     train: bool = True
     like: str = ""
     then: dict[str, Recipe] = field(default_factory=dict)
+    also: dict[str, Recipe] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Recipe]:
+        """What there is besides the first training, by name."""
+        return self.then | self.also
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
         """By column, the part that gives it ("" is the first training), and its metric there."""
-        parts = {"": self, **self.then}
+        parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def gives(self, changes: Mapping[str, Any]) -> list[str]:
         """The columns that it gives of a row with these changes."""
         first = bool(self.config) and changes.get("start") != RANDOM
-        return [column for column, (part, _) in self.metrics.items() if part or first]
+        there = {"": first} | {part: changes.get(part, {}) is not None for part in self.parts}
+        return [column for column, (part, _) in self.metrics.items() if there[part]]
 
 
 @dataclass(frozen=True)
 class Table:
     """A table or figure of a paper, or one of our own, of which nothing is printed.
 
-    Its `name` is PAPER/TABLE.
+    Its `name` is PAPER/TABLE, and its `axis` what its columns are `at`.
     """
 
     name: str
@@ -185,6 +197,7 @@ class Table:
     tiers: Mapping[str, Tier]
     reasons: list[Reason]
     note: str
+    axis: str = ""
 
     @property
     def obtainable(self) -> list[str]:
