@@ -12,6 +12,7 @@ from torch import Tensor
 from fourfold.core.config import check_word
 from fourfold.kernels.cross_entropy import IGNORED, LinearCrossEntropy, even_slices, operands
 
+DISTILLATIONS = ("hard", "soft")
 SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
 
 
@@ -122,3 +123,25 @@ def classification_loss(
         logits.to(exact), labels, label_smoothing=label_smoothing, reduction="sum"
     )
     return total / (len(logits) if normalizer is None else normalizer)
+
+
+def distillation_loss(logits: Tensor, teacher: Tensor, kind: str, temperature: float) -> Tensor:
+    """What a student loses against its teacher, summed over the batch, in fp32.
+
+    Args:
+        logits: Of the student, (B, K).
+        teacher: Of the teacher, (B, K).
+        kind: hard, cross-entropy of the class that the teacher finds most likely (DeiT, eq. 3); or
+            soft, t^2 KL(softmax(teacher / t) || softmax(logits / t)) (Hinton et al. 2015; eq. 2).
+        temperature: t, of soft.
+
+    Returns:
+        A scalar.
+    """
+    check_word("distillation", kind, DISTILLATIONS)
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    logits, teacher = logits.to(exact), teacher.to(exact)
+    if kind == "hard":
+        return F.cross_entropy(logits, teacher.argmax(-1), reduction="sum")
+    ours, theirs = (F.log_softmax(x / temperature, dim=-1) for x in (logits, teacher))
+    return temperature**2 * F.kl_div(ours, theirs, reduction="sum", log_target=True)

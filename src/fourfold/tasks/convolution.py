@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from fourfold.models import ResNet, ResNetConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.image_classification import ImageClassification
@@ -35,3 +37,7 @@ class ConvolutionalClassification(ImageClassification):
     ) -> None:
         given: Any = config  # no transformer's, with all that the parent asks of it
         super().__init__(given, optimizer, schedule, label_smoothing, **options)
+
+    def heads(self, images: Tensor) -> list[Tensor]:
+        """Logits (B, K) of its one head."""
+        return [self.model(images)]

@@ -3,18 +3,20 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from fourfold.callbacks.media import Gallery, Media, Table
+from fourfold.core.config import check_word
 from fourfold.data.batch import ImageBatch
-from fourfold.losses import classification_loss
+from fourfold.losses import DISTILLATIONS, classification_loss, distillation_loss
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.attention_maps import attention_maps
 from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, layers
+from fourfold.tasks.teacher import Teacher
 
 
 class ImageClassification(Task):
@@ -25,6 +27,12 @@ class ImageClassification(Task):
         optimizer: Default: DeiT's AdamW at batch 1,024.
         schedule: Default: linear warm-up, then cosine.
         label_smoothing: Spread evenly over all classes (DeiT: 0.1).
+        teacher: A trained classifier, run directory or checkpoint, from which the last head learns
+            while the first one learns from the labels; without a distillation token they are one.
+        distillation: hard or soft, see `distillation_loss`.
+        teacher_weight: Of what the teacher teaches; the labels have the rest (DeiT: 0.5 hard, 0.1
+            soft).
+        temperature: Of soft distillation (DeiT: 3).
         start: `init_from` and `tuning` of `Task`.
     """
 
@@ -43,11 +51,25 @@ class ImageClassification(Task):
         ),
         schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5),  # noqa: B008
         label_smoothing: float = 0.0,
+        teacher: str | None = None,
+        distillation: str = "hard",
+        teacher_weight: float = 0.5,
+        temperature: float = 3.0,
         **start: Any,
     ) -> None:
         check_range("label_smoothing", label_smoothing, least=0.0, below=1.0)
-        super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing, **start)
-        self.label_smoothing = label_smoothing
+        check_word("distillation", distillation, DISTILLATIONS)
+        check_range("teacher_weight", teacher_weight, above=0.0, below=1.0)
+        check_range("temperature", temperature, above=0.0)
+        super().__init__(
+            config, optimizer, schedule, label_smoothing=label_smoothing, teacher=teacher,
+            distillation=distillation, teacher_weight=teacher_weight, temperature=temperature,
+            **start,
+        )  # fmt: skip
+        self.label_smoothing, self.teacher_path = label_smoothing, teacher
+        self.distillation, self.temperature = distillation, temperature
+        self.teacher_weight = teacher_weight
+        self.teacher: Teacher | None = None
 
     def configure_model(self) -> None:
         """Build the model, and the metrics that need the number of classes."""
@@ -59,36 +81,66 @@ class ImageClassification(Task):
         top5 = MulticlassAccuracy(k, top_k=min(5, k), average="micro")
         self.loss, self.confusion = Mean(), MulticlassConfusionMatrix(k)
         self.top1, self.top5 = MulticlassAccuracy(k, average="micro"), top5
+        names = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
+        self.by_head = nn.ModuleDict(
+            {name: MulticlassAccuracy(k, average="micro") for name in names}
+        )
+
+    def on_fit_start(self) -> None:
+        """Fetch the teacher: only a training needs it.
+
+        Raises:
+            InputError: As of `Teacher`.
+        """
+        if self.teacher_path is not None:
+            self.teacher = Teacher(self.teacher_path, self.artifacts)
+
+    def heads(self, images: Tensor) -> list[Tensor]:
+        """Logits (B, K) of each head, whose mean classifies."""
+        logits: list[Tensor] = self.model.logits(self.model.encode(images))
+        return logits
 
     def size(self, batch: ImageBatch) -> int:
         """Images in the batch."""
         return len(batch.images)
 
     def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the class, hard or mixed."""
+        """Cross-entropy of the class, hard or mixed, and of what a teacher says."""
+        heads = self.heads(batch.images)
+        own = heads[0] if self.teacher else torch.stack(heads).mean(0)
         loss = classification_loss(
-            self.model(batch.images), batch.labels,
-            label_smoothing=self.label_smoothing, normalizer=1.0,
-        )  # fmt: skip
+            own, batch.labels, label_smoothing=self.label_smoothing, normalizer=1.0
+        )
+        if self.teacher:
+            said = self.teacher(batch.images)
+            taught = distillation_loss(heads[-1], said, self.distillation, self.temperature)
+            loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * taught
         return loss, torch.tensor(len(batch.images), device=loss.device)
 
     def evaluate(self, batch: ImageBatch, split: str) -> None:
         """Loss without smoothing, accuracies, confusion matrix."""
-        logits = self.model(batch.images).float()
+        heads = self.heads(batch.images)
+        logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
         for metric in (self.top1, self.top5, self.confusion):
             metric.update(logits, batch.labels)
+        for metric, one in zip(self.by_head.values(), heads, strict=False):
+            metric.update(one.float(), batch.labels)
 
     def results(self, split: str) -> dict[str, Any]:
-        """loss, top1, top5 (top-k with k = K for fewer classes), and rows of true classes."""
+        """loss, top1, top5 (top-k with k = K for fewer classes), and rows of true classes.
+
+        Of two heads also top1_class and top1_distillation, of each alone.
+        """
         results: dict[str, Any] = {
             "loss": self.loss.compute(),
             "top1": self.top1.compute().item(),
             "top5": self.top5.compute().item(),
+            **{f"top1_{name}": metric.compute().item() for name, metric in self.by_head.items()},
         }
         if split == "test":
             results["confusion"] = self.confusion.compute().tolist()
-        for metric in (self.loss, self.top1, self.top5, self.confusion):
+        for metric in (self.loss, self.top1, self.top5, self.confusion, *self.by_head.values()):
             metric.reset()
         return results
 

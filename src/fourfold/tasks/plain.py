@@ -32,3 +32,8 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def listed(value: Any) -> Any:
+    """Tuples as lists: what went through a file has none."""
+    return list(value) if isinstance(value, tuple) else value

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.core.errors import InputError
-from fourfold.tasks.plain import flat
+from fourfold.tasks.plain import flat, listed
 
 # Fields of a config that change nothing in evaluation.
 UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "init")
@@ -49,10 +49,5 @@ def refuse_other_settings(
             name = f"{part}.{key}".rstrip(".")
             shapes = part == "config" or key == "lora_rank"  # what weights are there
             free = not training and (key.split(".")[-1] in UNSEEN or not shapes)
-            if key in olds and _plain(olds[key]) != _plain(value) and not free:
+            if key in olds and listed(olds[key]) != listed(value) and not free:
                 raise InputError(f"the checkpoint was trained with {name} {olds[key]}, not {value}")
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists: what went through a file has none."""
-    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,46 @@
+"""A trained classifier from which another one learns (DeiT, Touvron et al. 2020, section 4)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.errors import InputError
+from fourfold.hub import directory
+from fourfold.tasks.checkpoint import load_task
+from fourfold.tasks.plain import listed
+
+# What teacher and student must see alike, for they look at the same pixels.
+SAME = ("class_names", "image_size", "n_channels", "mean", "std")
+
+
+class Teacher:
+    """No module, so that neither its weights nor its gradients are the student's.
+
+    Args:
+        path: A checkpoint of ours, or a run directory, whose last one is taken.
+        artifacts: Of the student's data.
+
+    Raises:
+        InputError: There is none, it classifies no images, or it was trained on other classes or
+            other pixels.
+    """
+
+    def __init__(self, path: str, artifacts: Mapping[str, Any]) -> None:
+        place: Path = directory.located(path)
+        if place.is_dir():
+            place = place / "checkpoints" / "last.ckpt"
+        task = load_task(place, "ImageClassification")
+        for name in SAME:
+            theirs, ours = (listed(found.get(name)) for found in (task.artifacts, artifacts))
+            if theirs != ours:
+                raise InputError(f"teacher {path}: its {name} is {theirs}, but the data's {ours}")
+        self.model: nn.Module = task.model.requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (B, C, side, side) to logits (B, K), in eval mode and where the images are."""
+        logits: Tensor = self.model.to(images.device)(images)
+        return logits
