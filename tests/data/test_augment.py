@@ -110,6 +110,7 @@ def test_an_image_depends_on_seed_epoch_and_index_alone(crop: str, n_channels: i
         {"crop": "resized"},
         {"flip": True},
         {"rand_augment": (2, 9)},
+        {"auto_augment": "cifar10"},
         {"color_jitter": 0.4},
         {"erase": 1.0},
     ],

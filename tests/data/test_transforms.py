@@ -25,6 +25,7 @@ def noise(*shape: int) -> torch.Tensor:
         ({"crop_area": 0.0}, "crop_area.*0.0"),
         ({"eval_crop": 1.2}, "eval_crop.*1.2"),
         ({"rand_augment": (2, 15)}, r"rand_augment.*\(2, 15\)"),
+        ({"auto_augment": "svhn"}, r"auto_augment.*svhn"),
         ({"std": (0.5, 0.0, 0.5)}, "std.*0.0"),
         ({"std": ()}, "std"),
     ],

@@ -93,6 +93,10 @@ class Augment:
                     fill=(255 * self.normalize.mean).tolist(),  # becomes 0 once normalised
                 )
             )
+        if config.auto_augment:
+            fill = (255 * self.normalize.mean).tolist()
+            policy = v2.AutoAugmentPolicy(config.auto_augment)
+            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
         if strength := config.color_jitter:
             steps.append(v2.ColorJitter(strength, strength, strength))
         return v2.Compose(steps) if steps else None

@@ -35,6 +35,8 @@ class TransformConfig:
         rand_augment: (operations, magnitude), RandAugment (Cubuk et al. 2020). The magnitude is on
             the scale of that paper's code, timm and big_vision, where 10 turns by 30 degrees: 9
             here is their 9, and 27 in torchvision's own 31 steps.
+        auto_augment: the policy that Cubuk et al. 2019 found for imagenet or for cifar10; None for
+            none.
         color_jitter: strength of random brightness, contrast and saturation; applied beside
             `rand_augment` (timm would drop it there).
         erase: probability of filling a random rectangle with noise (Zhong et al. 2020).
@@ -57,6 +59,7 @@ class TransformConfig:
     crop_area: float = 0.08
     flip: bool = False
     rand_augment: tuple[int, float] | None = None
+    auto_augment: Literal["imagenet", "cifar10"] | None = None
     color_jitter: float = 0.0
     erase: float = 0.0
     mixup: float = 0.0
@@ -70,6 +73,8 @@ class TransformConfig:
     def __post_init__(self) -> None:
         _require(self.size is None or self.size >= 1, "size must be at least 1", self.size)
         _require(self.crop in ("none", "padded", "resized"), "crop is unknown", self.crop)
+        known = self.auto_augment in (None, "imagenet", "cifar10")
+        _require(known, "auto_augment is unknown", self.auto_augment)
         known = self.interpolation in ("bilinear", "bicubic")
         _require(known, "interpolation is unknown", self.interpolation)
         for name in ("erase", "mixup_switch"):
