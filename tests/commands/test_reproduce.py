@@ -480,6 +480,60 @@ def test_where_each_part_starts_and_what_it_changes(chain: Any) -> None:
     assert of(("wide", "task"), "--data.init_args.batch_size") == "4"
 
 
+TAUGHT = """
+title: T
+authors: A, B
+venue: V
+year: 2000
+sources: {read: somewhere}
+tables:
+  t:
+    title: Students of a row
+    source: [read]
+    confirmed: true
+    columns: {acc: {title: accuracy}}
+    rows:
+      hard: {laptop: {teacher: master}}
+      head: {laptop: {start: hard, columns: {acc: test/bleu}}}
+      master: {laptop: {recipe: configs/vit/tiny.yaml}}
+    tiers:
+      laptop:
+        config: configs/deit/tiny.yaml
+        columns: {acc: test/ppl_token}
+        about: tiny
+"""
+
+
+def test_a_teacher_is_a_row_that_is_trained_before_its_students(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    paper = read_paper("p.yaml", TAUGHT)
+    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "hard"]) == 0
+    trained = [run for verb, run in children.asked if verb == "fit"]
+    assert trained == ["master/seed_0", "hard/seed_0"]
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    found = cells(Path("results/p/t/laptop"))
+    assert found["hard", "acc"] == [5.0]
+    assert found["head", "acc"] == [20.0]  # another metric of the same test
+    kept = json.loads(Path("results/p/t/laptop/provenance.json").read_text())["runs"]
+    assert {run["row"]: run["used_by"] for run in kept} == {
+        "hard": ["hard", "head"], "master": ["master"],
+    }  # fmt: skip
+    table = paper.tables["t"]
+    runs = plan_runs(table, "laptop", table.rows.values(), 1, Path("runs"))
+    given = {run.row: run.fit for run in runs}
+    assert given.keys() == {"master", "hard"}
+    place = given["hard"].index("--model.teacher") + 1
+    assert given["hard"][place] == "runs/p/t/laptop/master/seed_0"
+    assert "--model.teacher" not in given["master"]
+    wrong = read_paper("p.yaml", TAUGHT.replace("teacher: master", "teacher: mister"))
+    monkeypatch.setattr(reading, "papers", lambda: {"p": wrong})
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 2
+    assert "teacher is 'mister', but must be one of hard, master" in capsys.readouterr().err
+
+
 BESIDE = """
 title: T
 authors: A, B

@@ -171,8 +171,9 @@ def _trained(
     table: Table, rows: list[Row], options: Namespace, left: float | None
 ) -> "tuple[int, list[Cell], dict[str, Any]]":
     """Run what is not done; then all that is done of the table, whoever did it."""
-    from fourfold.commands.row_runs import find_files, hashes, plan_runs, row_runs, run_all
-    from fourfold.papers.results import run_cell
+    from fourfold.commands.row_runs import plan_runs, row_runs, run_all
+    from fourfold.commands.table_data import find_files, hashes
+    from fourfold.papers.results import Cell, run_cell
 
     tier, place = options.tier, Path(options.runs)
     files, recipe = find_files(table, tier), table.tiers[tier]
@@ -180,16 +181,18 @@ def _trained(
     everything = [row for row in table.rows.values() if tier in row.runs]
     runs = plan_runs(table, tier, everything, options.seeds, place)
     done = {run.folder: (run, found) for run in runs if (found := run.found)}
-    cells = []
+    cells, users = list[Cell](), {folder: list[str]() for folder in done}
     for row, column in table.cells(tier):
-        part, metric = recipe.metrics[column]
+        part, metric = recipe.metric_of(column, row.runs[tier])
         folders = {seed: row_runs(table, tier, row, seed, place)[part].folder
                    for seed in range(options.seeds)}  # fmt: skip
         own = {seed: done[folder][1] for seed, folder in folders.items() if folder in done}
+        for folder in done.keys() & folders.values():
+            users[folder].append(row.name)
         cells.append(run_cell(table, row, column, metric, own))
     kept = [
         {"row": run.row, "part": run.part, "seed": run.seed, "seconds": run.seconds,
-         "commands": run.commands, **found["run"]}
-        for run, found in done.values()
+         "used_by": list(dict.fromkeys(users[folder])), "commands": run.commands, **found["run"]}
+        for folder, (run, found) in done.items()
     ]  # fmt: skip
     return code, cells, {"data": hashes(files), "runs": kept}

@@ -5,7 +5,6 @@ RUNS/PAPER/TABLE/TIER/ROW/seed_N, and for each other part, which is learned from
 beside it, .../ROW/PART/seed_N. What is done is not done again, what was killed goes on.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -119,7 +118,8 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
     """
     recipe, changes = table.tiers[tier], row.runs[tier]
     where = f"{table.name}, row {row.name}, tier {tier}"
-    _check_keys(where, changes, {*SECTIONS, *recipe.parts, "recipe", "each", "start", "words"})
+    known = {"recipe", "each", "start", "words", "teacher", "columns"}
+    _check_keys(where, changes, {*SECTIONS, *recipe.parts, *known})
     _check_keys(f"{where}, each", changes.get("each", {}), {*SECTIONS, "recipe"})
     place = runs / table.name / tier / row.name
     found: dict[str, Run] = {}
@@ -129,19 +129,23 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
             f"{where}: words is {words}, but a row that starts from weights has theirs"
         )
     start = words or start
+
+    def other(key: str, name: str) -> Run:
+        source, row = _other_row(f"{where}: {key}", table, tier, name)
+        return row_runs(source, tier, row, seed, runs)[""]
+
+    learning: list[str] = []
+    if "teacher" in changes:
+        found["teacher"] = other("teacher", changes["teacher"])
+        learning = ["--model.teacher", str(found["teacher"].folder)]
     if start not in (RANDOM, row.name):
-        other, _, name = start.rpartition("/")
-        source = find_tables([other])[0] if other else table
-        with_own = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
-        rows = {r.name: r for r in with_own}
-        check_word(f"{where}: {'words' if words else 'start'}", name, tuple(rows))
-        found[""] = row_runs(source, tier, rows[name], seed, runs)[""]
+        found[""] = other("words" if words else "start", start)
     elif start != RANDOM and recipe.config:
-        found[""] = _run(recipe, changes, row.name, "", seed, place / f"seed_{seed}")
+        found[""] = _run(recipe, changes, row.name, "", seed, place / f"seed_{seed}", learning)
     begin: list[str] = []
     if words:
         begin = ["--data.tokenizer.file", str(found[""].folder / "checkpoints" / "last.ckpt")]
-    elif found:
+    elif "" in found:
         begin = ["--model.init_from", str(found[""].folder)]
     for part, learned in recipe.parts.items():
         own = changes.get(part, {})
@@ -152,6 +156,16 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
         folder, first = place / part / f"seed_{seed}", begin if part in recipe.then else []
         found[part] = _run(learned, own, row.name, part, seed, folder, first)
     return found
+
+
+def _other_row(where: str, table: Table, tier: str, name: str) -> tuple[Table, Row]:
+    """The row ROW or PAPER/TABLE/ROW, which must have a first training of its own."""
+    place, _, row = name.rpartition("/")
+    source = find_tables([place])[0] if place else table
+    with_own = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
+    rows = {r.name: r for r in with_own}
+    check_word(where, row, tuple(rows))
+    return source, rows[row]
 
 
 def _check_keys(where: str, given: dict[str, Any], known: set[str]) -> None:
@@ -221,30 +235,6 @@ def find_config(name: str) -> str:
         if place.is_file():
             return os.path.relpath(place)  # names no machine in what is written down
     raise InputError(f"{name} is not here: run this in a checkout of fourfold")
-
-
-def find_files(table: Table, tier: str) -> dict[str, Path]:
-    """The data of a tier, by name.
-
-    Raises:
-        InputError: One is missing; says what to put where.
-    """
-    found, recipe = {}, table.tiers[tier]
-    for name in recipe.files:
-        places = [Path(name), Path(os.environ.get("FOURFOLD_DATA", ".")) / name]
-        there = next((place for place in places if place.exists()), None)
-        if there is None:
-            raise InputError(
-                f"{table.name}, tier {tier} needs {name}: put it here, or under a directory that"
-                f" FOURFOLD_DATA names ({recipe.origin})"
-            )
-        found[name] = there
-    return found
-
-
-def hashes(files: dict[str, Path]) -> dict[str, str]:
-    """SHA-256 of each file."""
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def expected_seconds(runs: Sequence[Run], recipe: Recipe) -> float | None:

@@ -106,7 +106,8 @@ class Row:
             `each` for every one, another part's name for that part alone, or null to leave it out;
             in these a `recipe` in place of the tier's; and `start`, whose first training it takes
             for its own (see `Tier.then`), or beside a random start `words`, the row of whose first
-            training the tokenizer is.
+            training the tokenizer is; `teacher`, the row from whose first training its own learns;
+            and `columns`, metrics in place of the tier's.
     """
 
     name: str
@@ -172,6 +173,11 @@ class Tier(Recipe):
         """By column, the part that gives it ("" is the first training), and its metric there."""
         parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
+
+    def metric_of(self, column: str, changes: Mapping[str, Any]) -> tuple[str, str]:
+        """The part that gives a column of a row with these changes, and its metric there."""
+        part, metric = self.metrics[column]
+        return part, changes.get("columns", {}).get(column, metric)
 
     def gives(self, changes: Mapping[str, Any]) -> list[str]:
         """The columns that it gives of a row with these changes."""
