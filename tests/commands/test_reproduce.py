@@ -586,7 +586,7 @@ def test_a_column_may_take_a_training_of_its_own(
         ("start: base", "start: q/t/base", "there is no table q/t"),
         ("words: base", "words: bose", "words is 'bose', but must be one of base, wide"),
         ("start: base,", "start: base, words: wide,", "a row that starts from weights has theirs"),
-        ("each: {config", "eech: {config", "eech is none of config, data"),
+        ("each: {config", "eech: {config", "eech is none of columns, config, data"),
         ("each: {config", "each: {cinfig", "cinfig is none of config, data"),
         ("task: {data", "task: {dota", "dota is none of config, data"),
     ],
