@@ -82,7 +82,7 @@ class ImageClassification(Task):
         self.loss, self.confusion = Mean(), MulticlassConfusionMatrix(k)
         self.top1, self.top5 = MulticlassAccuracy(k, average="micro"), top5
         names = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
-        self.by_head = nn.ModuleDict(
+        self.by_head: Any = nn.ModuleDict(
             {name: MulticlassAccuracy(k, average="micro") for name in names}
         )
 
