@@ -21,6 +21,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+ALL = [torch.empty(module.CACHED // 4 + 1, device="meta")]  # more than stays in a cache
+
+
+@pytest.fixture(autouse=True)
+def small_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", 2**14)
+
+
 @pytest.fixture
 def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The matrices that are laid out from now on."""
@@ -44,7 +52,7 @@ def test_it_is_f_linear(n_out: int, n_in: int, dtype: torch.dtype, laid_out: lis
         [(1,), (4,), (5,), (64,), (65,), (3, 1), (1, 2, 2), (0,), ()], [None, bias]
     ):
         x = torch.randn(*shape, n_in, dtype=dtype)
-        with torch.inference_mode(), few_rows():
+        with torch.inference_mode(), few_rows(ALL):
             found = linear(x, weight, given)
         wanted = F.linear(x, weight, given)
         assert found.shape == wanted.shape
@@ -58,7 +66,7 @@ def test_it_is_f_linear(n_out: int, n_in: int, dtype: torch.dtype, laid_out: lis
 def test_any_number_of_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     weight, x = torch.randn(384, 64), torch.randn(2, 64)
-    with torch.inference_mode(), few_rows():
+    with torch.inference_mode(), few_rows(ALL):
         torch.testing.assert_close(linear(x, weight), F.linear(x, weight), rtol=1e-4, atol=1e-4)
 
 
@@ -68,7 +76,7 @@ def test_weights_are_what_they_are_at_the_time() -> None:
     for change in (lambda: None, lambda: layer.weight.data.mul_(2), lambda: layer.bfloat16()):
         change()
         x = x.to(layer.weight.dtype)
-        with torch.inference_mode(), few_rows():
+        with torch.inference_mode(), few_rows(ALL):
             found = layer(x)
         wanted = F.linear(x, layer.weight, layer.bias)
         torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
@@ -79,15 +87,15 @@ def test_each_matrix_is_laid_out_once_and_only_where_it_helps(laid_out: list[Ten
     with torch.inference_mode():
         large(torch.randn(1, 256))
         assert not laid_out
-        with few_rows():
+        with few_rows(ALL):
             for _ in range(3):
                 small(torch.randn(1, 8))
                 large(torch.randn(1, 256))
             large(torch.randn(100, 256))
         assert [id(weight) for weight in laid_out] == [id(large.weight)]
-        with few_rows(), torch.autocast("cpu", torch.bfloat16):
+        with few_rows(ALL), torch.autocast("cpu", torch.bfloat16):
             pass
-        with torch.autocast("cpu", torch.bfloat16), few_rows():
+        with torch.autocast("cpu", torch.bfloat16), few_rows(ALL):
             assert large(torch.randn(1, 256)).dtype == torch.bfloat16
         assert len(laid_out) == 1
 
@@ -98,7 +106,7 @@ def test_no_more_than_there_is_room_for(
     first, second = Linear(256, 256), Linear(256, 256)
     monkeypatch.setattr(module, "MOST", first.weight.numel() * 4 + 1)
     x = torch.randn(1, 256)
-    with torch.inference_mode(), few_rows():
+    with torch.inference_mode(), few_rows(ALL):
         torch.testing.assert_close(second(first(x)), F.linear(F.linear(
             x, first.weight, first.bias), second.weight, second.bias))  # fmt: skip
     assert len(laid_out) == 1
@@ -107,7 +115,7 @@ def test_no_more_than_there_is_room_for(
 def test_memory_goes_with_the_matrix() -> None:
     before = len(module._memory)
     layer = nn.Sequential(Linear(256, 256))
-    with torch.inference_mode(), few_rows():
+    with torch.inference_mode(), few_rows(ALL):
         layer(torch.randn(1, 256))
     assert len(module._memory) == before + 1
     del layer
@@ -115,8 +123,18 @@ def test_memory_goes_with_the_matrix() -> None:
     assert len(module._memory) == before
 
 
+def test_what_stays_in_a_cache_is_left_as_it_is(laid_out: list[Tensor]) -> None:
+    layer, x = Linear(256, 256), torch.randn(1, 256)
+    with torch.inference_mode(), few_rows(layer.parameters()):
+        layer(x)
+    assert not laid_out
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_a_model_writes_the_same(rows: int, laid_out: list[Tensor]) -> None:
+def test_a_model_writes_the_same(
+    rows: int, laid_out: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CACHED", 0)
     torch.manual_seed(0)
     config = CausalLMConfig(
         d_model=128, n_layers=2, n_heads=4, d_ff=256, vocab_size=501, max_len=40, attn_dropout=0.0

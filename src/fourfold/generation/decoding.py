@@ -158,7 +158,7 @@ def inference(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode(), few_rows():
+        with torch.inference_mode(), few_rows(model.parameters()):
             yield
     finally:
         for module, training in modes:

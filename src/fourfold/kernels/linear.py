@@ -1,14 +1,15 @@
 """Products of a few rows with large matrices, which is what decoding on a CPU waits for.
 
-One row times a matrix should take as long as reading the matrix. Within `few_rows` matrices are
-laid out in strips of columns: a row times a strip is a weighted sum of the strip's rows, which is
-faster than torch's product. In fp32 some dozens of rows are faster strip by strip, too.
+One row times a matrix should take as long as reading the matrix. Within `few_rows` the matrices of
+a model too large for a cache are laid out in strips of columns: a row times a strip is a weighted
+sum of the strip's rows, which is faster than torch's product. In fp32 some dozens of rows are
+faster strip by strip, too.
 
 Shapes: B rows, K in, N out, C strips, W width of a strip.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -22,7 +23,8 @@ from fourfold.kernels.rows import runs, sums_fast, weighted_sums
 WIDTHS = (192, 96, 48)  # the widest that gives each thread a strip
 SUMMED = {torch.float32: 4, torch.bfloat16: 3}  # most rows for which sums are fastest
 MULTIPLIED = {torch.float32: 64}  # and for which a product of each strip is
-LEAST = 2**14  # numbers of a matrix: a smaller one is not worth the overhead
+LEAST = 2**17  # numbers of a matrix: a smaller one is not worth the overhead
+CACHED = 2**24  # bytes of weights that may stay in a cache, from where F.linear is fastest
 MOST = 2**31  # bytes of all strips: they are a second copy
 
 
@@ -117,12 +119,17 @@ _memory = WeakTensorKeyDictionary()  # of matrices that live: fresh memory costs
 
 
 @contextmanager
-def few_rows() -> Iterator[None]:
+def few_rows(weights: Iterable[Tensor]) -> Iterator[None]:
     """Within it, in inference mode, `linear` takes strips where they are faster.
 
-    For a CPU whose torch has the kernel, and for weights that do not change in it.
+    For a CPU whose torch has the kernel.
+
+    Args:
+        weights: All that are read over and over; they do not change in it.
     """
-    token = _current.set(None if torch.is_autocast_enabled("cpu") else LaidOut())
+    cached = sum(weight.numel() * weight.element_size() for weight in weights) <= CACHED
+    plain = cached or torch.is_autocast_enabled("cpu")
+    token = _current.set(None if plain else LaidOut())
     try:
         yield
     finally:
