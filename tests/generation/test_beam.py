@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.core.cache import KVCache
 from fourfold.generation import beam as beam_module
 from fourfold.generation.beam import PENALTIES, Open, extend, search, take
 from fourfold.generation.step import Seq2SeqStep
@@ -84,7 +85,7 @@ def test_a_model_s_best_sequence_is_found(
         every.append((normalise(penalty, alpha, len(tokens), log_p), list(tokens)))
     every.sort(reverse=True)
     with torch.inference_mode():
-        step = Seq2SeqStep(model, src, None)
+        step = Seq2SeqStep(model, src, None, KVCache())
         step.rows = [0]
         ids, scores = run(step, n_words**length, length, penalty=penalty, alpha=alpha, n_best=4)
     assert scores[0].tolist() == pytest.approx([score for score, _ in every[:4]])

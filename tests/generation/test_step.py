@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fourfold.core.cache import LayerCache
+from fourfold.core.cache import KVCache, LayerCache
+from fourfold.generation.beam_cache import BeamCache
 from fourfold.generation.step import Seq2SeqStep
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
 from tests.tiny import LANGUAGE, V
@@ -13,20 +14,23 @@ MOVES = {
     "the first source ends": [[0, 0, 1, 1, 2, 2], [2, 3, 5, 4], [0, 0, 3, 2]],
     "sources change places": [[2, 2, 0, 0], [3, 2, 1, 0], [0, 0, 0, 1]],
     "unequal numbers": [[0, 0, 1, 2], [0, 3], [1, 0, 0], [2, 2, 1]],
+    "all sources change places": [[1, 1, 0, 0, 2, 2], [3, 2, 0, 1, 5, 5]],
     "one row": [[1], [0, 0, 0], [2, 1]],
 }
 
 
 @pytest.mark.parametrize("name", MOVES)
-@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("make_cache", [KVCache, BeamCache, None])
 @pytest.mark.parametrize("masked", [True, False])
-def test_rows_are_moved(name: str, use_cache: bool, masked: bool) -> None:
+def test_rows_are_moved(name: str, make_cache: type[KVCache] | None, masked: bool) -> None:
+    if make_cache is BeamCache and name == "unequal numbers":
+        pytest.skip("a beam is as wide for every sentence")
     torch.manual_seed(0)
     model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE)).double().eval()
     src = torch.randint(3, V, (3, 5))
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
     with torch.no_grad():
-        step = Seq2SeqStep(model, src, mask if masked else None, use_cache)
+        step = Seq2SeqStep(model, src, mask if masked else None, make_cache and make_cache())
         seen = torch.randint(3, V, (3, 2))
         source, logits = torch.arange(3), step(seen)
         for rows in MOVES[name]:
@@ -45,7 +49,7 @@ def test_a_memory_of_all_sources_is_not_copied() -> None:
     torch.manual_seed(0)
     model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE)).eval()
     with torch.no_grad():
-        step = Seq2SeqStep(model, torch.randint(3, V, (2, 4)), None)
+        step = Seq2SeqStep(model, torch.randint(3, V, (2, 4)), None, KVCache())
         step(torch.ones(2, 1, dtype=torch.long))
         step.reorder(torch.tensor([0, 0, 1, 1]))
         assert step.cache is not None

@@ -101,7 +101,7 @@ def attend(
     if naive:
         weights = attention_weights(q, k, mask, bias, scale).to(v.dtype)
         return F.dropout(weights, dropout_p) @ v
-    if _backend.get() == "auto" and _by_products(q, dropout_p):
+    if _backend.get() == "auto" and _by_products(q, k_len, dropout_p):
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -111,20 +111,20 @@ def attend(
     )
 
 
-def _by_products(q: Tensor, dropout_p: float) -> bool:
+def _by_products(q: Tensor, k_len: int, dropout_p: float) -> bool:
     """Where matrix products beat the fused kernel on a CPU.
 
     In training in bf16, for which its backward is slow, and with dropout, for which there is none:
     measured forward and backward on two cores in bf16, 5 times as fast at 16 tokens, 3 at 128, 2
-    at 512. And where several rows are continued by a token, 2 to 7 times as fast; in bf16 by the
-    beams of several sources, twice.
+    at 512. And where several rows are continued by a token, 2 to 7 times as fast; in bf16 also by
+    the beams of several sources, while there are few keys.
     """
     if q.device.type != "cpu":
         return False
     low = q.dtype == torch.bfloat16
     if torch.is_grad_enabled() and q.requires_grad:
         return low or dropout_p > 0.0
-    return q.shape[0] > 1 and q.shape[2] <= (8 if low else 1)
+    return q.shape[0] > 1 and q.shape[2] <= (8 if low and k_len <= 32 else 1)
 
 
 @once
@@ -162,20 +162,22 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from x (B, Tq, D) to itself or to `memory` (B, Tk, D); returns (B, Tq, D).
 
-        A memory of fewer rows, (S, Tk, D), serves B / S rows of x each, one after the other.
+        A memory or cache of fewer rows, (S, Tk, D), serves B / S rows of x each, one after the
+        other; a mask may be by row of either.
         """
         q = self._split(self.q(x))  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache)
-        # Beams of one source share its memory: they are as many queries more.
-        sources = len(k) if len(q) > len(k) else None
-        if sources is not None:
-            q = q.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)  # (S, H, B/S Tq, Dh)
+        allowed, shared = mask.mask, len(k) < len(q)
+        if shared:  # beams of one source share what it holds: they are as many queries more
+            if allowed is not None and len(allowed) == len(q):
+                allowed = as_queries(allowed, len(k))  # (S, 1, B/S Tq, Tk)
+            q = as_queries(q, len(k))  # (S, H, B/S Tq, Dh)
         dropout_p = self.dropout if self.training else 0.0
         y = attend(
             q, k, v,
-            mask=mask.mask, causal=mask.causal, bias=bias, scale=self.scale, dropout_p=dropout_p,
+            mask=allowed, causal=mask.causal, bias=bias, scale=self.scale, dropout_p=dropout_p,
         )  # (B, H, Tq, Dv)  # fmt: skip
-        if sources is not None:
+        if shared:
             y = y.unflatten(2, (-1, x.shape[1])).transpose(1, 2).flatten(0, 1)  # (B, H, Tq, Dv)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, Tq, D)
 
@@ -212,3 +214,8 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, Dh)
+
+
+def as_queries(x: Tensor, sources: int) -> Tensor:
+    """Rows of one of S sources as queries more: (B, H, Tq, Dh) to (S, H, B/S Tq, Dh)."""
+    return x.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)

@@ -48,20 +48,10 @@ class LayerCache:
         """Keep batch rows `rows`, in that order, and memories `sources`; None keeps all."""
         if self.buffers is not None:
             k, v = self.buffers
-            self.buffers = self._moved(k, rows), self._moved(v, rows)
+            self.buffers = k.index_select(0, rows), v.index_select(0, rows)
         if self.memory is not None and sources is not None:
             k, v = self.memory
             self.memory = k.index_select(0, sources), v.index_select(0, sources)
-
-    def _moved(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """Rows of a buffer, with its room to spare, which the next step needs."""
-        if len(rows) != len(buffer):
-            return buffer.index_select(0, rows)
-        # As many as before: those that stay where they are cost nothing, nor does the room.
-        changed = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-        filled = buffer[:, :, : self.length]
-        filled.index_copy_(0, changed, filled.index_select(0, rows[changed]))
-        return buffer
 
 
 class KVCache:

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.cache import KVCache
 from fourfold.core.config import check_word
 from fourfold.core.errors import InputError
 from fourfold.generation.beam import PENALTIES, search
+from fourfold.generation.beam_cache import beam_cache
 from fourfold.generation.graph import GraphStep, pays
 from fourfold.generation.prompts import Prompts
 from fourfold.generation.sampling import Sampler, draw_numbers, sample
@@ -80,7 +82,7 @@ def generate(
     filler = pad_id if pad_id is not None else eos_id or 0
     with inference(model):
         step: Step
-        step, start = prompts.start(use_cache)
+        step, start = prompts.start(KVCache() if use_cache else None)
         if use_cache and isinstance(step, CausalStep) and pays(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
         new = sample(step, start, limit, sampler, draws, eos_id=eos_id, pad_id=filler)
@@ -141,7 +143,7 @@ def beam_search(
         raise InputError(f"n_best is {n_best}, but must lie between 1 and {beam}, the beam")
     limit = prompts.limit("max_len", max_len, least=1)  # (B,)
     with inference(model):
-        step, start = prompts.start(use_cache)
+        step, start = prompts.start(beam_cache(model) if use_cache else None)
         new, scores = search(
             step, start, limit,
             beam=beam, penalty=penalty, alpha=length_penalty,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.cache import KVCache
 from fourfold.core.errors import InputError
 from fourfold.generation.step import CausalModel, CausalStep, Seq2SeqModel, Seq2SeqStep, Step
 
@@ -140,17 +141,17 @@ class Prompts:
             )
         return torch.minimum(limit, room)
 
-    def start(self, use_cache: bool) -> tuple[Step, Tensor]:
+    def start(self, cache: KVCache | None) -> tuple[Step, Tensor]:
         """The model as a step function, and the (B, T) or (B, 1) tokens to call it with first."""
         mask = self.mask
         if mask is not None and bool(mask.all()):
             mask = None  # without padding attention has faster kernels
         if isinstance(self.model, Seq2SeqModel):
-            step = Seq2SeqStep(self.model, self.ids, mask, use_cache)
+            step = Seq2SeqStep(self.model, self.ids, mask, cache)
             start = torch.full((len(self.ids), 1), self.bos_id, device=self.ids.device)
             return step, start
         assert isinstance(self.model, CausalModel)
-        return CausalStep(self.model, mask, use_cache), self.ids
+        return CausalStep(self.model, mask, cache), self.ids
 
 
 def _describe(x: Tensor) -> str:

@@ -58,13 +58,14 @@ class CausalStep:
     Args:
         model: The model.
         mask: (B, T) bool of the prompt, which is the first thing the step is called with.
-        use_cache: Whether to remember keys and values; else every call sees all ids again,
-            which is slow and only serves to check the cache.
+        cache: Remembers keys and values; without one every call sees all ids again, which is slow
+            and only serves to check it.
     """
 
-    def __init__(self, model: CausalModel, mask: Tensor | None, use_cache: bool = True) -> None:
-        self._model, self._mask = model, mask
-        self.cache = KVCache() if use_cache else None
+    def __init__(
+        self, model: CausalModel, mask: Tensor | None, cache: KVCache | None = None
+    ) -> None:
+        self._model, self._mask, self.cache = model, mask, cache
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -93,16 +94,19 @@ class Seq2SeqStep:
         model: The model.
         src: (B, S) int64.
         src_mask: (B, S) bool.
-        use_cache: As for `CausalStep`.
+        cache: As for `CausalStep`.
     """
 
     def __init__(
-        self, model: Seq2SeqModel, src: Tensor, src_mask: Tensor | None, use_cache: bool = True
+        self,
+        model: Seq2SeqModel,
+        src: Tensor,
+        src_mask: Tensor | None,
+        cache: KVCache | None = None,
     ) -> None:
-        self._model, self._src_mask = model, src_mask
+        self._model, self._src_mask, self.cache = model, src_mask, cache
         self._memory = model.encode(src, src_mask)  # (B, S, D)
         self._rows = len(src)
-        self.cache = KVCache() if use_cache else None
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:

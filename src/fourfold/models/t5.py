@@ -121,6 +121,7 @@ class T5(EncoderDecoder):
     """
 
     stack = BiasedStack
+    counts_places = True  # its bias is of how far apart a cache holds two tokens
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)

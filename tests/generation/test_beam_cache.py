@@ -1,0 +1,52 @@
+"""The cache that beams share: what it holds, and that nothing in it is moved."""
+
+import torch
+
+import fourfold
+from fourfold.core.cache import KVCache
+from fourfold.generation import decoding
+from fourfold.generation.beam_cache import BeamCache, beam_cache
+from fourfold.models import T5, CausalLM, CausalLMConfig, EncoderDecoder, EncoderDecoderConfig
+from fourfold.models.t5 import T5Config
+from tests.tiny import LANGUAGE, V
+
+PROMPT = 9
+
+
+def test_a_prompt_is_held_once_for_all_its_beams(monkeypatch) -> None:
+    made: list[BeamCache] = []
+    monkeypatch.setattr(decoding, "beam_cache", lambda model: made.append(BeamCache()) or made[0])
+    model = CausalLM(CausalLMConfig(**LANGUAGE | {"max_len": 40})).eval()
+    ids = torch.randint(3, V, (2, PROMPT))
+    fourfold.beam_search(model, ids, beam=3, max_len=4, eos_id=V - 1)
+    (cache,) = made
+    keys, values = cache.layer(0).buffers
+    assert len(keys) == len(values) == cache.sentences  # of those that have not ended
+    assert cache.length == PROMPT + 3 * 3  # the last tokens are not read
+    assert cache.keys.shape == (3 * cache.sentences, cache.length)
+    assert (cache.keys.sum(1) == PROMPT + 3).all()  # a row sees its own past
+
+
+def test_places_are_not_moved() -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE)).eval()
+    cache = BeamCache()
+    with torch.inference_mode():
+        memory = model.encode(torch.randint(3, V, (2, 4)))
+        model.decode(torch.ones(2, 1, dtype=torch.long), memory, cache=cache)
+        cache.reorder(torch.tensor([0, 0, 1, 1]), torch.arange(2))
+        model.decode(torch.randint(3, V, (4, 1)), memory, cache=cache)
+        keys = cache.layer(0).buffers[0]
+        cache.reorder(torch.tensor([1, 0, 2, 2]), torch.arange(2))
+        assert cache.layer(0).buffers[0] is keys
+        assert cache.keys.int().tolist() == [[1, 0, 1], [1, 1, 0], [1, 1, 0], [1, 1, 0]]
+        cache.reorder(torch.tensor([2, 3]))  # the first sentence has ended
+    assert torch.equal(cache.layer(0).buffers[0], keys[1:])
+    assert cache.keys.int().tolist() == [[1, 1, 0], [1, 1, 0]]
+
+
+def test_distances_need_places_in_order() -> None:
+    small = {key: value for key, value in LANGUAGE.items() if key in T5Config.__dataclass_fields__}
+    with torch.device("meta"):
+        assert type(beam_cache(T5(T5Config(**small)))) is KVCache
+        assert type(beam_cache(CausalLM(CausalLMConfig(**LANGUAGE)))) is BeamCache
