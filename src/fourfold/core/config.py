@@ -20,7 +20,12 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class ModelConfig:
+    """What a model is made from."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
     """Shape and parts of a stack of transformer blocks.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fourfold.core.config import check_positive, check_types, check_word
+from fourfold.core.config import ModelConfig, check_positive, check_types, check_word
 from fourfold.core.errors import InputError
 
 # Blocks of each of the four stages, and whether these are bottlenecks (He et al. 2015, Table 1).
@@ -23,7 +23,7 @@ STEMS = ("imagenet", "pooled", "cifar")
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(ModelConfig):
     """A residual network; the defaults are ResNet-18 at 224 (11,689,512 parameters).
 
     Args:

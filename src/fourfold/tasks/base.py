@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fourfold.callbacks.step_metrics import is_logged
-from fourfold.core.config import TransformerConfig
+from fourfold.core.config import ModelConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
@@ -45,7 +45,8 @@ class Task(LightningModule):
     """
 
     model_class: ClassVar[Callable[..., nn.Module]]
-    config_class: ClassVar[type[TransformerConfig]]
+    config_class: ClassVar[type[ModelConfig]]
+    config: Any  # of that class
     batch_class: ClassVar[type]  # what it learns from
     unit: ClassVar[str] = "tokens"  # what throughput counts
     from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config the data know
@@ -53,7 +54,7 @@ class Task(LightningModule):
 
     def __init__(
         self,
-        config: Any,  # of the class's own kind: defaults of one would be laid under another's
+        config: ModelConfig,  # no transformer's: its defaults would be laid under another's
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
         init_from: InitFrom = None,
