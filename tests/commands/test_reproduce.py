@@ -15,7 +15,7 @@ import pytest
 from fourfold.cli import main
 from fourfold.commands import child
 from fourfold.commands.reproduce import parse_budget
-from fourfold.commands.row_runs import options, plan_runs
+from fourfold.commands.row_plan import options, plan_runs
 from fourfold.papers import reading
 from fourfold.papers.reading import all_tables, read_paper
 

@@ -105,7 +105,7 @@ def _rows(table: Table, options: Namespace) -> list[Row]:
 
 
 def _show_commands(tables: list[Table], rows: dict[str, list[Row]], options: Namespace) -> int:
-    from fourfold.commands.row_runs import plan_runs
+    from fourfold.commands.row_plan import plan_runs
 
     if options.tier not in RECIPES:
         raise InputError(f"--commands is for trainings: the {options.tier} tier is obtained here")
@@ -171,7 +171,8 @@ def _trained(
     table: Table, rows: list[Row], options: Namespace, left: float | None
 ) -> "tuple[int, list[Cell], dict[str, Any]]":
     """Run what is not done; then all that is done of the table, whoever did it."""
-    from fourfold.commands.row_runs import plan_runs, row_runs, run_all
+    from fourfold.commands.row_plan import plan_runs, row_runs
+    from fourfold.commands.row_runs import run_all
     from fourfold.commands.table_data import find_files, hashes
     from fourfold.papers.results import Cell, run_cell
 

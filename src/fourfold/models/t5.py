@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import init
 
 from fourfold.core.attention import Attention
 from fourfold.core.cache import KVCache
@@ -135,16 +134,16 @@ def first_weights(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
-                init.zeros_(module.bias)
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight)
+            nn.init.normal_(module.weight)
     for module in model.modules():
         if isinstance(module, Attention):
             module.q.weight.data.mul_((module.q.out_features // module.n_heads) ** -0.5)
         elif isinstance(module, BiasedStack):
-            init.normal_(module.bias.table.weight, std=module.width**-0.5)
+            nn.init.normal_(module.bias.table.weight, std=module.width**-0.5)
 
 
 INITS["t5"] = first_weights  # a row of a table that the core must not know
