@@ -71,10 +71,10 @@ def compare(options: Namespace) -> dict[str, Any]:
     with (gzip.open if options.source.suffix == ".gz" else open)(options.source, "rt") as file:
         lines = [line.strip() for line in file if line.strip()][: options.sentences]
     task = load_task(RunDirectory.checkpoint_in(options.checkpoint)).eval()
-    words = ["translate", "--checkpoint", str(options.checkpoint), "--penalty", "power"]
+    words = ["--checkpoint", str(options.checkpoint), "--penalty", "power"]
     words += ["--beam", str(options.beam), "--length-penalty", str(options.length_penalty)]
     words += ["--max-new", str(options.max_new), "--batch-size", str(options.batch_size)]
-    worker = make_verb("translate", task, parse("translate", words[1:]))
+    worker = make_verb("translate", task, parse("translate", words))
     with tempfile.TemporaryDirectory() as folder:
         fourfold.save(task.model, folder)
         theirs = read_pairs(folder, TYPES[options.precision]).eval()

@@ -57,6 +57,8 @@ class LayerCache:
 class KVCache:
     """What a model has seen so far: keys and values of each layer, and which tokens were real."""
 
+    layer_class = LayerCache
+
     def __init__(self) -> None:
         self.length = 0
         self.keys: Tensor | None = None
@@ -66,7 +68,7 @@ class KVCache:
     def layer(self, index: int) -> LayerCache:
         """The share of layer `index`, made at its first use."""
         while len(self.layers) <= index:
-            self.layers.append(LayerCache())
+            self.layers.append(self.layer_class())
         return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:

@@ -78,6 +78,7 @@ class Augment:
 
     def _one_by_one(self) -> Callable[[Tensor], Tensor] | None:
         config, steps = self.config, []
+        grey = (255 * self.normalize.mean).tolist()  # becomes 0 once normalised
         if config.crop == "resized":
             mode = InterpolationMode(config.interpolation)
             area = (config.crop_area, 1.0)
@@ -90,13 +91,12 @@ class Augment:
                     round(3 * magnitude),
                     num_magnitude_bins=31,
                     interpolation=InterpolationMode.BILINEAR,
-                    fill=(255 * self.normalize.mean).tolist(),  # becomes 0 once normalised
+                    fill=grey,
                 )
             )
         if config.auto_augment:
-            fill = (255 * self.normalize.mean).tolist()
             policy = v2.AutoAugmentPolicy(config.auto_augment)
-            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
+            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, grey))
         if strength := config.color_jitter:
             steps.append(v2.ColorJitter(strength, strength, strength))
         return v2.Compose(steps) if steps else None

@@ -14,6 +14,16 @@ from fourfold.core.attention import as_queries
 from fourfold.core.cache import KVCache, LayerCache
 
 
+class BeamLayer(LayerCache):
+    """One layer's share of a `BeamCache`: rows are sentences."""
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append (N, H, 1, Dh) keys and values; return all of each sentence, (B, H, P, Dh)."""
+        if self.buffers is not None:
+            k, v = (as_queries(x, len(self.buffers[0])) for x in (k, v))
+        return super().extend(k, v)
+
+
 class BeamCache(KVCache):
     """What a model has seen, with K new places of a sentence each step, and who sees them.
 
@@ -21,15 +31,11 @@ class BeamCache(KVCache):
     token's position from the mask, one token a row after the first step.
     """
 
+    layer_class = BeamLayer
+
     def __init__(self) -> None:
         super().__init__()
         self.sentences = 0  # B
-
-    def layer(self, index: int) -> LayerCache:
-        """The share of layer `index`, made at its first use."""
-        while len(self.layers) <= index:
-            self.layers.append(BeamLayer())
-        return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
         """Take note of the first tokens `ids` (B, t), then of one more of each row (N, 1)."""
@@ -58,16 +64,6 @@ class BeamCache(KVCache):
             self.sentences = len(sources)
             for layer in self.layers:
                 layer.reorder(sources, sources)
-
-
-class BeamLayer(LayerCache):
-    """One layer's share of a `BeamCache`: rows are sentences."""
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (N, H, 1, Dh) keys and values; return all of each sentence, (B, H, P, Dh)."""
-        if self.buffers is not None:
-            k, v = (as_queries(x, len(self.buffers[0])) for x in (k, v))
-        return super().extend(k, v)
 
 
 def beam_cache(model: nn.Module) -> KVCache:
