@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from fourfold import __version__
+from fourfold.commands.lazy_packages import defer_packages
 from fourfold.commands.overview import OVERVIEWS, overview
 from fourfold.core.errors import InputError, TrainingStopped
 
@@ -79,6 +80,7 @@ def _run(argv: list[str]) -> int:
     if command in OVERVIEWS and rest in (["-h"], ["--help"]):
         print(OVERVIEWS[command])
         return 0
+    defer_packages()
     module = import_module(COMMANDS[command])
     # These modules run several commands, and are told which.
     shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
