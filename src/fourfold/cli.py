@@ -9,11 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 
 from fourfold import __version__
-from fourfold.commands.lazy_packages import defer_packages
 from fourfold.commands.overview import OVERVIEWS, overview
+from fourfold.commands.quick_import import import_quickly
 from fourfold.core.errors import InputError, TrainingStopped
 
 FAILED = 1
@@ -80,8 +79,7 @@ def _run(argv: list[str]) -> int:
     if command in OVERVIEWS and rest in (["-h"], ["--help"]):
         print(OVERVIEWS[command])
         return 0
-    defer_packages()
-    module = import_module(COMMANDS[command])
+    module = import_quickly(COMMANDS[command])
     # These modules run several commands, and are told which.
     shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
     run: Callable[[list[str]], int | None] = module.main

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.transforms import InterpolationMode, v2
 
 from fourfold.data.noise import bits, unit
 from fourfold.data.transforms import Normalize, TransformConfig, fit
@@ -71,12 +70,16 @@ class Augment:
     """
 
     def __init__(self, config: TransformConfig, size: int, n_channels: int, seed: int) -> None:
+        from torchvision.transforms import v2  # late, as in `fit`
+
         self.config, self.size, self.seed = config, size, seed
         self.normalize = Normalize(config.mean, config.std, n_channels)
         self.one_by_one = self._one_by_one()
         self.erase = v2.RandomErasing(p=config.erase, value="random") if config.erase else None
 
     def _one_by_one(self) -> Callable[[Tensor], Tensor] | None:
+        from torchvision.transforms import InterpolationMode, v2
+
         config, steps = self.config, []
         grey = (255 * self.normalize.mean).tolist()  # becomes 0 once normalised
         if config.crop == "resized":

@@ -14,8 +14,6 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as F
 
 from fourfold.core.errors import InputError
 from fourfold.data.pixels import MODES, decode
@@ -143,6 +141,10 @@ def fit(pixels: Tensor, size: int, ratio: float, interpolation: str) -> Tensor:
     Returns:
         (..., C, size, size) uint8.
     """
+    # Here, since it takes half a second, which text need not wait for.
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
     edge = math.floor(size / ratio)
     if min(pixels.shape[-2:]) != edge:
         mode = InterpolationMode(interpolation)

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-HEAVY = ("scipy", "transformers")
-OPENED = "from fourfold.commands.lazy_packages import LAZY, defer_packages; defer_packages()"
+HEAVY = ("scipy", "torchvision", "transformers")
+OPENED = "from fourfold.commands.quick_import import LAZY, import_quickly"
 
 # Each is the first that a process does with torchmetrics.
 FIRST = [
@@ -42,7 +42,8 @@ def run(*lines: str) -> str:
 
 def test_lightning_and_our_tasks_load_no_metric_that_they_do_not_use() -> None:
     loaded = run(
-        "import lightning.pytorch.cli, fourfold.commands.training, torchmetrics",
+        "training = import_quickly('fourfold.commands.training')",
+        "import fourfold.metrics.sums, torchmetrics",
         "assert issubclass(fourfold.metrics.sums.Metric, torchmetrics.Metric)",
         "print([name for name in sys.modules if name.startswith('torchmetrics.text')])",
         f"print([name for name in {HEAVY} if name in sys.modules])",
@@ -53,7 +54,8 @@ def test_lightning_and_our_tasks_load_no_metric_that_they_do_not_use() -> None:
 def test_every_name_is_there_whichever_comes_first() -> None:
     # One process imports what takes long, and forks for each line.
     wrong = run(
-        "import os, torch, lightning_utilities",
+        "import_quickly('torch')",
+        "import os, lightning_utilities",
         *(
             f"try: import {name}\nexcept ImportError: pass"
             for name in ("scipy.signal", "torchvision", "transformers.models.clip.modeling_clip")
@@ -66,3 +68,16 @@ def test_every_name_is_there_whichever_comes_first() -> None:
         "    if os.waitpid(child, 0)[1]: print(line)",
     )
     assert wrong == ""
+
+
+def test_the_collector_works_again_and_leaves_out_what_was_imported() -> None:
+    run(
+        "import gc",
+        "assert import_quickly('torch').ones(1)",
+        "assert gc.isenabled()",
+        "assert gc.get_freeze_count() > 100_000",
+        "assert import_quickly('torch') is sys.modules['torch']",
+        "gc.disable()",
+        "import_quickly('fourfold.models')",
+        "assert not gc.isenabled()",
+    )

@@ -1,10 +1,12 @@
-"""Packages whose `__init__` waits until a name of it is wanted, so that training starts earlier.
+"""Imports without what makes them slow: metrics that nobody uses, and looking for garbage.
 
 Lightning needs two classes of torchmetrics, whose `__init__` loads every metric there is, and with
-them transformers, torchvision and scipy wherever those are installed: two of the seven seconds
-that importing took. Nothing else changes: any other name runs the package's own `__init__` first.
+them transformers, torchvision and scipy wherever those are installed. Here the `__init__` of such
+a package waits until a name of it is wanted that is not there yet; nothing else changes.
 """
 
+import atexit
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -26,10 +28,26 @@ LAZY: dict[str, dict[str, str]] = {
 }
 
 
-def defer_packages() -> None:
-    """From now on the packages in `LAZY` are loaded as far as they are used; others as ever."""
+def import_quickly(name: str) -> ModuleType:
+    """Import a module; what it brings stays, and is not looked through for garbage again.
+
+    Python's collector goes through all objects ever more often while modules load, and through
+    those of torch in vain as often as data are read.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        module = import_module(name)
+    finally:
+        if collecting:
+            gc.enable()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # some extensions count at the end what was not freed
+    return module
 
 
 class _Finder(MetaPathFinder):
