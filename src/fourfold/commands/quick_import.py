@@ -99,5 +99,6 @@ class _Package(ModuleType):
 def _execute(module: ModuleType) -> None:
     # First of all a plain module: what its own imports do not find is not there yet.
     module.__class__ = ModuleType
-    assert module.__loader__ is not None
-    module.__loader__.exec_module(module)
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)

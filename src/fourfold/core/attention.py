@@ -4,7 +4,6 @@ Shapes: B batch, S sources, H heads, Tq queries, Tk keys, D model width, Dh head
 width.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +18,7 @@ from fourfold.core.cache import LayerCache
 from fourfold.core.config import TransformerConfig, check_word
 from fourfold.core.masks import Lowered, Mask, triangle
 from fourfold.kernels.linear import Linear
-from fourfold.kernels.products import attend_by_products
+from fourfold.kernels.products import attend_by_products, products_are_faster
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
@@ -102,7 +101,7 @@ def attend(
     if naive:
         weights = attention_weights(q, k, mask, bias, scale).to(v.dtype)
         return F.dropout(weights, dropout_p) @ v
-    if _backend.get() == "auto" and _by_products(q, k_len, dropout_p):
+    if _backend.get() == "auto" and products_are_faster(q, k_len, dropout_p):
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -110,25 +109,6 @@ def attend(
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=causal, scale=scale
     )
-
-
-def _by_products(q: Tensor, k_len: int, dropout_p: float) -> bool:
-    """Where matrix products beat the fused kernel on a CPU.
-
-    In training in bf16, for which its backward is slow, and with dropout, for which there is none:
-    measured forward and backward on two cores in bf16, 5 times as fast at 16 tokens, 3 at 128, 2
-    at 512. Without a gradient in bf16, too, but for a few tokens, 1.1 to 2 times as fast. And where
-    several rows are continued by a token, 2 to 7 times; in bf16 also by the beams of several
-    sources, while there are few keys.
-    """
-    if q.device.type != "cpu":
-        return False
-    low = q.dtype == torch.bfloat16
-    if torch.is_grad_enabled() and q.requires_grad:
-        return low or dropout_p > 0.0
-    if q.shape[2] > 8:
-        return low and math.prod(q.shape[:3]) * k_len >= 2**15
-    return q.shape[0] > 1 and q.shape[2] <= (8 if low and k_len <= 32 else 1)
 
 
 @once
