@@ -205,7 +205,7 @@ def test_naive_attention_loses_no_precision() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_bf16_training_on_a_cpu(length: int, causal: bool, masked: bool, biased: bool) -> None:
+def test_bf16_on_a_cpu(length: int, causal: bool, masked: bool, biased: bool) -> None:
     q, k, v = (torch.randn(2, 2, length, 8).bfloat16().requires_grad_() for _ in range(3))
     mask = torch.rand(2, 1, length, length) < 0.5 if masked else None
     if mask is not None:
@@ -217,11 +217,14 @@ def test_bf16_training_on_a_cpu(length: int, causal: bool, masked: bool, biased:
         doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
         expected = attend(*doubles, mask=mask, bias=bias, causal=causal)
         wanted = torch.autograd.grad(expected.square().sum(), doubles)
-    assert y.dtype == torch.bfloat16
-    for actual, want in zip((y, *grads), (expected, *wanted), strict=True):
+    with torch.no_grad():
+        evaluated = attend(q, k, v, mask=mask, bias=bias, causal=causal)
+    assert y.dtype == evaluated.dtype == torch.bfloat16
+    for actual, want in zip((y, evaluated, *grads), (expected, expected, *wanted), strict=True):
         assert (actual.double() - want).norm() < 0.02 * want.norm()
     if mask is not None:
         assert (y[0, :, 3] == 0).all()
+        assert (evaluated[0, :, 3] == 0).all()
 
 
 @pytest.mark.parametrize("name", ["naive", "sdpa", "auto"])

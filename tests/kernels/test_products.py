@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fourfold.core.attention import attend, attention_backend
 from fourfold.kernels import products
-from fourfold.kernels.products import attend_by_products
+from fourfold.kernels.products import attend_by_products, products_are_faster
 
 B, H, Q, K, D = 2, 3, 7, 9, 4
 
@@ -121,3 +121,10 @@ def test_one_query_and_keys_in_a_larger_buffer(dtype: torch.dtype, masked: bool)
         rtol=0,
         atol={torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-12),
     )
+
+
+def test_evaluation_takes_them_in_bf16_where_there_are_many_scores() -> None:
+    few, many = (torch.empty(rows, 4, 32, 8, dtype=torch.bfloat16) for rows in (4, 8))
+    assert products_are_faster(many, 32, 0.0)
+    assert not products_are_faster(few, 32, 0.0)
+    assert not products_are_faster(many.float(), 32, 0.0)
