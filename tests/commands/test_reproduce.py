@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from fourfold.cli import main
-from fourfold.commands import child
+from fourfold.commands import child, reproduce
 from fourfold.commands.reproduce import parse_budget
 from fourfold.commands.row_plan import options, plan_runs
 from fourfold.papers import reading
@@ -261,6 +262,7 @@ def test_a_cut_off_measurement_is_made_again(here: Path, children: Children) -> 
     assert main(command) == 0
     file = here / "runs/reproduce/p/t/laptop/one/seed_0/metrics.json"
     file.write_text(file.read_text()[:40])
+    shutil.rmtree(here / "results")  # which knows what it was, too
     children.asked.clear()
     assert main(command) == 0
     assert len(children.asked) == 2
@@ -452,6 +454,65 @@ def test_what_is_learned_from_a_rows_weights_comes_after_them(
     asked = len(children.asked)
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
     assert len(children.asked) == asked
+
+
+def test_what_a_lost_machine_did_is_known_from_its_tables(
+    chain: Any, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main(command) == 0
+    file = Path("results/p/t/laptop/provenance.json")
+    before, table = json.loads(file.read_text()), file.with_name("table.json").read_text()
+    shutil.rmtree("runs")
+    children.asked.clear()
+    assert main(command) == 0
+    assert not children.asked
+    assert "7 of 7 runs are known from results" in capsys.readouterr().out
+    assert file.with_name("table.json").read_text() == table
+    assert json.loads(file.read_text())["runs"] == before["runs"]
+    # What starts from weights that are gone has them trained again; what needs none does not.
+    before["runs"] = [
+        run for run in before["runs"] if (run["row"], run["part"]) != ("wide", "task")
+    ]
+    file.write_text(json.dumps(before))
+    assert main(command) == 0
+    assert [asked for verb, asked in children.asked if verb == "fit"] == [
+        "wide/seed_0", "task/seed_0"
+    ]  # fmt: skip
+    assert file.with_name("table.json").read_text() == table
+    # With other options it is another run, and another directory's runs are others.
+    children.asked.clear()
+    assert main([*command, "--runs", "anew", "--rows", "scratch"]) == 0
+    assert len(children.asked) == 2
+    assert cells(file.parent)["base", "ppl"] == []
+
+
+def test_a_damaged_record_is_named(
+    chain: Any, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main([*command, "--rows", "base"]) == 0
+    file = Path("results/p/t/laptop/provenance.json")
+    file.write_text(file.read_text()[:100])
+    capsys.readouterr()
+    assert main(command) == 2
+    assert f"{file} is damaged" in capsys.readouterr().err
+
+
+def test_a_table_is_written_while_it_goes_on(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "SELDOM", 0.0)
+    found = []
+
+    def look(verb: str, *given: Any) -> int:
+        file = here / "results/p/t/laptop/table.json"
+        found.append(cells(file.parent)["one", "ppl"] if file.exists() else None)
+        return children(verb, *given)
+
+    monkeypatch.setattr(child, "run", look)
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    assert found == [None, None, [5.0], [5.0]]
 
 
 def test_where_each_part_starts_and_what_it_changes(chain: Any) -> None:

@@ -23,6 +23,12 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found | {name: installed(name) for name in PACKAGES} | {"commit": commit()}
 
 
+def hardware() -> str:
+    """The processor, and the GPU where there is one."""
+    gpus = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join([processor(), *gpus])
+
+
 def processor() -> str:
     """The processor's name."""
     cpuinfo = Path("/proc/cpuinfo")

@@ -149,7 +149,9 @@ is shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER, o
   --runs DIR        where the trainings are (default runs/reproduce)
 
 Killed at any time, the same command goes on where it stood: rows that are done are not run again,
-and a training that was stopped ends with the same weights."""
+and a training that was stopped ends with the same weights. What the tables under --out say of their
+runs counts as done, too, where the directories of these runs are gone; another --runs runs them
+anew. The table is written after every row."""
 
 DIFF = """usage: fourfold diff A B
        fourfold diff --list

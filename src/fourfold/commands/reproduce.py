@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from fourfold.papers.tables import RECIPES, TIERS, Row, Table
 if TYPE_CHECKING:
     from fourfold.papers.results import Cell
 
+SELDOM = 60.0  # seconds between two times that a table is written while its rows are run
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -120,21 +121,25 @@ def _reproduce(
     table: Table, rows: list[Row], options: Namespace, command: str, left: float | None
 ) -> int:
     from fourfold.commands.provenance import provenance
-    from fourfold.commands.table_files import show_and_write
+    from fourfold.commands.table_files import write
     from fourfold.papers.reading import papers
 
-    begin = time.monotonic()
-    about: dict[str, Any] = {"command": command}
+    begin, paper = time.monotonic(), papers()[table.name.partition("/")[0]]
+
+    def keep(cells: "list[Cell]", **more: Any) -> str:
+        seconds = round(time.monotonic() - begin, 1)
+        about = provenance({"command": command, **more, "seconds": seconds})
+        return write(paper, table, options.tier, cells, about, Path(options.out))
+
+    code = 0
     if options.tier == "exact":
-        code, cells = 0, _computed(table, rows)
+        page = keep(_computed(table, rows))
     elif options.tier == "measured":
-        code, cells, about["runs"] = 0, *_timed(table, rows, options.seeds)
+        cells, runs = _timed(table, rows, options.seeds)
+        page = keep(cells, runs=runs)
     else:
-        code, cells, more = _trained(table, rows, options, left)
-        about |= more
-    about["seconds"] = round(time.monotonic() - begin, 1)
-    paper = papers()[table.name.partition("/")[0]]
-    show_and_write(paper, table, options.tier, cells, provenance(about), Path(options.out))
+        code, page = _trained(table, rows, options, left, keep)
+    print(page, flush=True)
     return code
 
 
@@ -168,32 +173,34 @@ def _timed(table: Table, rows: list[Row], rounds: int) -> "tuple[list[Cell], lis
 
 
 def _trained(
-    table: Table, rows: list[Row], options: Namespace, left: float | None
-) -> "tuple[int, list[Cell], dict[str, Any]]":
-    """Run what is not done; then all that is done of the table, whoever did it."""
-    from fourfold.commands.row_plan import plan_runs, row_runs
-    from fourfold.commands.row_runs import run_all
-    from fourfold.commands.table_data import find_files, hashes
-    from fourfold.papers.results import Cell, run_cell
+    table: Table, rows: list[Row], options: Namespace, left: float | None, keep: Callable[..., str]
+) -> tuple[int, str]:
+    """Run what is not done; then keep all that is done of the table, whoever did it.
 
-    tier, place = options.tier, Path(options.runs)
-    files, recipe = find_files(table, tier), table.tiers[tier]
-    code = run_all(plan_runs(table, tier, rows, options.seeds, place), left)
-    everything = [row for row in table.rows.values() if tier in row.runs]
-    runs = plan_runs(table, tier, everything, options.seeds, place)
-    done = {run.folder: (run, found) for run in runs if (found := run.found)}
-    cells, users = list[Cell](), {folder: list[str]() for folder in done}
-    for row, column in table.cells(tier):
-        part, metric = recipe.metric_of(column, row.runs[tier])
-        folders = {seed: row_runs(table, tier, row, seed, place)[part].folder
-                   for seed in range(options.seeds)}  # fmt: skip
-        own = {seed: done[folder][1] for seed, folder in folders.items() if folder in done}
-        for folder in done.keys() & folders.values():
-            users[folder].append(row.name)
-        cells.append(run_cell(table, row, column, metric, own))
-    kept = [
-        {"row": run.row, "part": run.part, "seed": run.seed, "seconds": run.seconds,
-         "used_by": list(dict.fromkeys(users[folder])), "commands": run.commands, **found["run"]}
-        for folder, (run, found) in done.items()
-    ]  # fmt: skip
-    return code, cells, {"data": hashes(files), "runs": kept}
+    Written while it goes on, too: what a training of hours found is there if the next one is lost.
+    """
+    from fourfold.commands.row_plan import plan_runs
+    from fourfold.commands.row_results import table_of_runs
+    from fourfold.commands.row_runs import Record, run_all
+    from fourfold.commands.table_data import find_files, hashes
+
+    tier, place, out = options.tier, Path(options.runs), Path(options.out)
+    data = hashes(find_files(table, tier))
+    record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")))
+    plan = plan_runs(table, tier, rows, options.seeds, place)
+    if kept := sum(record.find(run) is not None and not run.found for run in plan):
+        print(f"{kept} of {len(plan)} runs are known from {out}: another --runs runs all anew")
+    written = time.monotonic()
+
+    def write() -> str:
+        cells, runs = table_of_runs(table, tier, options.seeds, place, record)
+        return keep(cells, data=data, runs=runs)
+
+    def write_seldom() -> None:
+        nonlocal written
+        if time.monotonic() - written > SELDOM:
+            write()
+            written = time.monotonic()
+
+    code = run_all(plan, record, left, write_seldom)
+    return code, write()

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fourfold.bench.machine import commit, installed
+from fourfold.bench.machine import commit, hardware, installed
 
 REPORTED = ("fourfold", "torch", "lightning", "tokenizers", "sacrebleu")
 
@@ -51,6 +51,7 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
         **run,
         **({"commit": found} if (found := commit()) else {}),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
         "versions": {"python": platform.python_version(), **versions},
     }
     content = {**{name: plain(value) for name, value in metrics.items()}, "run": run}

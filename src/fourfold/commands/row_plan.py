@@ -41,15 +41,17 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
     _check_keys(where, changes, {*SECTIONS, *recipe.parts, *OF_A_ROW})
     _check_keys(f"{where}, each", each, {*SECTIONS, "recipe"})
     found = _teacher_and_first(where, table, tier, row, seed, runs)
-    begin = _begin(changes, found.get(""))
     for part, learned in recipe.parts.items():
         own = changes.get(part, {})
         if own is None:  # the row leaves it out
             continue
         _check_keys(f"{where}, {part}", own, {*SECTIONS, "recipe"})
         folder = runs / table.name / tier / row.name / part / f"seed_{seed}"
-        first = begin if part in recipe.then else []
-        found[part] = _run(learned, {"each": each, **own}, row.name, part, seed, folder, first)
+        first = found.get("") if part in recipe.then else None
+        begin = _begin(changes, first)
+        own = {"each": each, **own}
+        starts = [first] if first else []
+        found[part] = _run(learned, own, row.name, part, seed, folder, begin, starts)
     return found
 
 
@@ -79,7 +81,8 @@ def _teacher_and_first(
         found[""] = other("start", start)
     elif start != RANDOM and recipe.config:
         folder = runs / table.name / tier / row.name / f"seed_{seed}"
-        found[""] = _run(recipe, changes, row.name, "", seed, folder, learning)
+        teachers = [found["teacher"]] if learning else []
+        found[""] = _run(recipe, changes, row.name, "", seed, folder, learning, teachers)
     return found
 
 
@@ -114,7 +117,8 @@ def _run(
     part: str,
     seed: int,
     folder: Path,
-    begin: Sequence[str] = (),
+    begin: Sequence[str],
+    starts: Sequence[Run],
 ) -> Run:
     both = merged(changes.get("each", {}), changes)
     config = find_config(both.get("recipe", recipe.config))
@@ -126,7 +130,8 @@ def _run(
         for given in (changed, merged(changed, recipe.test))
     )
     trains = not isinstance(recipe, Tier) or recipe.train
-    return Run(row, part, seed, folder, recipe, fit if trains else [], test)
+    needed = tuple(run.folder for run in starts)
+    return Run(row, part, seed, folder, recipe, fit if trains else [], test, needed)
 
 
 def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:

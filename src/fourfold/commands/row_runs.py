@@ -1,4 +1,4 @@
-"""The runs of a table's rows: which are done, and running the rest within a budget.
+"""The runs of a table's rows, and running what is not done within a budget.
 
 What is done is not done again, what was killed goes on.
 """
@@ -9,7 +9,7 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ class Run:
         recipe: What it follows.
         fit: Options of `fourfold fit`; none where nothing is trained.
         test: Options of `fourfold test`.
+        starts: Run directories of which it needs the weights or the words.
     """
 
     row: str
@@ -42,6 +43,7 @@ class Run:
     recipe: Recipe
     fit: list[str]
     test: list[str]
+    starts: tuple[Path, ...] = ()
 
     @property
     def title(self) -> str:
@@ -50,8 +52,14 @@ class Run:
 
     @property
     def found(self) -> dict[str, Any] | None:
-        """What its test found; None if it is not done."""
-        return measured(self.folder, self.test)
+        """What its directory says of it: how long it took, its metrics, and how they were obtained.
+
+        None if it is not done, or done where its directory is no more.
+        """
+        if (content := measured(self.folder, self.test)) is None:
+            return None
+        metrics = {k: v for k, v in content.items() if isinstance(v, int | float | str)}
+        return {"seconds": self.seconds, "metrics": metrics, **content["run"]}
 
     @property
     def commands(self) -> list[str]:
@@ -95,20 +103,61 @@ class Run:
                 self._clock.write_text(json.dumps(round(spent, 1)), encoding="utf-8")
 
 
-def expected_seconds(runs: Sequence[Run], recipe: Recipe) -> float | None:
-    """Of a run: the median of those of its recipe that are done, else what the table says."""
-    known = [run.seconds for run in runs if run.recipe is recipe and run.found and run.seconds]
-    if known:
-        return statistics.median(known)
-    return None if recipe.minutes is None else 60 * recipe.minutes
+class Record:
+    """What is known of runs that are done: their directories, or what was written down of them.
+
+    A directory may have gone with its machine; the tables that were written keep what each of their
+    runs found, so that it is not done again. A run is known by its commands: with other options, or
+    another directory, it is another run.
+
+    Args:
+        files: provenance.json of tables.
+
+    Raises:
+        InputError: A file is damaged.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._kept: dict[tuple[str, ...], dict[str, Any]] = {}
+        for file in files:
+            try:
+                entries = json.loads(file.read_text(encoding="utf-8"))["runs"]
+                self._kept |= {tuple(entry["commands"]): entry for entry in entries}
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
+
+    def find(self, run: Run) -> dict[str, Any] | None:
+        """As `Run.found`, or what was written down; None if it was never done."""
+        return run.found or self._kept.get(tuple(run.commands))
+
+    def due(self, runs: Sequence[Run]) -> list[Run]:
+        """Those that are to be run: not done, or done but needed, and their weights are gone."""
+        found, needed = list[Run](), set[Path]()
+        for run in reversed(runs):
+            if run.found or (self.find(run) and run.folder not in needed):
+                continue
+            found.append(run)
+            needed.update(run.starts)
+        return found[::-1]
+
+    def expected_seconds(self, runs: Sequence[Run], recipe: Recipe) -> float | None:
+        """Of a run: the median of those of its recipe that are done, else what the table says."""
+        done = [found for run in runs if run.recipe is recipe and (found := self.find(run))]
+        if known := [found["seconds"] for found in done if found["seconds"]]:
+            return statistics.median(known)
+        return None if recipe.minutes is None else 60 * recipe.minutes
 
 
-def run_all(runs: Sequence[Run], budget: float | None) -> int:
+def run_all(
+    runs: Sequence[Run], record: Record, budget: float | None, done: Callable[[], None]
+) -> int:
     """Run what is not done, as far as the budget reaches.
 
     Args:
         runs: All of them, those that others start from before these.
+        record: What is known of those that are done.
         budget: Seconds; None for no end. A run that is still going then is saved and stopped.
+        done: Called after each run that came to its end.
 
     Returns:
         0, or the exit code of the run that failed or was stopped by others.
@@ -118,18 +167,21 @@ def run_all(runs: Sequence[Run], budget: float | None) -> int:
     """
     end = math.inf if budget is None else time.monotonic() + budget
     started = False
+    due = record.due(runs)
     for number, run in enumerate(runs, 1):
+        if run not in due:
+            continue
         left = None if budget is None else end - time.monotonic()
         try:  # the lock before asking: another may be about to end it
             with child.locked(run.folder, left) as held:
                 if run.found:
                     continue
-                needed = (expected_seconds(runs, run.recipe) or 0.0) - (run.seconds or 0.0)
+                needed = (record.expected_seconds(runs, run.recipe) or 0.0) - (run.seconds or 0.0)
                 left = end - time.monotonic()
                 if budget is not None and needed > left and not started:
                     raise InputError(
                         f"--budget {_words(budget)} is too short: the next run takes about"
-                        f" {_words(needed)}, and {sum(not r.found for r in runs)} are to be done"
+                        f" {_words(needed)}, and {len(record.due(runs))} are to be done"
                     )
                 if needed > left or left <= 0:
                     return _out_of_budget()
@@ -137,6 +189,7 @@ def run_all(runs: Sequence[Run], budget: float | None) -> int:
                 started = True
                 if code := run.go(held, None if budget is None else left):
                     return _out_of_budget() if time.monotonic() >= end else code
+            done()
         except TimeoutError:
             return _out_of_budget()
     return 0

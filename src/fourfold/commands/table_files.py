@@ -1,4 +1,4 @@
-"""A table that was obtained, printed and put where results are kept.
+"""A table that was obtained, put where results are kept.
 
 OUT/PAPER/TABLE/TIER/  table.md  table.csv  table.json  table.png  provenance.json
 """
@@ -17,29 +17,27 @@ from fourfold.papers.results import Cell
 from fourfold.papers.tables import Paper, Table
 
 
-def show_and_write(
+def write(
     paper: Paper,
     table: Table,
     tier: str,
     cells: Sequence[Cell],
     provenance: dict[str, Any],
     out: Path,
-) -> None:
-    """Print the page and write all files; each is whole or as it was before."""
+) -> str:
+    """Write all files, each whole or as it was before; returns the page, to be printed."""
     order = compare_orders(table, cells) if tier != "exact" else []
     page = markdown(paper, table, tier, cells, order)
-    print(page, flush=True)
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
-    whole = content(table, tier, cells, order)
     _write(folder / "table.md", page + "\n" + _trace(provenance))
     _write(folder / "table.csv", as_csv(table, cells))
-    _write(folder / "table.json", _json(whole))
+    _write(folder / "table.json", _json(content(table, tier, cells, order)))
     _write(folder / "provenance.json", _json(provenance))
     part = folder / "table.part.png"
     if draw(table, cells, part):
         os.replace(part, folder / "table.png")
-    print(f"wrote {folder}\n", flush=True)
+    return f"{page}\nwrote {folder}\n"
 
 
 def _trace(provenance: dict[str, Any]) -> str:

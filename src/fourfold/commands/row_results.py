@@ -1,0 +1,47 @@
+"""What the runs of a table found: as its cells, and as what is written down of each run."""
+
+from pathlib import Path
+from typing import Any
+
+from fourfold.commands.row_plan import plan_runs, row_runs
+from fourfold.commands.row_runs import Record
+from fourfold.papers.results import Cell, run_cell
+from fourfold.papers.tables import Table
+
+
+def table_of_runs(
+    table: Table, tier: str, n_seeds: int, place: Path, record: Record
+) -> tuple[list[Cell], list[dict[str, Any]]]:
+    """All that is known of a table in a tier, whoever did it.
+
+    Args:
+        table: The table.
+        tier: The tier.
+        n_seeds: Seeds 0 to n - 1 are shown.
+        place: Where the runs are.
+        record: What is known of them.
+
+    Returns:
+        The cells, and of each run that is done its row, seed, commands, metrics and how they were
+        obtained.
+    """
+    rows = [row for row in table.rows.values() if tier in row.runs]
+    runs = {run.folder: run for run in plan_runs(table, tier, rows, n_seeds, place)}
+    known = {folder: found for folder, run in runs.items() if (found := record.find(run))}
+    users = {folder: list[str]() for folder in known}
+    cells = []
+    for row, column in table.cells(tier):
+        part, metric = table.tiers[tier].metric_of(column, row.runs[tier])
+        folders = {seed: row_runs(table, tier, row, seed, place)[part].folder
+                   for seed in range(n_seeds)}  # fmt: skip
+        own = {seed: known[folder]["metrics"] for seed, folder in folders.items()
+               if folder in known}  # fmt: skip
+        for folder in known.keys() & folders.values():
+            users[folder].append(row.name)
+        cells.append(run_cell(table, row, column, metric, own))
+    kept = []
+    for folder, found in known.items():
+        run, by = runs[folder], list(dict.fromkeys(users[folder]))
+        about = {"row": run.row, "part": run.part, "seed": run.seed, "used_by": by}
+        kept.append({**found, **about, "commands": run.commands})
+    return cells, kept
