@@ -43,3 +43,11 @@ def test_a_crossover_lies_between_two_lengths() -> None:
     assert crossover(times([2.0], [0.5], [2.0]), "other") == pytest.approx([32 * 2**0.5])
     assert crossover(times([2.0], [4.0]), "other") == ["under 16"]
     assert crossover(times([0.5, 0.5], [2.0, 0.5]), "other") == ["over 32"]
+
+
+def test_blocks_are_slower_or_faster_only_where_there_is_more_than_one() -> None:
+    ratios = {16: 1.25, 64: 0.8, 128: 1.25}  # the first two are noise
+    found = {n: {SELF: [ratio], "restricted": [1.0]} for n, ratio in ratios.items()}
+    assert crossover(found, "restricted") == [64.0]
+    found[128][SELF] = [0.5]
+    assert crossover(found, "restricted") == ["over 128"]

@@ -88,18 +88,20 @@ def _pass(layer: Layer, length: int, width: int) -> Call:
 def crossover(times: Times, layer: str) -> list[float | str]:
     """The length from which on self-attention is slower than `layer`, one a round.
 
-    Between two measured lengths the logarithm of the ratio is taken to be straight. Where a round
+    In one block the restricted layer is self-attention itself, and no slower or faster. Between two measured lengths the logarithm of the ratio is taken to be straight. Where a round
     has none, it is one word for all: under the shortest length, or over the longest.
     """
     lengths = sorted(times)
+    same = BLOCK if layer == "restricted" else 0
     found: list[float | str] = []
     for number in range(len(times[lengths[0]][layer])):
         # Greater than 0 where self-attention is slower.
-        logs = [math.log(times[n][SELF][number] / times[n][layer][number]) for n in lengths]
-        faster = [i for i, log in enumerate(logs) if log < 0]
-        if not faster:
+        ratios = [times[n][SELF][number] / times[n][layer][number] for n in lengths]
+        logs = [math.log(r) if n > same else 0.0 for n, r in zip(lengths, ratios, strict=True)]
+        no_slower = [i for i, log in enumerate(logs) if log <= 0.0]
+        if not no_slower:
             return [f"under {lengths[0]}"]
-        last = faster[-1]
+        last = no_slower[-1]
         if last == len(lengths) - 1:
             return [f"over {lengths[-1]}"]
         share = -logs[last] / (logs[last + 1] - logs[last])
