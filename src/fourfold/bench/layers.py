@@ -88,8 +88,9 @@ def _pass(layer: Layer, length: int, width: int) -> Call:
 def crossover(times: Times, layer: str) -> list[float | str]:
     """The length from which on self-attention is slower than `layer`, one a round.
 
-    In one block the restricted layer is self-attention itself, and no slower or faster. Between two measured lengths the logarithm of the ratio is taken to be straight. Where a round
-    has none, it is one word for all: under the shortest length, or over the longest.
+    In one block the restricted layer is self-attention itself, no slower and no faster. Between two
+    measured lengths the logarithm of the ratio is taken to be straight. Where a round has none, it
+    is one word for all: under the shortest length, or over the longest.
     """
     lengths = sorted(times)
     same = BLOCK if layer == "restricted" else 0

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fourfold.papers.order import Order
-from fourfold.papers.results import Cell, digest, shown
+from fourfold.papers.results import Cell, digest, number, shown
 from fourfold.papers.tables import Column, Paper, Table
 
 HOW = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
@@ -70,7 +70,7 @@ def ours(cell: Cell, column: Column) -> str:
         return "not run"
     if cell.spread is None:
         return shown(cell.values[0], column)
-    return f"{shown(cell.mean, column)} ± {cell.spread:.2g}"
+    return f"{shown(cell.mean, column)} ± {number(float(f'{cell.spread:.2g}'))}"
 
 
 def how(cell: Cell, tier: str) -> str:
