@@ -57,7 +57,7 @@ def test_some_documents_of_training_alone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val": 1.5}, "between 0 and 1"),
+        ({"val": 1.5}, "val is 1.5, but a part to hold out must lie between 0 and 1"),
         ({"val": 0.0001}, "too short to hold out"),
         ({"train_rows": 2}, "train_rows is 2, but there are 1 training rows"),
         ({"documents": "word"}, "not 'word'"),
@@ -74,6 +74,7 @@ def test_bad_options(tmp_path, options, message):
         ("files", None, "source: files needs `train`"),
         ("web", "x", "not 'web'"),
         ("hub", "train", "needs `hub:"),
+        ("embedded", "x", "train is x, but source is embedded, which has its own splits"),
     ],
 )
 def test_bad_sources(kind, train, message):

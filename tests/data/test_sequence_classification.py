@@ -145,6 +145,11 @@ def test_classes_are_in_the_order_of_their_numbers() -> None:
     assert find_classes(["b", "a", "10"]) == ["10", "a", "b"]
 
 
+def test_parts_of_what_is_embedded_are_not_passed_over() -> None:
+    with pytest.raises(InputError, match=r"train is mine.tsv, but source is embedded"):
+        SequenceData(train="mine.tsv").setup()
+
+
 def test_a_smaller_draw_is_part_of_a_larger_and_both_are_balanced() -> None:
     labels = np.array([0] * 700 + [1] * 300)
     few, more = (set(draw(labels, n, seed=3).tolist()) for n in (100, 200))

@@ -163,6 +163,12 @@ def test_unknown_source():
         TranslationData("web", train="x").setup()
 
 
+def test_parts_of_what_is_embedded_are_not_passed_over():
+    for part in ({"train": "mine.{lang}"}, {"val": 0.1}):
+        with pytest.raises(InputError, match="but source is embedded, which has its own splits"):
+            TranslationData(**part).setup()
+
+
 def test_embedded_is_the_default_and_needs_no_file():
     data = TranslationData(rows=300, tokenizer=TokenizerConfig(vocab_size=800))
     assert len(data.references("test")) == 500

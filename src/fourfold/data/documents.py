@@ -14,6 +14,7 @@ from fourfold.data.embedded_text import embedded_text
 from fourfold.data.hub import HubConfig, read_hub
 from fourfold.data.labels import draw
 from fourfold.data.pairs import hold_out
+from fourfold.data.parts import check_embedded
 from fourfold.data.sources import Rows, is_table, read_table, read_text
 
 Unit = Literal["file", "line", "paragraph"]
@@ -46,7 +47,7 @@ class TextSource:
 
         Raises:
             InputError: as the readers of files and hub; or training data are not named, or fewer
-                than `train_rows`.
+                than `train_rows`; or parts are named of what is embedded.
         """
         raw = self._read()
         if self.train_rows is not None and "train" in raw:
@@ -56,6 +57,7 @@ class TextSource:
 
     def _read(self) -> dict[str, Rows]:
         if self.kind == "embedded":
+            check_embedded(self.parts)
             return dict(embedded_text())
         if not any(isinstance(part, str | list) for part in self.parts.values()):
             raise InputError(f"source: {self.kind} needs `train` in the data section.")
@@ -100,7 +102,7 @@ class TextSource:
 def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
     """The only document without its end, and the end."""
     if not 0 < fraction < 1:
-        raise InputError(f"the part to hold out is {fraction}, but must lie between 0 and 1")
+        raise InputError(f"{name} is {fraction:g}, but a part to hold out must lie between 0 and 1")
     text = rows.columns[0][0]
     border = len(text) - round(len(text) * fraction)
     if not 0 < border < len(text):

@@ -91,6 +91,6 @@ def is_held_out(text: str, fraction: float, salt: str) -> bool:
         InputError: the fraction does not lie between 0 and 1.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"the part to hold out is {fraction}, but must lie between 0 and 1")
+        raise InputError(f"{salt} is {fraction:g}, but a part to hold out must lie between 0 and 1")
     digest = hashlib.blake2b((salt + text).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64 < fraction

@@ -42,3 +42,17 @@ def read_parts(
             why = f"too few rows to hold out {part:g}" if isinstance(part, float) else "no row"
             raise InputError(f"{name}: {why} of {whole}.")
     return found
+
+
+def check_embedded(parts: Mapping[str, Part]) -> None:
+    """What is embedded has its own splits: named ones would be passed over in silence.
+
+    Raises:
+        InputError: One is named.
+    """
+    for name, part in parts.items():
+        if part is not None:
+            raise InputError(
+                f"{name} is {part}, but source is embedded, which has its own splits: give"
+                " --data.source files, or hub"
+            )

@@ -14,7 +14,7 @@ from fourfold.data.hub import HubConfig, read_hub
 from fourfold.data.labels import class_numbers, draw, find_classes, numbers
 from fourfold.data.limits import TooLong, rows_that_fit
 from fourfold.data.pairs import hold_out
-from fourfold.data.parts import Part
+from fourfold.data.parts import Part, check_embedded
 from fourfold.data.sequences import SequenceDataset, join_segments
 from fourfold.data.sources import Rows, read_table
 from fourfold.data.tokenized import TokenizedData
@@ -108,6 +108,7 @@ class SequenceData(TokenizedData):
         return raw
 
     def _embedded(self) -> dict[str, Rows]:
+        check_embedded(self.parts)
         languages = ("en", "de")
         splits = embedded_pairs(*languages, 2000)
         return {

@@ -19,7 +19,7 @@ from fourfold.data.embedded_pairs import embedded_pairs
 from fourfold.data.hub import HubConfig
 from fourfold.data.limits import TooLong, fit_lengths
 from fourfold.data.pairs import hold_out, read_hub_pairs, read_pairs
-from fourfold.data.parts import Part
+from fourfold.data.parts import Part, check_embedded
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
 from fourfold.data.sources import Rows
@@ -123,6 +123,7 @@ class TranslationData(TokenizedData):
     def read(self) -> dict[str, Rows]:
         """The raw pairs of the splits."""
         if self.source == "embedded":
+            check_embedded(self.parts)
             return embedded_pairs(*self.langs, self.rows)
         if self.parts["train"] is None:
             raise InputError(f"source: {self.source} needs `train` in the data section.")
