@@ -93,7 +93,8 @@ def block(table: Table, tier: str, cells: list[Cell], results: Path) -> Iterator
     if finding.is_file():
         yield from (f"{name} {finding.read_text(encoding='utf-8').strip()}", "")
     if tier in table.tiers and any(cell.values for cell in cells):
-        what = "paper / ours" if table.source else "ours"
+        theirs = "formula" if table.derived else "paper"
+        what = f"{theirs} / ours" if table.source else "ours"
         yield from (f"<details><summary>{table.name}, {tier}, {what}</summary>", "")
         yield from (*grid(table, cells), "", "</details>", "")
 

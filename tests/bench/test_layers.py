@@ -31,23 +31,33 @@ def test_every_layer_is_timed_at_every_length() -> None:
     assert all(len(found[name]) == 2 for found in times.values() for name in LAYERS)
 
 
-def times(*ratios: list[float]) -> dict[int, dict[str, list[float]]]:
-    """Of self-attention by another layer's time, by length from 16 on; one a round."""
-    return {16 * 2**i: {SELF: found, "other": [1.0] * len(found)} for i, found in enumerate(ratios)}
+def rounds(*ratios: list[float]) -> list[dict[str, dict[str, float]]]:
+    """Self-attention's time at 16, 32, ... tokens, one a round; another layer's is 1."""
+    return [
+        {str(16 * 2**i): {SELF: ratio, "other": 1.0, "restricted": 1.0}
+         for i, ratio in enumerate(found)}
+        for found in zip(*ratios, strict=True)
+    ]  # fmt: skip
 
 
 def test_a_crossover_lies_between_two_lengths() -> None:
-    found = crossover(times([0.25, 0.5], [0.5, 2.0], [2.0, 4.0]), "other")
+    found = crossover(rounds([0.25, 0.5], [0.5, 2.0], [2.0, 4.0]), "other")
     assert found == pytest.approx([32 * 2**0.5, 16 * 2**0.5])
     # The last time that it is faster counts.
-    assert crossover(times([2.0], [0.5], [2.0]), "other") == pytest.approx([32 * 2**0.5])
-    assert crossover(times([2.0], [4.0]), "other") == ["under 16"]
-    assert crossover(times([0.5, 0.5], [2.0, 0.5]), "other") == ["over 32"]
+    assert crossover(rounds([2.0], [0.5], [2.0]), "other") == pytest.approx([32 * 2**0.5])
+    assert crossover([], "other") == []
+
+
+def test_where_there_is_no_crossover_is_the_median_s_to_say() -> None:
+    assert crossover(rounds([2.0], [4.0]), "other") == ["under 16"]
+    assert crossover(rounds([2.0, 2.0, 0.9], [4.0, 4.0, 4.0]), "other") == ["under 16"]
+    assert crossover(rounds([0.5, 0.5, 0.5], [2.0, 0.5, 0.5]), "other") == ["over 32"]
+    # A round without one has no say where most have one.
+    found = crossover(rounds([0.5, 0.5, 2.0], [2.0, 2.0, 2.0]), "other")
+    assert found == pytest.approx([16 * 2**0.5] * 2)
 
 
 def test_blocks_are_slower_or_faster_only_where_there_is_more_than_one() -> None:
-    ratios = {16: 1.25, 64: 0.8, 128: 1.25}  # the first two are noise
-    found = {n: {SELF: [ratio], "restricted": [1.0]} for n, ratio in ratios.items()}
-    assert crossover(found, "restricted") == [64.0]
-    found[128][SELF] = [0.5]
-    assert crossover(found, "restricted") == ["over 128"]
+    noise = [[1.25], [1.25], [0.8]]
+    assert crossover(rounds(*noise, [1.25]), "restricted") == [64.0]
+    assert crossover(rounds(*noise, [0.5]), "restricted") == ["over 128"]

@@ -26,10 +26,13 @@ def test_two_cards(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_config_says_what_its_card_says(root: Path) -> None:
     values = read_config(str(root / "configs/vaswani2017/base.yaml")).values
     card = cards()["vaswani2017_base"].values
-    # The package's recipe is the paper's, but for what the paper leaves open.
+    # The package's recipe is the paper's, but for what the paper leaves open, and the biases that
+    # the authors' first code has.
     said = {key: values[key] for key in card if key in values}
+    assert said.pop("attention_bias") is True
     assert len(said) > 20
     assert said == {key: card[key] for key in said}
+    assert "weight_decay_form" not in values  # there is none
     beyer = read_config(str(root / "configs/vit/s16_beyer2022.yaml")).values
     assert (beyer["lr"], beyer["weight_decay"], beyer["clip"]) == (1e-3, 0.1, 1.0)
     assert (beyer["batch_rows"], beyer["warmup_steps"]) == (1024, 10000)
@@ -59,3 +62,23 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     assert main(["diff", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_adam_takes_its_decay_into_the_gradient(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [root / "configs/gpt2/small.yaml", tmp_path / "adam.yaml"]
+    text = files[0].read_text()
+    assert "name: adamw" in text
+    files[1].write_text(text.replace("name: adamw", "name: adam"))
+    found = [read_config(str(file)).values["weight_decay_form"] for file in files]
+    assert found == ["times_lr", "l2"]
+    assert main(["diff", *map(str, files)]) == 0
+    assert "l2: decay x weight is added to the gradient" in capsys.readouterr().out
+
+
+def test_rows_of_a_length_are_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "nanogpt_124M", "llmc_124M"]) == 0
+    page = capsys.readouterr().out
+    assert "A  491,520   from batch_rows 12, length 1024, devices 8, accumulation 5" in page
+    assert "B  524,288" in page

@@ -150,6 +150,9 @@ def test_the_exact_tier_writes_what_it_prints(
         (["gpt2_2019", "--bugdet", "3m"], "did you mean --budget"),
         (["gpt2_2019", "--commands"], "--commands is for trainings: the exact tier"),
         ([], "name a table such as vaswani2017/table3"),
+        (["--rows", "small", "gpt2_2019/table2"], "or all (what follows --rows are its rows)"),
+        (["gpt2_2019/table2", "--rows", ","], "--rows names no row"),
+        (["gpt2_2019/table2", "--out", "/dev/null"], "/dev/null is no directory that can be"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -480,11 +483,14 @@ def test_what_a_lost_machine_did_is_known_from_its_tables(
         "wide/seed_0", "task/seed_0"
     ]  # fmt: skip
     assert file.with_name("table.json").read_text() == table
-    # With other options it is another run, and another directory's runs are others.
+    # Wherever the directories are; with another --out nothing is known.
     children.asked.clear()
-    assert main([*command, "--runs", "anew", "--rows", "scratch"]) == 0
+    shutil.rmtree("runs")
+    assert main([*command, "--runs", "elsewhere"]) == 0
+    assert not children.asked
+    assert file.with_name("table.json").read_text() == table
+    assert main([*command, "--rows", "scratch", "--out", "anew"]) == 0
     assert len(children.asked) == 2
-    assert cells(file.parent)["base", "ppl"] == []
 
 
 def test_a_damaged_record_is_named(
@@ -661,3 +667,112 @@ def test_a_row_that_names_nothing_says_so(
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 2
     assert says in capsys.readouterr().err
     assert not children.asked
+
+
+def test_a_narrower_command_takes_nothing_from_a_table(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main([*command, "--seeds", "2"]) == 0
+    folder = here / "results/p/t/laptop"
+    table = (folder / "table.json").read_text()
+    assert main([*command, "--rows", "two"]) == 0
+    assert (folder / "table.json").read_text() == table
+    shutil.rmtree(here / "runs")
+    assert main(command) == 0
+    assert (folder / "table.json").read_text() == table
+
+
+def test_an_exact_table_is_whole_whichever_rows_are_asked_for(tmp_path: Path) -> None:
+    command = ["reproduce", "gpt2_2019/table2", "--out", str(tmp_path)]
+    assert main(command) == 0
+    table = (tmp_path / "gpt2_2019/table2/exact/table.json").read_text()
+    assert main([*command, "--rows", "small"]) == 0
+    assert (tmp_path / "gpt2_2019/table2/exact/table.json").read_text() == table
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    ["[]", '{"run": 3}', '{"run": {"command": 3}}', '{"run": {"command": "a \'b"}}', "\xff"],
+)
+def test_a_spoilt_measurement_is_made_again(here: Path, children: Children, spoilt: str) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    folder = here / "runs/reproduce/p/t/laptop/one/seed_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(spoilt, encoding="latin-1")
+    (folder / "seconds.json").write_text("null")
+    assert main(command) == 0
+    assert len(children.asked) == 2
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+
+
+def test_a_directory_may_be_spelled_in_two_ways(here: Path, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main([*command, "--runs", "r"]) == 0
+    shutil.rmtree(here / "results")
+    children.asked.clear()
+    assert main([*command, "--runs", str(here / "r")]) == 0
+    assert not children.asked
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+
+
+def test_what_fails_keeps_only_what_starts_from_it(
+    chain: Any, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def some(verb: str, given: list[str], *more: Any) -> int:
+        if "wide/seed_0" in given[given.index("--run_dir") + 1]:
+            return 1
+        return children(verb, given, *more)
+
+    monkeypatch.setattr(child, "run", some)
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 1
+    printed = capsys.readouterr().out
+    assert "p/t, row wide, seed 0: failed with exit code 1" in printed
+    assert "p/t, row wide, task, seed 0: not run, for what it starts from failed" in printed
+    missing = {key for key, values in cells(Path("results/p/t/laptop")).items() if not values}
+    assert missing == {("wide", "ppl"), ("wide", "bleu")}
+
+
+SECOND = PAPER.partition("tables:\n")[2].replace("  t:", "  u:", 1)
+
+
+def test_a_budget_is_for_all_tables_together(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER + SECOND)})
+    children.slow = 0.5  # twice a run
+    assert main(["reproduce", "p", "--tier", "laptop", "--budget", "1.7s"]) == 0
+    # The time of the second table's first run is not known yet: it begins, and is stopped.
+    assert children.asked[:3] == [
+        ("fit", "one/seed_0"),
+        ("test", "one/seed_0"),
+        ("fit", "one/seed_0"),
+    ]
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+    assert cells(here / "results/p/u/laptop")["one", "ppl"] == []
+
+
+def test_what_a_later_table_lacks_is_said_before_the_first_is_run(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    text = PAPER + SECOND.replace("about: tiny", "about: tiny\n        files: [gone.gz]")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    assert main(["reproduce", "p", "--tier", "laptop"]) == 2
+    assert "p/u, tier laptop needs gone.gz" in capsys.readouterr().err
+    assert not children.asked
+
+
+def test_rows_that_are_not_timed_again_stay(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """{title: T, authors: A, venue: V, year: 2000, sources: {}, tables: {t: {
+        title: Lengths, columns: {gru: {title: GRU, measured: gru}},
+        rows: {small: {setup: {d: 8, longest: 32}}, other: {setup: {d: 4, longest: 16}}}}}}"""
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    command = ["reproduce", "p/t", "--tier", "measured"]
+    assert main([*command, "--rows", "other"]) == 0
+    before = cells(here / "results/p/t/measured")
+    assert before["other", "gru"]
+    assert before["small", "gru"] == []
+    assert main([*command, "--rows", "small", "--seeds", "2"]) == 0
+    after = cells(here / "results/p/t/measured")
+    assert after["small", "gru"]
+    assert after["other", "gru"] == before["other", "gru"]

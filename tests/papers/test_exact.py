@@ -31,14 +31,18 @@ def test_every_cell_agrees_or_its_disagreement_is_explained(name: str) -> None:
         assert bool(cell.why) == (cell.verdict in ("explained", "unknown cause")), place
 
 
-def test_only_one_count_is_left_without_a_cause() -> None:
+def test_three_counts_are_left_without_a_cause() -> None:
     unknown = [
         (name, *place)
         for name in EXACT
         for place, cell in cells(TABLES[name]).items()
         if cell.verdict == "unknown cause"
     ]
-    assert unknown == [("vaswani2017/table3", "big", "params")]
+    assert sorted(unknown) == [
+        ("vaswani2017/table3", "big", "params"),
+        ("vit2020/table6", "b32", "cost"),
+        ("vit2020/table6", "h14", "cost"),
+    ]
 
 
 def test_the_counts_that_are_known_to_be_true() -> None:
@@ -79,10 +83,6 @@ def test_a_reason_that_does_not_hold_is_seen() -> None:
     wrong = replace(table.reasons[0], changes={"config": {"vocab_size": 45000}})
     assert {c.verdict for c in cells(replace(table, reasons=[wrong])).values()} == {"differs"}
     assert {c.verdict for c in cells(replace(table, reasons=[])).values()} == {"differs"}
-    table = TABLES["vit2020/table6"]
-    wrong = replace(table.reasons[0], within=0.001)
-    found = cells(replace(table, reasons=[wrong]))
-    assert found["b32", "cost"].verdict == "differs"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_every_table_says_where_it_was_read(name: str) -> None:
     for reason in table.reasons:
         assert reason.source, reason.why
         # A reason claims something that can be tested, or says that the cause is not known.
-        tested = reason.changes or reason.within or reason.rounding != "nearest"
+        tested = reason.changes or reason.rounding != "nearest"
         assert bool(tested) != reason.unknown, reason.why
 
 

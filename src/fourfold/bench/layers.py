@@ -6,6 +6,7 @@ Shapes: B batch, T tokens (n in the table), D width (d), R tokens of a block (r)
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -22,6 +23,7 @@ SELF = "self_attention"
 
 Layer = Callable[[Tensor], Tensor]
 Times = Mapping[int, Mapping[str, Sequence[float]]]  # length, layer, seconds by round
+Round = Mapping[str, Mapping[str, float]]  # of one round: length, layer, seconds
 
 
 def self_attention(width: int) -> Attention:
@@ -85,26 +87,43 @@ def _pass(layer: Layer, length: int, width: int) -> Call:
     return lambda: layer(x).sum().backward()
 
 
-def crossover(times: Times, layer: str) -> list[float | str]:
-    """The length from which on self-attention is slower than `layer`, one a round.
+def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
+    """The length from which on self-attention is slower than `layer`, one a round that has one.
 
-    In one block the restricted layer is self-attention itself, no slower and no faster. Between two
-    measured lengths the logarithm of the ratio is taken to be straight. Where a round has none, it
-    is one word for all: under the shortest length, or over the longest.
+    Where by the median of the rounds there is none it is one word: under the shortest length, or
+    over the longest. In one block the restricted layer is self-attention itself, no slower and no
+    faster.
+
+    Args:
+        rounds: Of each, seconds by length and layer.
+        layer: One of LAYERS.
     """
-    lengths = sorted(times)
     same = BLOCK if layer == "restricted" else 0
-    found: list[float | str] = []
-    for number in range(len(times[lengths[0]][layer])):
+    curves = [
         # Greater than 0 where self-attention is slower.
-        ratios = [times[n][SELF][number] / times[n][layer][number] for n in lengths]
-        logs = [math.log(r) if n > same else 0.0 for n, r in zip(lengths, ratios, strict=True)]
-        no_slower = [i for i, log in enumerate(logs) if log <= 0.0]
-        if not no_slower:
-            return [f"under {lengths[0]}"]
-        last = no_slower[-1]
-        if last == len(lengths) - 1:
-            return [f"over {lengths[-1]}"]
-        share = -logs[last] / (logs[last + 1] - logs[last])
-        found.append(lengths[last] * (lengths[last + 1] / lengths[last]) ** share)
-    return found
+        {int(n): math.log(s[SELF] / s[layer]) if int(n) > same else 0.0 for n, s in times.items()}
+        for times in rounds
+    ]
+    if not curves:
+        return []
+    middle = {n: statistics.median(curve[n] for curve in curves) for n in curves[0]}
+    if min(middle.values()) > 0.0:
+        return [f"under {min(middle)}"]
+    if middle[max(middle)] <= 0.0:
+        return [f"over {max(middle)}"]
+    found: list[float | str] = [x for curve in curves if (x := _crossing(curve)) is not None]
+    return found or [_crossing(middle) or math.nan]
+
+
+def _crossing(curve: Mapping[int, float]) -> float | None:
+    """Where a curve over lengths last leaves what is not above 0, straight in the logarithm.
+
+    None where it is nowhere below, or never leaves.
+    """
+    lengths = sorted(curve)
+    no_slower = [i for i, n in enumerate(lengths) if curve[n] <= 0.0]
+    if not no_slower or no_slower[-1] == len(lengths) - 1:
+        return None
+    last, after = (lengths[no_slower[-1] + shift] for shift in (0, 1))
+    share = -curve[last] / (curve[after] - curve[last])
+    return float(last * (after / last) ** share)

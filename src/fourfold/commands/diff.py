@@ -31,6 +31,8 @@ ELSEWHERE = {
     "static_masks": "masking.static",
     "averaged": "average_last",
 }
+# How the optimizers of this package take a weight decay.
+FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,10 +85,14 @@ def read_config(name: str) -> Card:
         for key, value in flat(tree, "").items():
             said.setdefault(key.removeprefix("."), value)
     said |= dict(zip(("beta1", "beta2"), said.get("optimizer.betas", ()), strict=False))
+    if said.get("vocab_size") is None:
+        said["vocab_size"] = said.get("tokenizer.vocab_size")
     values = {key: said[k] for key in KEYS if (k := ELSEWHERE.get(key, key)) in said}
     # What is left to data or machine is not said: null, -1 steps, devices auto.
     values = {key: v for key, v in values.items() if v is not None and v not in ("auto", -1)}
-    if "optimizer" in values and "adam" in str(values["optimizer"]):
-        values["weight_decay_form"] = "times_lr"  # AdamW's; of plain Adam it is none or L2
+    if values.get("weight_decay"):
+        values["weight_decay_form"] = FORMS[values["optimizer"]]
+    if "bias" in values:
+        values["attention_bias"] = values["bias"]  # one switch for all
     task = config["model"]["class_path"].rsplit(".", 1)[-1]
     return Card(name, f"{task} of fourfold", name, values)

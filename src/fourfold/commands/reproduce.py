@@ -19,6 +19,7 @@ from fourfold.papers.reading import find_tables
 from fourfold.papers.tables import RECIPES, TIERS, Row, Table
 
 if TYPE_CHECKING:
+    from fourfold.commands.row_runs import Budget
     from fourfold.papers.results import Cell
 
 SELDOM = 60.0  # seconds between two times that a table is written while its rows are run
@@ -39,22 +40,35 @@ def main(argv: Sequence[str]) -> int:
         show_tables(find_tables(options.tables or ["all"]), Path(options.out))
         return 0
     if not options.tables:
-        raise InputError("name a table such as vaswani2017/table3, a paper, or all; or say --list")
+        words = " (what follows --rows are its rows)" if options.rows else ""
+        raise InputError(
+            f"name a table such as vaswani2017/table3, a paper, or all{words}; or say --list"
+        )
     check_word("--tier", options.tier, TIERS)
     if options.seeds < 1:
         raise InputError(f"--seeds is {options.seeds}, but must be at least 1")
-    budget = None if options.budget is None else parse_budget(options.budget)
+    seconds = None if options.budget is None else parse_budget(options.budget)
     tables = _with_tier(find_tables(options.tables), options)
     rows = {table.name: _rows(table, options) for table in tables}
     if options.commands:
         return _show_commands(tables, rows, options)
-    command = shlex.join(["fourfold", "reproduce", *argv])
-    end = None if budget is None else time.monotonic() + budget
-    code = 0
+    from fourfold.commands.row_runs import Budget, is_stop
+    from fourfold.commands.table_data import find_files
+    from fourfold.commands.table_files import check_folder
+
+    # What may be missing is looked for before hours go into the first table.
     for table in tables:
-        left = None if end is None else max(0.0, end - time.monotonic())
-        code = code or _reproduce(table, rows[table.name], options, command, left)
-    return code
+        check_folder(Path(options.out), table, options.tier)
+        if options.tier in table.tiers:
+            find_files(table, options.tier)
+    command = shlex.join(["fourfold", "reproduce", *argv])
+    budget, first = Budget(seconds), 0
+    for table in tables:
+        code = _reproduce(table, rows[table.name], options, command, budget)
+        if is_stop(code):
+            return code
+        first = first or code
+    return first
 
 
 def _options(argv: Sequence[str]) -> Namespace:
@@ -100,6 +114,8 @@ def _rows(table: Table, options: Namespace) -> list[Row]:
     """The rows to obtain, in the table's order."""
     there = list({row.name: row for row, _ in table.cells(options.tier)}.values())
     wanted = [name for word in options.rows or [] for name in word.split(",") if name]
+    if options.rows and not wanted:
+        raise InputError("--rows names no row")
     for name in wanted:
         check_word(f"{table.name}, --rows", name, tuple(row.name for row in there))
     return [row for row in there if not wanted or row.name in wanted]
@@ -110,15 +126,17 @@ def _show_commands(tables: list[Table], rows: dict[str, list[Row]], options: Nam
 
     if options.tier not in RECIPES:
         raise InputError(f"--commands is for trainings: the {options.tier} tier is obtained here")
-    for table in tables:
-        chosen = rows[table.name]
-        for run in plan_runs(table, options.tier, chosen, options.seeds, Path(options.runs)):
-            print("\n".join(run.commands))
+    plans = (
+        plan_runs(table, options.tier, rows[table.name], options.seeds, Path(options.runs))
+        for table in tables
+    )
+    commands = (command for plan in plans for run in plan for command in run.commands)
+    print("\n".join(dict.fromkeys(commands)))  # tables share runs
     return 0
 
 
 def _reproduce(
-    table: Table, rows: list[Row], options: Namespace, command: str, left: float | None
+    table: Table, rows: list[Row], options: Namespace, command: str, budget: "Budget"
 ) -> int:
     from fourfold.commands.provenance import provenance
     from fourfold.commands.table_files import write
@@ -133,47 +151,58 @@ def _reproduce(
 
     code = 0
     if options.tier == "exact":
-        page = keep(_computed(table, rows))
+        page = keep(_computed(table))
     elif options.tier == "measured":
-        cells, runs = _timed(table, rows, options.seeds)
+        cells, runs = _timed(table, rows, options)
         page = keep(cells, runs=runs)
     else:
-        code, page = _trained(table, rows, options, left, keep)
+        code, page = _trained(table, rows, options, budget, keep)
     print(page, flush=True)
     return code
 
 
-def _computed(table: Table, rows: list[Row]) -> "list[Cell]":
+def _computed(table: Table) -> "list[Cell]":
+    """All of the table, whichever rows were asked for: that takes no time."""
     from fourfold.papers.exact import compute
     from fourfold.papers.results import exact_cell
 
     return [
         exact_cell(table, row, column, partial(compute, table, row, column))
         for row, column in table.cells("exact")
-        if row in rows
     ]
 
 
-def _timed(table: Table, rows: list[Row], rounds: int) -> "tuple[list[Cell], list[dict[str, Any]]]":
-    """Layers by the clock, and all that it showed."""
+def _timed(
+    table: Table, rows: list[Row], options: Namespace
+) -> "tuple[list[Cell], list[dict[str, Any]]]":
+    """Layers by the clock, and all that it showed; of other rows what it showed before."""
     from fourfold.bench.layers import crossover, measure_layers
+    from fourfold.commands.table_files import kept_runs
     from fourfold.papers.results import timed_cell
 
     cells, kept = [], []
-    for row in rows:
-        assert row.setup is not None, f"{row.name} is not timed"
-        times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
+    before = kept_runs(Path(options.out), table, options.tier)
+    for row in {row.name: row for row, _ in table.cells(options.tier)}.values():
+        runs = [run for run in before if run["row"] == row.name]
+        if row in rows:
+            assert row.setup is not None, f"{row.name} is not timed"
+            times = measure_layers(row.setup["d"], options.seeds, row.setup.get("longest"))
+            runs = [
+                {"row": row.name, "seed": seed, "seconds_by_length": {
+                    str(n): {layer: s[seed] for layer, s in t.items()} for n, t in times.items()}}
+                for seed in range(options.seeds)
+            ]  # fmt: skip
+        kept += runs
+        found = [run["seconds_by_length"] for run in runs]
         for name, column in table.columns.items():
             if column.measured:
-                cells.append(timed_cell(row, name, crossover(times, column.measured), rounds))
-        for seed in range(rounds):
-            seconds = {n: {layer: s[seed] for layer, s in t.items()} for n, t in times.items()}
-            kept.append({"row": row.name, "seed": seed, "seconds_by_length": seconds})
+                values = crossover(found, column.measured)
+                cells.append(timed_cell(row, name, values, len(found)))
     return cells, kept
 
 
 def _trained(
-    table: Table, rows: list[Row], options: Namespace, left: float | None, keep: Callable[..., str]
+    table: Table, rows: list[Row], options: Namespace, budget: "Budget", keep: Callable[..., str]
 ) -> tuple[int, str]:
     """Run what is not done; then keep all that is done of the table, whoever did it.
 
@@ -189,7 +218,7 @@ def _trained(
     record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")))
     plan = plan_runs(table, tier, rows, options.seeds, place)
     if kept := sum(record.find(run) is not None and not run.found for run in plan):
-        print(f"{kept} of {len(plan)} runs are known from {out}: another --runs runs all anew")
+        print(f"{kept} of {len(plan)} runs are known from {out}: another --out has none on record")
     written = time.monotonic()
 
     def write() -> str:
@@ -202,5 +231,5 @@ def _trained(
             write()
             written = time.monotonic()
 
-    code = run_all(plan, record, left, write_seldom)
+    code = run_all(plan, record, budget, write_seldom)
     return code, write()

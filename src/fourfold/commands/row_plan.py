@@ -26,7 +26,8 @@ SECTIONS = {
     "trainer": "trainer.",
     "run": "",
 }
-OF_A_ROW = ("recipe", "each", "start", "words", "teacher", "columns")  # besides sections and parts
+OF_A_RUN = ("recipe", "minutes")  # besides sections
+OF_A_ROW = (*OF_A_RUN, "each", "start", "words", "teacher", "columns")  # and parts
 ROOT = Path(fourfold.__file__).parents[2]  # of a checkout
 
 
@@ -39,13 +40,13 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
     recipe, changes = table.tiers[tier], row.runs[tier]
     where, each = f"{table.name}, row {row.name}, tier {tier}", changes.get("each", {})
     _check_keys(where, changes, {*SECTIONS, *recipe.parts, *OF_A_ROW})
-    _check_keys(f"{where}, each", each, {*SECTIONS, "recipe"})
+    _check_keys(f"{where}, each", each, {*SECTIONS, *OF_A_RUN})
     found = _teacher_and_first(where, table, tier, row, seed, runs)
     for part, learned in recipe.parts.items():
         own = changes.get(part, {})
         if own is None:  # the row leaves it out
             continue
-        _check_keys(f"{where}, {part}", own, {*SECTIONS, "recipe"})
+        _check_keys(f"{where}, {part}", own, {*SECTIONS, *OF_A_RUN})
         folder = runs / table.name / tier / row.name / part / f"seed_{seed}"
         first = found.get("") if part in recipe.then else None
         begin = _begin(changes, first)
@@ -131,7 +132,8 @@ def _run(
     )
     trains = not isinstance(recipe, Tier) or recipe.train
     needed = tuple(run.folder for run in starts)
-    return Run(row, part, seed, folder, recipe, fit if trains else [], test, needed)
+    minutes = both.get("minutes", recipe.minutes)
+    return Run(row, part, seed, folder, recipe, fit if trains else [], test, needed, minutes)
 
 
 def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:

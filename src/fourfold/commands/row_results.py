@@ -17,7 +17,7 @@ def table_of_runs(
     Args:
         table: The table.
         tier: The tier.
-        n_seeds: Seeds 0 to n - 1 are shown.
+        n_seeds: Seeds 0 to n - 1 are shown, and those on record.
         place: Where the runs are.
         record: What is known of them.
 
@@ -25,6 +25,7 @@ def table_of_runs(
         The cells, and of each run that is done its row, seed, commands, metrics and how they were
         obtained.
     """
+    n_seeds = max(n_seeds, record.n_seeds(table.name))
     rows = [row for row in table.rows.values() if tier in row.runs]
     runs = {run.folder: run for run in plan_runs(table, tier, rows, n_seeds, place)}
     known = {folder: found for folder, run in runs.items() if (found := record.find(run))}
@@ -35,7 +36,7 @@ def table_of_runs(
         folders = {seed: row_runs(table, tier, row, seed, place)[part].folder
                    for seed in range(n_seeds)}  # fmt: skip
         own = {seed: known[folder]["metrics"] for seed, folder in folders.items()
-               if folder in known}  # fmt: skip
+               if metric in known.get(folder, {}).get("metrics", {})}  # fmt: skip
         for folder in known.keys() & folders.values():
             users[folder].append(row.name)
         cells.append(run_cell(table, row, column, metric, own))

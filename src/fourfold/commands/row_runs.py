@@ -20,6 +20,8 @@ from fourfold.commands.seeds import measured
 from fourfold.core.errors import InputError
 from fourfold.papers.tables import Recipe
 
+Key = tuple[tuple[str, ...], ...]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -34,6 +36,7 @@ class Run:
         fit: Options of `fourfold fit`; none where nothing is trained.
         test: Options of `fourfold test`.
         starts: Run directories of which it needs the weights or the words.
+        minutes: That it takes, from a measurement; None if there was none.
     """
 
     row: str
@@ -44,11 +47,19 @@ class Run:
     fit: list[str]
     test: list[str]
     starts: tuple[Path, ...] = ()
+    minutes: float | None = None
 
     @property
     def title(self) -> str:
         """Which it is, to be printed."""
-        return f"row {self.row}, {self.part + ', ' if self.part else ''}seed {self.seed}"
+        paper, table = self.folder.relative_to(_place(self.folder, self.part)).parts[:2]
+        part = f"{self.part}, " if self.part else ""
+        return f"{paper}/{table}, row {self.row}, {part}seed {self.seed}"
+
+    @property
+    def key(self) -> Key:
+        """Its commands, wherever its directory is."""
+        return _key(self.commands, self.part)
 
     @property
     def found(self) -> dict[str, Any] | None:
@@ -76,7 +87,7 @@ class Run:
         """What its parts took that came to an end; None where there is none."""
         try:
             return float(json.loads(self._clock.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def go(self, held: int, limit: float | None) -> int:
@@ -107,28 +118,36 @@ class Record:
     """What is known of runs that are done: their directories, or what was written down of them.
 
     A directory may have gone with its machine; the tables that were written keep what each of their
-    runs found, so that it is not done again. A run is known by its commands: with other options, or
-    another directory, it is another run.
+    runs found, so that it is not done again. A run is known by its commands: with other options it
+    is another run.
 
     Args:
-        files: provenance.json of tables.
+        files: provenance.json of tables, PAPER/TABLE/TIER/provenance.json.
 
     Raises:
         InputError: A file is damaged.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._kept: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._kept: dict[Key, dict[str, Any]] = {}
+        self._seeds: dict[str, int] = {}
         for file in files:
+            table = "/".join(file.parts[-4:-2])
             try:
-                entries = json.loads(file.read_text(encoding="utf-8"))["runs"]
-                self._kept |= {tuple(entry["commands"]): entry for entry in entries}
-            except (ValueError, KeyError, TypeError) as error:
+                for entry in json.loads(file.read_text(encoding="utf-8"))["runs"]:
+                    dict(entry["metrics"])
+                    self._kept[_key(entry["commands"], entry["part"])] = entry
+                    self._seeds[table] = max(self._seeds.get(table, 0), entry["seed"] + 1)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
+
+    def n_seeds(self, table: str) -> int:
+        """How many seeds a table that was written has."""
+        return self._seeds.get(table, 0)
 
     def find(self, run: Run) -> dict[str, Any] | None:
         """As `Run.found`, or what was written down; None if it was never done."""
-        return run.found or self._kept.get(tuple(run.commands))
+        return run.found or self._kept.get(run.key)
 
     def due(self, runs: Sequence[Run]) -> list[Run]:
         """Those that are to be run: not done, or done but needed, and their weights are gone."""
@@ -140,64 +159,121 @@ class Record:
             needed.update(run.starts)
         return found[::-1]
 
-    def expected_seconds(self, runs: Sequence[Run], recipe: Recipe) -> float | None:
-        """Of a run: the median of those of its recipe that are done, else what the table says."""
-        done = [found for run in runs if run.recipe is recipe and (found := self.find(run))]
-        if known := [found["seconds"] for found in done if found["seconds"]]:
-            return statistics.median(known)
-        return None if recipe.minutes is None else 60 * recipe.minutes
+    def expected_seconds(self, runs: Sequence[Run], run: Run) -> float:
+        """The median of those like it that are done, else what the table says, else 0."""
+        like = [r for r in runs if (r.recipe, r.minutes) == (run.recipe, run.minutes)]
+        done = [found.get("seconds") for r in like if (found := self.find(r))]
+        known = [seconds for seconds in done if isinstance(seconds, int | float)]
+        return statistics.median(known) if known else 60 * (run.minutes or 0.0)
 
 
-def run_all(
-    runs: Sequence[Run], record: Record, budget: float | None, done: Callable[[], None]
-) -> int:
+def _key(commands: Sequence[str], part: str) -> Key:
+    """Commands without the place of their directories."""
+    words = [shlex.split(command) for command in commands]
+    folder = Path(words[0][words[0].index("--run_dir") + 1])
+    place = f"{_place(folder, part)}/"
+    return tuple(tuple(word.removeprefix(place) for word in command) for command in words)
+
+
+def _place(folder: Path, part: str) -> Path:
+    """Where all runs are: PLACE/PAPER/TABLE/TIER/ROW/seed_N, and of a part .../ROW/PART/seed_N."""
+    return folder.parents[5 if part else 4]
+
+
+class Budget:
+    """The time in which runs have to end, of one table or several.
+
+    Args:
+        seconds: None for no end.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self.spent_on_runs = False
+        self._begin = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds; inf without an end."""
+        return max(0.0, self.seconds - (time.monotonic() - self._begin))
+
+    @property
+    def limit(self) -> float | None:
+        """What is left, None without an end."""
+        return None if math.isinf(self.seconds) else self.left
+
+    def admits(self, needed: float, n_due: int) -> bool:
+        """Whether a run that takes so many seconds may begin.
+
+        Raises:
+            InputError: It may not, and none has; says what would fit.
+        """
+        if needed > self.left and not self.spent_on_runs:
+            raise InputError(
+                f"--budget {_words(self.seconds)} is too short: the next run takes about"
+                f" {_words(needed)}, and {n_due} are to be done"
+            )
+        return needed <= self.left > 0.0
+
+
+def run_all(runs: Sequence[Run], record: Record, budget: Budget, done: Callable[[], None]) -> int:
     """Run what is not done, as far as the budget reaches.
+
+    What fails does not keep the rest from being run, but for what starts from it.
 
     Args:
         runs: All of them, those that others start from before these.
         record: What is known of those that are done.
-        budget: Seconds; None for no end. A run that is still going then is saved and stopped.
+        budget: A run that is still going at its end is saved and stopped.
         done: Called after each run that came to its end.
 
     Returns:
-        0, or the exit code of the run that failed or was stopped by others.
+        0, or the exit code of the first run that failed, or of one that was stopped by others.
 
     Raises:
         InputError: Not one run fits into the budget; says what would.
     """
-    end = math.inf if budget is None else time.monotonic() + budget
-    started = False
-    due = record.due(runs)
+    due, failed = record.due(runs), dict[Path, int]()
     for number, run in enumerate(runs, 1):
         if run not in due:
             continue
-        left = None if budget is None else end - time.monotonic()
-        try:  # the lock before asking: another may be about to end it
-            with child.locked(run.folder, left) as held:
-                if run.found:
-                    continue
-                needed = (record.expected_seconds(runs, run.recipe) or 0.0) - (run.seconds or 0.0)
-                left = end - time.monotonic()
-                if budget is not None and needed > left and not started:
-                    raise InputError(
-                        f"--budget {_words(budget)} is too short: the next run takes about"
-                        f" {_words(needed)}, and {len(record.due(runs))} are to be done"
-                    )
-                if needed > left or left <= 0:
-                    return _out_of_budget()
-                print(f"[{number}/{len(runs)}] {run.title}", flush=True)
-                started = True
-                if code := run.go(held, None if budget is None else left):
-                    return _out_of_budget() if time.monotonic() >= end else code
+        if any(folder in failed for folder in run.starts):
+            print(f"{run.title}: not run, for what it starts from failed", flush=True)
+            failed[run.folder] = 1
+            continue
+        code = _run(run, runs, record, budget, f"[{number}/{len(runs)}]")
+        if code is None or (code and not budget.left):
+            print("the budget ends here; the same command goes on", flush=True)
+            return 0
+        if is_stop(code):
+            return code
+        if code:
+            print(f"{run.title}: failed with exit code {code}", flush=True)
+            failed[run.folder] = code
+        else:
             done()
-        except TimeoutError:
-            return _out_of_budget()
-    return 0
+    return next(iter(failed.values()), 0)
 
 
-def _out_of_budget() -> int:
-    print("the budget ends here; the same command goes on", flush=True)
-    return 0
+def _run(run: Run, runs: Sequence[Run], record: Record, budget: Budget, number: str) -> int | None:
+    """The exit code of a run, 0 if another has ended it meanwhile; None: not within the budget."""
+    try:  # the lock before asking: another may be about to end it
+        with child.locked(run.folder, budget.limit) as held:
+            if run.found:
+                return 0
+            needed = record.expected_seconds(runs, run) - (run.seconds or 0.0)
+            if not budget.admits(needed, len(record.due(runs))):
+                return None
+            print(f"{number} {run.title}", flush=True)
+            budget.spent_on_runs = True
+            return run.go(held, budget.limit)
+    except TimeoutError:
+        return None
+
+
+def is_stop(code: int) -> bool:
+    """Whether an exit code is that of a run which a signal ended, having saved or not."""
+    return code == os.EX_TEMPFAIL or code >= 128 or code < 0
 
 
 def _words(seconds: float) -> str:

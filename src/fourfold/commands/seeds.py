@@ -58,12 +58,13 @@ def measured(run: Path, options: list[str]) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         command = shlex.split(content["run"]["command"])
-    except (FileNotFoundError, json.JSONDecodeError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if command[2:] != options:
+    # A directory may be spelled in two ways.
+    if [os.path.realpath(word) for word in command[2:]] != list(map(os.path.realpath, options)):
         raise InputError(
-            f"{file} was measured by `{content['run']['command']}`: give another --run_dir, or"
-            " remove it to measure again"
+            f"{file} was measured by `{content['run']['command']}`: remove it to measure again, or"
+            " name another directory"
         )
     return content
 

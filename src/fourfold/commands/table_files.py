@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands.results import plain
+from fourfold.core.errors import InputError
 from fourfold.papers.order import compare_orders
 from fourfold.papers.plot import draw
 from fourfold.papers.report import as_csv, content, markdown
@@ -38,6 +39,34 @@ def write(
     if draw(table, cells, part):
         os.replace(part, folder / "table.png")
     return f"{page}\nwrote {folder}\n"
+
+
+def check_folder(out: Path, table: Table, tier: str) -> None:
+    """What hours of training find must not be lost for want of a directory.
+
+    Raises:
+        InputError: A file stands in its place, or nobody may write there.
+    """
+    folder = out / table.name / tier
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"--out {out}: {there} is no directory that can be written to")
+
+
+def kept_runs(out: Path, table: Table, tier: str) -> list[dict[str, Any]]:
+    """What an earlier command wrote down of its runs.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    file = out / table.name / tier / "provenance.json"
+    try:
+        runs: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        return [dict(run) for run in runs]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
 
 
 def _trace(provenance: dict[str, Any]) -> str:

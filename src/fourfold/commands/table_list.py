@@ -22,6 +22,6 @@ def state(table: Table, tier: str, out: Path) -> str:
     try:
         file = out / table.name / tier / "table.json"
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    except (FileNotFoundError, ValueError, KeyError):
+        return f"{sum(bool(cell['values']) for cell in cells)}/{n}"
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return f"0/{n}"
-    return f"{sum(bool(cell['values']) for cell in cells)}/{n}"

@@ -33,7 +33,7 @@ class Resolution:
 
     title: str
     needs: tuple[str, ...]
-    value: Callable[[Values], tuple[float, ...]]
+    value: Callable[[Values], tuple[float, ...] | None]
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
@@ -65,21 +65,31 @@ def peak(values: Values) -> float:
     return lr * max(factor(step) for step in range(max(0, warmup - 2), warmup + 2))
 
 
-def decay(values: Values) -> tuple[float, ...]:
+def decay(values: Values) -> tuple[float, ...] | None:
     """The decay as torch's AdamW counts it, which multiplies it by the learning rate."""
-    own = values["weight_decay_form"] == "own"
-    given = float(values["weight_decay"])
-    return (given / peak(values) if own else given,)
+    given, form = float(values["weight_decay"]), values.get("weight_decay_form")
+    if not given or form == "times_lr":
+        return (given,)
+    known = form == "own" and {"lr", "schedule", "d_model"} <= values.keys()
+    return (given / peak(values),) if known else None
 
 
-def a_step(key: str, title: str) -> Resolution:
-    """How many of a batch's tokens or rows lie between two optimizer steps, over all devices."""
-    times = ("devices", "accumulation")
+def tokens(values: Values) -> tuple[float, ...] | None:
+    """How many lie between two optimizer steps, over all devices: as such, or in whole rows."""
+    if "batch_tokens" in values:
+        return (_a_step(values, int(values["batch_tokens"])),)
+    if {"batch_rows", "length"} <= values.keys():
+        return (_a_step(values, int(values["batch_rows"]) * int(values["length"])),)
+    return None
 
-    def value(values: Values) -> tuple[float, ...]:
-        return (float(math.prod([int(values[key]), *(int(values.get(k, 1)) for k in times)])),)
 
-    return Resolution(title, (key,), value, optional=times)
+def rows(values: Values) -> tuple[float, ...] | None:
+    """How many lie between two optimizer steps, over all devices."""
+    return (_a_step(values, int(values["batch_rows"])),) if "batch_rows" in values else None
+
+
+def _a_step(values: Values, batch: int) -> float:
+    return float(batch * math.prod(int(values.get(key, 1)) for key in ("devices", "accumulation")))
 
 
 RESOLVED = (
@@ -97,8 +107,13 @@ RESOLVED = (
     ),
     Resolution(
         "weight decay as torch's AdamW counts it",
-        ("weight_decay", "weight_decay_form", "lr", "schedule", "d_model"), decay,
+        ("weight_decay",), decay, optional=("weight_decay_form", "lr", "schedule", "d_model"),
     ),
-    a_step("batch_tokens", "tokens a step, of each side of a pair"),
-    a_step("batch_rows", "rows a step"),
+    Resolution(
+        "tokens a step, of each side of a pair", (), tokens,
+        optional=("batch_tokens", "batch_rows", "length", "devices", "accumulation"),
+    ),
+    Resolution(
+        "rows a step", (), rows, optional=("batch_rows", "devices", "accumulation"),
+    ),
 )  # fmt: skip

@@ -67,8 +67,8 @@ def training_flops(setup: Setup) -> float:
 
 
 def six_n_d(setup: Setup) -> float:
-    """6 x parameters x tokens, the rule of thumb."""
-    return 6.0 * parameters(setup) * setup["tokens"]
+    """6 x parameters x tokens, the rule of thumb; `rounded` parameters, where there are such."""
+    return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
 
 
 def sequences(setup: Setup) -> float:

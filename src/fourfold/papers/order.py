@@ -46,7 +46,7 @@ class Order:
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[Order]:
-    """For each column with enough rows that are both printed and measured."""
+    """For each column with enough rows that are both printed and measured, and not all equal."""
     found = []
     for name, column in table.columns.items():
         pairs = [
@@ -55,7 +55,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[Order]:
             if cell.column == name and cell.verdict == "measured" and cell.printed is not None
         ]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if len(known) >= FEWEST:
+        if len(known) >= FEWEST and all(len(set(side)) > 1 for side in zip(*known, strict=True)):
             found.append(order(column.title, np.array(known)))
     return found
 

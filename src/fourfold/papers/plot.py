@@ -52,7 +52,9 @@ def _draw_column(axis: Any, table: Table, name: str, found: Sequence[Cell]) -> N
         fmt="o", label="ours",
     )  # fmt: skip
     printed = [Printed(cell.printed).number if cell.printed else None for cell in found]
-    known = [(value, place) for value, place in zip(printed, places, strict=True) if value]
+    known = [
+        (value, place) for value, place in zip(printed, places, strict=True) if value is not None
+    ]
     if known:
         axis.plot(*zip(*known, strict=True), "x", color="black", label="paper")
     axis.set_yticks(places, [table.rows[cell.row].title for cell in found], fontsize=7)

@@ -40,6 +40,7 @@ MEANINGS = {
     "weight_decay_form": {
         "times_lr": "each step takes off learning rate x decay",
         "own": "each step takes off decay, the peak learning rate left out",
+        "l2": "decay x weight is added to the gradient, which the optimizer rescales",
     },
 }
 

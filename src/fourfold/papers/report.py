@@ -25,12 +25,14 @@ def markdown(
     ]
     if table.source:
         sources = "; ".join(paper.sources[s] for s in table.source)
-        lines += ["", f"Printed numbers were {'' if table.confirmed else 'NOT '}read in {sources}."]
+        what = "Formulas" if table.derived else "Printed numbers" if has_printed(table) else "It"
+        was = "was" if what == "It" else "were"
+        lines += ["", f"{what} {was} {'' if table.confirmed else 'NOT '}read in {sources}."]
     if tier in table.tiers:
         lines += ["", f"How it differs: {table.tiers[tier].about}"]
     lines += ["", *_grid(paper, table, tier, cells), ""]
     lines += [f"{len(cells)} cells: {digest(cells)}."] if cells else ["No cell of this tier."]
-    if rest := left_out(table, cells):
+    if rest := left_out(table, tier):
         lines += ["", f"Printed, and not given by this tier: {rest}."]
     lines += [line for found in order for line in ("", found.sentence())]
     if table.note:
@@ -40,7 +42,8 @@ def markdown(
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
     """The cells, and the explanations below them, each once."""
-    rows = [HEADINGS, ("---",) * len(HEADINGS)]
+    headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
+    rows = [headings, ("---",) * len(HEADINGS)]
     notes: dict[str, int] = {}
     for cell in cells:
         column = table.columns[cell.column]
@@ -91,9 +94,14 @@ def deviation(cell: Cell) -> str:
     return far if cell.verdict == "measured" else f"{far}, {cell.verdict}"
 
 
-def left_out(table: Table, cells: Sequence[Cell]) -> str:
-    """Columns with printed numbers that the cells do not hold."""
-    there = {(cell.row, cell.column) for cell in cells}
+def has_printed(table: Table) -> bool:
+    """Whether there is a number to set ours beside."""
+    return any(row.printed for row in table.rows.values())
+
+
+def left_out(table: Table, tier: str) -> str:
+    """Columns with printed numbers that a tier does not give."""
+    there = {(row.name, column) for row, column in table.cells(tier)}
     missing: dict[str, int] = {}
     for row in table.rows.values():
         for column in row.printed:

@@ -79,7 +79,6 @@ class Reason:
         columns: Which columns.
         changes: A change of the rows' setup with which the printed number comes out.
         rounding: nearest, or down where the paper cuts digits off.
-        within: The relative deviation that it accounts for.
         unknown: Whether the cause is not known; the sentence then says what has been ruled out.
     """
 
@@ -89,7 +88,6 @@ class Reason:
     columns: list[str]
     changes: dict[str, Any] = field(default_factory=dict)
     rounding: str = "nearest"
-    within: float = 0.0
     unknown: bool = False
 
 
@@ -104,10 +102,10 @@ class Row:
         setup: What computes the exact columns; None where nothing of it can be computed here.
         runs: By tier, what the row changes in the tier's recipes: sections for the first training,
             `each` for every one, another part's name for that part alone, or null to leave it out;
-            in these a `recipe` in place of the tier's; and `start`, whose first training it takes
-            for its own (see `Tier.then`), or beside a random start `words`, the row of whose first
-            training the tokenizer is; `teacher`, the row from whose first training its own learns;
-            and `columns`, metrics in place of the tier's.
+            in these a `recipe` and `minutes` in place of the tier's; and `start`, whose first
+            training it takes for its own (see `Tier.then`), or beside a random start `words`, the
+            row of whose first training the tokenizer is; `teacher`, the row from whose first
+            training its own learns; and `columns`, metrics in place of the tier's.
     """
 
     name: str
@@ -190,7 +188,8 @@ class Tier(Recipe):
 class Table:
     """A table or figure of a paper, or one of our own, of which nothing is printed.
 
-    Its `name` is PAPER/TABLE, and its `axis` what its columns are `at`.
+    Its `name` is PAPER/TABLE, and its `axis` what its columns are `at`. What is `derived` is not
+    printed itself, but follows from formulas that are.
     """
 
     name: str
@@ -204,6 +203,7 @@ class Table:
     reasons: list[Reason]
     note: str
     axis: str = ""
+    derived: bool = False
 
     @property
     def obtainable(self) -> list[str]:
