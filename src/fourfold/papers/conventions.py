@@ -59,10 +59,16 @@ def peak(values: Values) -> float:
     """The greatest learning rate; of noam it depends on width and warm-up."""
     warmup = int(values.get("warmup_steps", 0))
     config = ScheduleConfig(name=values["schedule"], warmup_steps=warmup)
-    lr, total = float(values["lr"]), max(int(values.get("steps", FAR)), warmup + 2)
-    factor = learning_rate_factor(config, lr, total, int(values["d_model"]))
+    total = max(int(values.get("steps", FAR)), warmup + 2)
+    return greatest_rate(config, float(values["lr"]), total, int(values["d_model"]))
+
+
+def greatest_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: int) -> float:
+    """The greatest learning rate of `total` steps."""
+    factor = learning_rate_factor(schedule, lr, total, d_model)
     # Every schedule rises to the end of its warm-up, and falls from there.
-    return lr * max(factor(step) for step in range(max(0, warmup - 2), warmup + 2))
+    last = min(total, schedule.warmup_steps + 2)
+    return lr * max(factor(step) for step in range(max(0, last - 4), last))
 
 
 def decay(values: Values) -> tuple[float, ...] | None:

@@ -23,7 +23,8 @@ from fourfold.models import (
 )
 from fourfold.models.cost import Parts, forward_flops
 from fourfold.models.cost import parameters as count
-from fourfold.optim import ScheduleConfig, learning_rate_factor
+from fourfold.optim import ScheduleConfig
+from fourfold.papers.conventions import greatest_rate
 from fourfold.papers.layers import LAYERS, cost_formula, path_formula, sequence_formula
 from fourfold.papers.masks import distinct_masks, shares
 from fourfold.papers.tables import Row, Table
@@ -79,10 +80,7 @@ def sequences(setup: Setup) -> float:
 def peak_rate(setup: Setup) -> float:
     """The greatest learning rate that the schedule reaches in `steps` steps."""
     schedule = ScheduleConfig(**setup["schedule"])
-    lr = float(setup["lr"])
-    factor = learning_rate_factor(schedule, lr, setup["steps"], setup["d_model"])
-    last = min(setup["steps"], 4 * schedule.warmup_steps + 1)  # every schedule falls after that
-    return lr * max(factor(step) for step in range(last))
+    return greatest_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
 
 
 EXACT: dict[str, Callable[[Setup], float | str]] = {
