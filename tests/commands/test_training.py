@@ -296,8 +296,9 @@ def test_what_cannot_be_leaves_nothing_behind(
 
 
 def test_data_of_another_family(run: Run, configs: dict[str, Path], here: Path) -> None:
+    none = [f"--data.{part}=null" for part in ("train", "val", "test")]
     result = run(
-        "fit", "--config", configs["mt"], "--data=CausalTextData", "--data.source=embedded"
+        "fit", "--config", configs["mt"], "--data=CausalTextData", "--data.source=embedded", *none
     )
     assert result.code == 2
     assert (
