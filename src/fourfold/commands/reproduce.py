@@ -181,7 +181,7 @@ def _timed(
     from fourfold.papers.results import timed_cell
 
     cells, kept = [], []
-    before = kept_runs(Path(options.out), table, options.tier)
+    before = kept_runs(Path(options.out) / table.name / options.tier / "provenance.json")
     for row in {row.name: row for row, _ in table.cells(options.tier)}.values():
         runs = [run for run in before if run["row"] == row.name]
         if row in rows:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fourfold.commands import child
 from fourfold.commands.seeds import measured
+from fourfold.commands.table_files import kept_runs, reading
 from fourfold.core.errors import InputError
 from fourfold.papers.tables import Recipe
 
@@ -133,13 +134,11 @@ class Record:
         self._seeds: dict[str, int] = {}
         for file in files:
             table = "/".join(file.parts[-4:-2])
-            try:
-                for entry in json.loads(file.read_text(encoding="utf-8"))["runs"]:
+            for entry in kept_runs(file):
+                with reading(file):
                     dict(entry["metrics"])
                     self._kept[_key(entry["commands"], entry["part"])] = entry
                     self._seeds[table] = max(self._seeds.get(table, 0), entry["seed"] + 1)
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-                raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
 
     def n_seeds(self, table: str) -> int:
         """How many seeds a table that was written has."""

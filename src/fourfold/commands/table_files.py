@@ -5,7 +5,8 @@ OUT/PAPER/TABLE/TIER/  table.md  table.csv  table.json  table.png  provenance.js
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +54,29 @@ def check_folder(out: Path, table: Table, tier: str) -> None:
         raise InputError(f"--out {out}: {there} is no directory that can be written to")
 
 
-def kept_runs(out: Path, table: Table, tier: str) -> list[dict[str, Any]]:
-    """What an earlier command wrote down of its runs.
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Whatever is wrong in a record that is read here, in one sentence.
 
     Raises:
         InputError: The file is damaged.
     """
-    file = out / table.name / tier / "provenance.json"
     try:
-        runs: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["runs"]
-        return [dict(run) for run in runs]
-    except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError) as error:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
+
+
+def kept_runs(file: Path) -> list[dict[str, Any]]:
+    """What an earlier command wrote down of its runs in provenance.json; none if there is none.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    if not file.exists():
+        return []
+    with reading(file):
+        return [dict(run) for run in json.loads(file.read_text(encoding="utf-8"))["runs"]]
 
 
 def _trace(provenance: dict[str, Any]) -> str:
