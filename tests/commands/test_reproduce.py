@@ -15,6 +15,7 @@ import pytest
 
 from fourfold.cli import main
 from fourfold.commands import child, reproduce
+from fourfold.commands.config_files import fingerprints
 from fourfold.commands.reproduce import parse_budget
 from fourfold.commands.row_plan import options, plan_runs
 from fourfold.papers import reading
@@ -78,7 +79,8 @@ class Children:
         if limit is not None and self.slow > limit:
             return 75
         if verb == "test":
-            run = {"command": " ".join(["fourfold", "test", *given])}
+            command = " ".join(["fourfold", "test", *given])
+            run = {"command": command, "configs": fingerprints(given)}
             seed = int(given[given.index("--seed_everything") + 1])
             heads = 2 if "--model.init_args.config.n_heads" in given else 1
             found = {"test/ppl_token": 4.0 + heads + seed, "test/bleu": 20.0, "run": run}
@@ -220,6 +222,13 @@ def test_the_data_are_known_by_their_hashes(
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
     about = json.loads((here / "results/p/t/laptop/provenance.json").read_text())
     assert about["data"] == {"words.txt": hashlib.sha256(b"a").hexdigest()}
+    # What others are on record with counts only for the same data.
+    for words, asked in (("a", 0), ("b", 4)):
+        shutil.rmtree("runs", ignore_errors=True)
+        children.asked.clear()
+        (here / "words.txt").write_text(words)
+        assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+        assert len(children.asked) == asked
 
 
 def test_rows_that_are_done_are_not_run_again(here: Path, children: Children) -> None:
@@ -498,6 +507,52 @@ def test_what_a_lost_machine_did_is_known_from_its_tables(
     assert file.with_name("table.json").read_text() == table
     assert main([*command, "--rows", "scratch", "--out", "anew"]) == 0
     assert len(children.asked) == 2
+
+
+def own_recipes(here: Path) -> Path:
+    """Copies of the recipes in place of the repository's; the file of the tiny one."""
+    there = (here / "configs").resolve()
+    (here / "configs").unlink()
+    shutil.copytree(there, here / "configs")
+    return here / "configs/vaswani2017/tiny.yaml"
+
+
+def test_a_recipe_that_has_changed_is_run_again(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    recipe = own_recipes(here)
+    assert main(command) == 0
+    shutil.rmtree("runs")
+    children.asked.clear()
+    recipe.write_text("# Other words about the same.\n" + recipe.read_text())
+    assert main(command) == 0
+    assert not children.asked
+    capsys.readouterr()
+    recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
+    assert main(command) == 0
+    assert [verb for verb, _ in children.asked] == ["fit", "test"] * 2
+    assert "2 more are on record, but with other data or a config that has" in (
+        capsys.readouterr().out
+    )
+    # Where the directories still are, nothing is thrown away unasked.
+    recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
+    assert main(command) == 2
+    assert "configs/vaswani2017/tiny.yaml has changed since runs/" in capsys.readouterr().err
+
+
+def test_a_record_of_an_older_kind_knows_no_recipe(here: Path, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main(command) == 0
+    file = Path("results/p/t/laptop/provenance.json")
+    about = json.loads(file.read_text())
+    for run in about["runs"]:
+        assert run.pop("configs")
+    file.write_text(json.dumps(about))
+    shutil.rmtree("runs")
+    children.asked.clear()
+    assert main(command) == 0
+    assert not children.asked
 
 
 def test_a_damaged_record_is_named(

@@ -82,6 +82,7 @@ def test_a_test_prints_a_table_and_writes_metrics(
     assert metrics["run"]["checkpoint"].endswith("best.ckpt")
     assert metrics["run"]["command"].startswith("fourfold test --config ")
     assert metrics["run"]["versions"]["torch"]
+    assert len(metrics["run"]["configs"]) == 1
 
 
 def test_validate_takes_the_checkpoint_one_names(

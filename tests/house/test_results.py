@@ -3,15 +3,18 @@
 import csv
 import json
 import re
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fourfold.commands.config_files import fingerprints
 from fourfold.papers.exact import compute
 from fourfold.papers.reading import all_tables
 from fourfold.papers.results import exact_cell
+from fourfold.papers.tables import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -72,6 +75,16 @@ def test_a_table_says_how_it_was_obtained(file: Path) -> None:
         assert claimed <= run  # a row may start from one of another table
     if tier in TABLES[name].tiers:
         assert about["data"]
+
+
+@pytest.mark.parametrize("file", OBTAINED, ids=lambda file: "/".join(named(file)))
+def test_a_trained_table_follows_todays_recipes(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    if named(file)[1] in RECIPES:
+        for run in json.loads(file.with_name("provenance.json").read_text())["runs"]:
+            assert run["configs"] == fingerprints(shlex.split(run["commands"][-1])), run["row"]
 
 
 @pytest.mark.parametrize("file", OBTAINED, ids=lambda file: "/".join(named(file)))

@@ -1,5 +1,7 @@
 """Config files looked at before they are parsed: to name file and line of what is wrong."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +22,21 @@ def config_files(arguments: list[str]) -> list[Path]:
             value = value if "=" in argument else "".join(arguments[number + 1 : number + 2])
             if value and not value.lstrip().startswith("{"):
                 found.append(Path(value))
+    return found
+
+
+def fingerprints(arguments: list[str]) -> dict[str, str]:
+    """By config file, SHA-256 of what it says: its keys and values, whatever its comments.
+
+    Raises:
+        InputError: One is missing, or not YAML.
+    """
+    found = {}
+    for file in config_files(arguments):
+        read_tree(file)  # for its sentence about what is wrong
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = json.dumps(content, sort_keys=True, default=str)
+        found[str(file)] = hashlib.sha256(text.encode()).hexdigest()
     return found
 
 

@@ -181,7 +181,7 @@ def _timed(
     from fourfold.papers.results import timed_cell
 
     cells, kept = [], []
-    before = kept_runs(Path(options.out) / table.name / options.tier / "provenance.json")
+    before, _ = kept_runs(Path(options.out) / table.name / options.tier / "provenance.json")
     for row in {row.name: row for row, _ in table.cells(options.tier)}.values():
         runs = [run for run in before if run["row"] == row.name]
         if row in rows:
@@ -215,10 +215,12 @@ def _trained(
 
     tier, place, out = options.tier, Path(options.runs), Path(options.out)
     data = hashes(find_files(table, tier))
-    record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")))
+    record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
     plan = plan_runs(table, tier, rows, options.seeds, place)
     if kept := sum(record.find(run) is not None and not run.found for run in plan):
         print(f"{kept} of {len(plan)} runs are known from {out}: another --out has none on record")
+    if outdated := sum(record.is_outdated(run) for run in plan):
+        print(f"{outdated} more are on record, but with other data or a config that has changed")
     written = time.monotonic()
 
     def write() -> str:

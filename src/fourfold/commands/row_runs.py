@@ -9,13 +9,14 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fourfold.commands import child
+from fourfold.commands.config_files import fingerprints
 from fourfold.commands.seeds import measured
 from fourfold.commands.table_files import kept_runs, reading
 from fourfold.core.errors import InputError
@@ -61,6 +62,11 @@ class Run:
     def key(self) -> Key:
         """Its commands, wherever its directory is."""
         return _key(self.commands, self.part)
+
+    @cached_property
+    def configs(self) -> dict[str, str]:
+        """Its config files, each with a hash of what it says."""
+        return fingerprints(self.test)
 
     @property
     def found(self) -> dict[str, Any] | None:
@@ -119,26 +125,30 @@ class Record:
     """What is known of runs that are done: their directories, or what was written down of them.
 
     A directory may have gone with its machine; the tables that were written keep what each of their
-    runs found, so that it is not done again. A run is known by its commands: with other options it
-    is another run.
+    runs found, so that it is not done again. A run is known by its commands, what its config says,
+    and its data: with others it is another run.
 
     Args:
         files: provenance.json of tables, PAPER/TABLE/TIER/provenance.json.
+        data: SHA-256 of the files that are learned from now, by name.
 
     Raises:
         InputError: A file is damaged.
     """
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._kept: dict[Key, dict[str, Any]] = {}
+    def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
+        self._kept: dict[Key, tuple[dict[str, Any], bool]] = {}  # whether its data are the same
         self._seeds: dict[str, int] = {}
         for file in files:
             table = "/".join(file.parts[-4:-2])
-            for entry in kept_runs(file):
+            runs, data_then = kept_runs(file)
+            same = all(data_then[name] == data[name] for name in data_then.keys() & data)
+            for entry in runs:
                 with reading(file):
                     dict(entry["metrics"])
-                    self._kept[_key(entry["commands"], entry["part"])] = entry
+                    key = _key(entry["commands"], entry["part"])
                     self._seeds[table] = max(self._seeds.get(table, 0), entry["seed"] + 1)
+                self._kept[key] = (entry, same)
 
     def n_seeds(self, table: str) -> int:
         """How many seeds a table that was written has."""
@@ -146,7 +156,14 @@ class Record:
 
     def find(self, run: Run) -> dict[str, Any] | None:
         """As `Run.found`, or what was written down; None if it was never done."""
-        return run.found or self._kept.get(run.key)
+        if (found := run.found) is not None:
+            return found
+        kept, same = self._kept.get(run.key, (None, False))
+        return kept if kept and same and kept.get("configs", run.configs) == run.configs else None
+
+    def is_outdated(self, run: Run) -> bool:
+        """Whether it was done with other data, or by a config that has changed."""
+        return run.key in self._kept and self.find(run) is None
 
     def due(self, runs: Sequence[Run]) -> list[Run]:
         """Those that are to be run: not done, or done but needed, and their weights are gone."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands import child
+from fourfold.commands.config_files import fingerprints
 from fourfold.core.errors import InputError
 
 
@@ -52,12 +53,13 @@ def measured(run: Path, options: list[str]) -> dict[str, Any] | None:
     """What the test of a run found; None if it was not tested, or the file is cut off.
 
     Raises:
-        InputError: The run was measured with other options.
+        InputError: The run was measured with other options, or by a config that has changed.
     """
     file = run / "metrics.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         command = shlex.split(content["run"]["command"])
+        before: dict[str, str] = dict(content["run"].get("configs", {}))
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     # A directory may be spelled in two ways.
@@ -66,6 +68,12 @@ def measured(run: Path, options: list[str]) -> dict[str, Any] | None:
             f"{file} was measured by `{content['run']['command']}`: remove it to measure again, or"
             " name another directory"
         )
+    for (name, then), now in zip(before.items(), fingerprints(options).values(), strict=False):
+        if then != now:
+            raise InputError(
+                f"{name} has changed since {file} was measured: remove {run} to train again, or"
+                " name another directory"
+            )
     return content
 
 

@@ -67,16 +67,20 @@ def reading(file: Path) -> Iterator[None]:
         raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
 
 
-def kept_runs(file: Path) -> list[dict[str, Any]]:
-    """What an earlier command wrote down of its runs in provenance.json; none if there is none.
+def kept_runs(file: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """What an earlier command wrote down in provenance.json; nothing if there is none.
+
+    Returns:
+        Its runs, and the hashes of the data they learned from, by name.
 
     Raises:
         InputError: The file is damaged.
     """
     if not file.exists():
-        return []
+        return [], {}
     with reading(file):
-        return [dict(run) for run in json.loads(file.read_text(encoding="utf-8"))["runs"]]
+        about = json.loads(file.read_text(encoding="utf-8"))
+        return [dict(run) for run in about["runs"]], dict(about.get("data", {}))
 
 
 def _trace(provenance: dict[str, Any]) -> str:

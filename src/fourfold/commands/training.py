@@ -25,7 +25,13 @@ from lightning.pytorch.plugins.environments import (
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
-from fourfold.commands.config_files import check_files, config_files, is_given, locate_value
+from fourfold.commands.config_files import (
+    check_files,
+    config_files,
+    fingerprints,
+    is_given,
+    locate_value,
+)
 from fourfold.commands.equipment import make_callbacks
 from fourfold.commands.errors import hidden_input_error, input_error
 from fourfold.commands.loggers import loggers_of_a_test, make_loggers
@@ -208,7 +214,11 @@ class FourfoldCLI(LightningCLI):
         write_metrics(
             self.run.path / "metrics.json",
             self.model.summary,
-            {"command": shlex.join(["fourfold", *self.arguments]), "checkpoint": self.measured},
+            {
+                "command": shlex.join(["fourfold", *self.arguments]),
+                "configs": fingerprints(self.arguments),
+                "checkpoint": self.measured,
+            },
         )
         print(f"wrote {self.run.path / 'metrics.json'}", flush=True)
 
