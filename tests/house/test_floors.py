@@ -71,7 +71,7 @@ def empty_house(tmp_path: Path) -> Path:
         (package / floor).mkdir(parents=True)
         for file in ("__init__.py", "here.py", "there.py"):
             (package / floor / file).touch()
-    for file in ("__init__.py", "cli.py", "losses.py", "metrics.py", "optim.py"):
+    for file in ("__init__.py", "cli.py", "losses.py", "metrics.py", "optim.py", "files.py"):
         (package / file).touch()
     (package / "core" / "there.py").write_text("import fourfold.core.here\n")
     (package / "tasks" / "there.py").write_text(
@@ -97,6 +97,7 @@ def test_an_empty_house_is_in_order(root: Path, empty_house: Path) -> None:
         ("core/here.py", "import fourfold.models.there", "points down"),
         ("core/here.py", "import fourfold.losses", "points down"),
         ("kernels/here.py", "import fourfold.core.there", "points down"),
+        ("files.py", "import fourfold.core.there", "points down"),
         ("models/here.py", "import fourfold.generation.there", "points down"),
         ("generation/here.py", "def f(): import fourfold.tasks.there", "points down"),
         ("tasks/here.py", "import fourfold.papers.there", "points down"),

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
+from fourfold.files import whole
+
 
 class AtomicCheckpointIO(CheckpointIO):
     """Writes beside the target and renames; reads with the function given.
@@ -28,16 +30,11 @@ class AtomicCheckpointIO(CheckpointIO):
         """Write `checkpoint` to `path`, complete on the disk before it gets its name."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        try:
-            with part.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-            sync_names(path.parent)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole(path) as part, part.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_names(path.parent)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None

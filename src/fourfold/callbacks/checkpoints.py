@@ -16,6 +16,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from fourfold.core.errors import InputError
+from fourfold.files import whole
 from fourfold.metrics import less_is_better
 
 MONITORS = ("val/bleu", "val/top1", "val/loss")  # the first that is logged decides
@@ -190,10 +191,9 @@ def is_over(trainer: Trainer) -> bool:
 
 def _link(source: Path, target: Path) -> None:
     """Give a file a second name, at once; copy it where the file system cannot."""
-    part = target.with_name(target.name + ".part")
-    part.unlink(missing_ok=True)
-    try:
-        os.link(source, part)
-    except OSError:
-        shutil.copyfile(source, part)
-    os.replace(part, target)
+    with whole(target) as part:
+        part.unlink(missing_ok=True)  # of a process that was killed
+        try:
+            os.link(source, part)
+        except OSError:
+            shutil.copyfile(source, part)

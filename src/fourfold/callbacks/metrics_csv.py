@@ -4,13 +4,14 @@ Lightning's CSVLogger deletes the file when a run is resumed in its directory.
 """
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from fourfold.files import whole
 
 
 class MetricsCSV(Logger):
@@ -78,12 +79,10 @@ class MetricsCSV(Logger):
 
     def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.file.with_name(self.file.name + ".part")
-        with part.open("w", newline="", encoding="utf-8") as file:
+        with whole(self.file) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(part, self.file)
         self._columns = columns
 
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
+
+from fourfold.files import whole
 
 
 class Predictions(Callback):
@@ -70,11 +71,9 @@ class Predictions(Callback):
         print(f"wrote {file}", flush=True)
 
     def _write(self, name: str, content: bytes) -> Path:
-        """Write a file whole or not at all."""
         file = self.folder / name
-        part = file.with_name(name + ".part")
-        part.write_bytes(content)
-        os.replace(part, file)
+        with whole(file) as part:
+            part.write_bytes(content)
         return file
 
 

@@ -1,6 +1,5 @@
 """Keeps the batch whose loss is not a finite number, with the weights that met it."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from fourfold.callbacks.resume import step_seed
 from fourfold.core.errors import TrainingStopped
+from fourfold.files import whole
 
 
 class KeepForReplay(Callback):
@@ -55,9 +55,8 @@ class KeepForReplay(Callback):
         rank = f"_rank={trainer.global_rank}" if trainer.world_size > 1 else ""
         file = self.folder / f"nonfinite_step={trainer.global_step + 1:08d}{rank}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(file.name + ".part")
-        torch.save(content, part)
-        os.replace(part, file)
+        with whole(file) as part:
+            torch.save(content, part)
         print(f"to see where it comes from: fourfold replay {file}", flush=True)
 
     def _replay(self, trainer: Trainer, batch: Any, seed: int) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """What a run directory holds beside checkpoints and metrics: config and tokenizer."""
 
-import os
 from pathlib import Path
 
 from lightning import Callback, LightningModule, Trainer
+
+from fourfold.files import write_whole
 
 
 class RunFiles(Callback):
@@ -37,10 +38,3 @@ class RunFiles(Callback):
         while (file := self.folder / f"config_resume_{number}.yaml").exists():
             number += 1
         return file
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file so that it is there completely or not at all."""
-    part = file.with_name(file.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, file)

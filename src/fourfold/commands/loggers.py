@@ -11,10 +11,10 @@ import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.callbacks.metrics_csv import MetricsCSV
-from fourfold.callbacks.run_files import write_whole
 from fourfold.callbacks.wandb_run import WandbRun
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
+from fourfold.files import write_whole
 
 
 def make_loggers(run: RunDirectory, config: Any, text: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fourfold.bench.machine import commit, hardware, installed
+from fourfold.files import write_whole
 
 REPORTED = ("fourfold", "torch", "lightning", "tokenizers", "sacrebleu")
 
@@ -56,9 +56,7 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
     }
     content = {**{name: plain(value) for name, value in metrics.items()}, "run": run}
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(part, file)
+    write_whole(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fourfold.commands.results import plain
 from fourfold.core.errors import InputError
+from fourfold.files import write_whole
 from fourfold.papers.order import compare_orders
 from fourfold.papers.plot import draw
 from fourfold.papers.report import as_csv, content, markdown
@@ -32,13 +33,11 @@ def write(
     page = markdown(paper, table, tier, cells, order)
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "table.md", page + "\n" + _trace(provenance))
-    _write(folder / "table.csv", as_csv(table, cells))
-    _write(folder / "table.json", _json(content(table, tier, cells, order)))
-    _write(folder / "provenance.json", _json(provenance))
-    part = folder / "table.part.png"
-    if draw(table, cells, part):
-        os.replace(part, folder / "table.png")
+    write_whole(folder / "table.md", page + "\n" + _trace(provenance))
+    write_whole(folder / "table.csv", as_csv(table, cells))
+    write_whole(folder / "table.json", _json(content(table, tier, cells, order)))
+    write_whole(folder / "provenance.json", _json(provenance))
+    draw(table, cells, folder / "table.png")
     return f"{page}\nwrote {folder}\n"
 
 
@@ -93,9 +92,3 @@ def _trace(provenance: dict[str, Any]) -> str:
 
 def _json(content: Any) -> str:
     return json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _write(file: Path, text: str) -> None:
-    part = file.with_name(file.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, file)

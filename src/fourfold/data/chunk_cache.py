@@ -12,6 +12,7 @@ from typing import BinaryIO
 from filelock import FileLock  # torch brings it
 
 from fourfold.core.errors import InputError
+from fourfold.files import whole
 
 _LOCK = "cache.lock"
 _COPY = re.compile(r"[0-9a-f]{16}-")
@@ -56,12 +57,10 @@ class ChunkCache:
             if file.exists():
                 return  # another process was first
             self._make_room(size)
-            part = file.with_name(file.name + ".part")  # or others would open half of it
-            fetch(address, part, size)
-            if (got := part.stat().st_size) != size:
-                part.unlink()
-                raise InputError(f"{address} has {got} bytes, but its index says {size}.")
-            part.replace(file)
+            with whole(file) as part:  # or others would open half of it
+                fetch(address, part, size)
+                if (got := part.stat().st_size) != size:
+                    raise InputError(f"{address} has {got} bytes, but its index says {size}.")
 
     def _make_room(self, size: int) -> None:
         """Deletes the oldest until `size` bytes fit, and what a killed process left half done."""

@@ -16,6 +16,7 @@ import tokenizers
 
 from fourfold.core.errors import InputError
 from fourfold.data.ragged import Ragged
+from fourfold.files import write_whole
 
 # Role: the names it goes by, ours first. GPT-2 has one special token for everything, and T5 begins
 # a text with padding.
@@ -206,6 +207,4 @@ class Tokenizer:
         """Writes `tokenizer.json`, which `transformers` reads too; never half of it."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(self.core.to_str(pretty=True), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, self.core.to_str(pretty=True))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fourfold.files import whole
 from fourfold.papers.results import Cell
 from fourfold.papers.tables import Printed, Table
 
@@ -14,8 +15,8 @@ WIDTH, FRAME, ROW = 7.0, 0.9, 0.24  # inches: of the picture, around a panel, of
 LINES = 3.6  # inches: height of a panel of lines
 
 
-def draw(table: Table, cells: Sequence[Cell], file: Path) -> bool:
-    """Write a PNG; False, and no file, where there is no number to draw."""
+def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
+    """Write a PNG, if there is a number to draw."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -25,7 +26,7 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> bool:
         if (found := [c for c in cells if c.column == name and c.numbers])
     }
     if not panels:
-        return False
+        return
     placed = [cell for name in panels for cell in panels[name] if _place(table, cell) is not None]
     columns = {name: found for name, found in panels.items() if found[0] not in placed}
     heights = [FRAME + ROW * len(found) for found in columns.values()] + [LINES] * bool(placed)
@@ -36,8 +37,8 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> bool:
         _draw_column(axis, table, name, found)
     if placed:
         _draw_lines(axes[-1], table, placed)
-    figure.savefig(file, dpi=100)
-    return True
+    with whole(file) as part:
+        figure.savefig(part, dpi=100, format="png")
 
 
 def _place(table: Table, cell: Cell) -> float | None:
