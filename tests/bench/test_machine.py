@@ -14,6 +14,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "package"
     package.mkdir()
     (package / "machine.py").write_text("x = 1\n")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/table.md").write_text("1\n")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
@@ -29,6 +31,8 @@ def git(folder: Path, *arguments: str) -> str:
 
 def test_of_a_checkout(checkout: Path) -> None:
     head = git(checkout, "rev-parse", "--short", "HEAD")
+    assert machine.commit.__wrapped__() == head
+    (checkout / "results/table.md").write_text("2\n")
     assert machine.commit.__wrapped__() == head
     (checkout / "package/machine.py").write_text("x = 2\n")
     assert machine.commit.__wrapped__() == head + "+"

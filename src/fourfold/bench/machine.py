@@ -49,7 +49,7 @@ def installed(package: str) -> str | None:
 
 @cache
 def commit() -> str | None:
-    """The commit of a checkout, with a + where files have been changed since.
+    """The commit of a checkout, with a + where files have been changed since, but for results.
 
     Asked once: what a command then writes into the checkout is no change of what it ran.
     """
@@ -67,4 +67,6 @@ def commit() -> str | None:
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     name = git("rev-parse", "--short", "HEAD")
-    return name and name + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
+    what_runs = (":(top)", ":(top,exclude)results")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *what_runs)
+    return name and name + "+" * bool(changed)
