@@ -541,6 +541,23 @@ def test_a_recipe_that_has_changed_is_run_again(
     assert "configs/vaswani2017/tiny.yaml has changed since runs/" in capsys.readouterr().err
 
 
+def test_an_older_table_does_not_hide_what_another_has_of_the_same_run(
+    here: Path, children: Children
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    recipe = own_recipes(here)
+    assert main(command) == 0
+    for name in ("a", "z"):
+        shutil.copytree("results/p/t", f"results/{name}/t")
+    shutil.rmtree("runs")
+    recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
+    assert main(command) == 0
+    shutil.rmtree("runs")
+    children.asked.clear()
+    assert main(command) == 0
+    assert not children.asked
+
+
 def test_a_record_of_an_older_kind_knows_no_recipe(here: Path, children: Children) -> None:
     command = ["reproduce", "p/t", "--tier", "laptop"]
     assert main(command) == 0

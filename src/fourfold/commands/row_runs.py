@@ -137,7 +137,8 @@ class Record:
     """
 
     def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
-        self._kept: dict[Key, tuple[dict[str, Any], bool]] = {}  # whether its data are the same
+        # Tables share runs, and one of them may be older: all that is known, and if its data agree.
+        self._kept: dict[Key, list[tuple[dict[str, Any], bool]]] = {}
         self._seeds: dict[str, int] = {}
         for file in files:
             table = "/".join(file.parts[-4:-2])
@@ -148,7 +149,7 @@ class Record:
                     dict(entry["metrics"])
                     key = _key(entry["commands"], entry["part"])
                     self._seeds[table] = max(self._seeds.get(table, 0), entry["seed"] + 1)
-                self._kept[key] = (entry, same)
+                self._kept.setdefault(key, []).append((entry, same))
 
     def n_seeds(self, table: str) -> int:
         """How many seeds a table that was written has."""
@@ -158,8 +159,10 @@ class Record:
         """As `Run.found`, or what was written down; None if it was never done."""
         if (found := run.found) is not None:
             return found
-        kept, same = self._kept.get(run.key, (None, False))
-        return kept if kept and same and kept.get("configs", run.configs) == run.configs else None
+        for kept, same in self._kept.get(run.key, []):
+            if same and kept.get("configs", run.configs) == run.configs:
+                return kept
+        return None
 
     def is_outdated(self, run: Run) -> bool:
         """Whether it was done with other data, or by a config that has changed."""
