@@ -16,10 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fourfold.papers.cells import Cell, digest  # noqa: E402
 from fourfold.papers.order import Order  # noqa: E402
 from fourfold.papers.reading import papers  # noqa: E402
 from fourfold.papers.report import ours  # noqa: E402
-from fourfold.papers.results import Cell, digest  # noqa: E402
 from fourfold.papers.tables import Table  # noqa: E402
 from scripts.bench_tables import put  # noqa: E402
 

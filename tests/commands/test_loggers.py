@@ -84,8 +84,10 @@ def test_seeds_are_a_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     groups = []
 
-    def fail(verb: str, options: list[str], environment: dict[str, str]) -> int:
+    def fail(verb: str, options: list[str], environment: dict[str, str], held: list[int]) -> int:
         groups.append(environment["WANDB_RUN_GROUP"])
+        with pytest.raises(TimeoutError), seeds.child.locked(Path("runs/mrpc/seed_1"), 0.0):
+            pass  # nobody else may train in it meanwhile
         return 1
 
     monkeypatch.setattr(seeds.child, "run", fail)

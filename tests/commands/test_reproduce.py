@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fourfold.cli import main
-from fourfold.commands import child, reproduce
+from fourfold.commands import child, reproduce, row_plan
 from fourfold.commands.config_files import fingerprints
 from fourfold.commands.reproduce import parse_budget
 from fourfold.commands.row_plan import options, plan_runs
@@ -74,7 +74,8 @@ class Children:
         self.asked.append((verb, f"{folder.parent.name}/{folder.name}"))
         if len(self.asked) == self.stop_at:
             return 75
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints/last.ckpt").touch()
         time.sleep(self.slow if limit is None else min(self.slow, limit))
         if limit is not None and self.slow > limit:
             return 75
@@ -213,8 +214,45 @@ def test_a_signal_at_a_trainings_end_ends_the_rest_as_well(monkeypatch: pytest.M
     assert child.run("fit", [], {}) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("end", [0, 1, -signal.SIGINT, 75])
+def test_ctrl_c_ends_the_rest_whatever_the_training_makes_of_it(
+    end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def __init__(self, *given: Any, **more: Any) -> None:
+            self.asked = 0
+
+        def wait(self, limit: float | None = None) -> int:
+            self.asked += 1
+            if self.asked == 1:
+                raise KeyboardInterrupt
+            return end
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    assert child.run("test", [], {}) == (75 if end == 75 else 130)
+
+
+def test_a_training_that_is_killed_does_not_keep_the_rest_from_being_run(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def some(verb: str, given: list[str], *more: Any) -> int:
+        is_one = "one/seed_0" in given[given.index("--run_dir") + 1]
+        return 128 + signal.SIGKILL if is_one else children(verb, given, *more)
+
+    monkeypatch.setattr(child, "run", some)
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 137
+    assert "row one, seed 0: was killed by signal 9, as for want of" in capsys.readouterr().out
+    assert len(children.asked) == 2  # of the other row
+    code = child._end(subprocess.Popen(["sh", "-c", "kill -KILL $$"]), None)
+    assert (code, child.is_stop(code)) == (137, False)
+
+
 def test_the_data_are_known_by_their_hashes(
-    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+    here: Path,
+    children: Children,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = PAPER.replace("about: tiny", "about: tiny\n        files: [words.txt]")
     monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
@@ -229,6 +267,10 @@ def test_the_data_are_known_by_their_hashes(
         (here / "words.txt").write_text(words)
         assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
         assert len(children.asked) == asked
+    # What is still there was learned from the other file.
+    (here / "words.txt").write_text("c")
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 2
+    assert "the data have changed since runs/" in capsys.readouterr().err
 
 
 def test_rows_that_are_done_are_not_run_again(here: Path, children: Children) -> None:
@@ -380,6 +422,8 @@ def test_every_row_of_every_tier_is_a_recipe_that_parses(table: Any, root: Path)
                     given = [*given[:place], *given[place + 2 :]]
                 config = parse(parser, given)
                 assert config["run_dir"] == str(run.folder)
+                if tier == "paper":  # the batch of a recipe is for all devices together
+                    assert config["trainer"]["devices"] == 1
             assert {*run.fit[::2]} <= {*run.test[::2]}
 
 
@@ -532,13 +576,106 @@ def test_a_recipe_that_has_changed_is_run_again(
     recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
     assert main(command) == 0
     assert [verb for verb, _ in children.asked] == ["fit", "test"] * 2
-    assert "2 more are on record, but with other data or a config that has" in (
-        capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "2 more are on record, but their data, config, options or start have changed" in said
+    assert "since: p/t, row one, seed 0; p/t, row two, seed 0" in said
     # Where the directories still are, nothing is thrown away unasked.
     recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
     assert main(command) == 2
-    assert "configs/vaswani2017/tiny.yaml has changed since runs/" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "configs/vaswani2017/tiny.yaml has changed since runs/" in said
+    assert said.endswith("seed_0 was begun: remove it to train again, or name another directory"
+                         " with --runs (1 more are like this)\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("stop_at", [1, 2])
+def test_what_is_half_done_does_not_go_on_as_something_else(
+    here: Path, children: Children, stop_at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    recipe, folder = own_recipes(here), here / "runs/reproduce/p/t/laptop/one/seed_0"
+    children.stop_at = stop_at
+    assert main(command) == 75
+    folder.mkdir(exist_ok=True)  # a training that is stopped leaves a checkpoint
+    before = recipe.read_text()
+    recipe.write_text(before.replace("d_ff: ", "d_ff: 1"))
+    children.asked.clear()
+    assert main(command) == 2
+    assert not children.asked
+    assert "has changed since" in capsys.readouterr().err
+    recipe.write_text(before)
+    children.stop_at = None
+    assert main(command) == 0
+
+
+def test_what_starts_from_another_training_is_outdated_with_it(
+    chain: Any, here: Path, children: Children
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    recipe = own_recipes(here)  # of the first trainings, and not of what is learned from them
+    assert main(command) == 0
+    recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
+    file = Path("results/p/t/laptop/provenance.json")
+    kept = {(r["row"], r["part"]): r["stamp"] for r in json.loads(file.read_text())["runs"]}
+    shutil.rmtree("runs")
+    children.asked.clear()
+    assert main(command) == 0
+    assert len([verb for verb, _ in children.asked if verb == "fit"]) == 6
+    now = {(r["row"], r["part"]): r["stamp"] for r in json.loads(file.read_text())["runs"]}
+    assert [key for key in now if now[key] == kept[key]] == [("scratch", "task")]
+
+
+def test_a_start_without_its_weights_is_trained_again(chain: Any, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "base"]
+    assert main(command) == 0
+    place = Path("runs/reproduce/p/t/laptop/base")
+    shutil.rmtree(place / "seed_0/checkpoints")
+    children.asked.clear()
+    assert main(command) == 0
+    assert not children.asked  # nothing needs them
+    shutil.rmtree(place / "task")
+    shutil.rmtree("results")
+    assert main(command) == 0
+    assert [run for verb, run in children.asked if verb == "fit"] == ["base/seed_0", "task/seed_0"]
+
+
+def test_a_directory_that_was_made_by_hand_counts(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    recipe = own_recipes(here)
+    assert main(command) == 0
+    children.asked.clear()
+    (here / "runs/reproduce/p/t/laptop/one/.seed_0.json").unlink()
+    shutil.rmtree("results")
+    assert main(command) == 0
+    assert not children.asked
+    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+    recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
+    assert main(command) == 2
+    assert "metrics.json was measured: remove runs" in capsys.readouterr().err
+
+
+def test_from_another_directory_the_record_is_the_same(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main([*command, "--runs", "a"]) == 0
+    (here / "below").mkdir()
+    monkeypatch.chdir(here / "below")
+    monkeypatch.setattr(row_plan, "ROOT", here)
+    children.asked.clear()
+    assert main([*command, "--out", "../results"]) == 0
+    assert not children.asked
+
+
+def test_what_was_not_run_again_keeps_how_it_was_obtained(here: Path, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main(command) == 0
+    files = [here / "results/p/t/laptop" / name for name in ("provenance.json", "table.md")]
+    before = [file.read_text() for file in files]
+    assert main([*command, "--budget", "3h"]) == 0
+    assert [file.read_text() for file in files] == before
 
 
 def test_an_older_table_does_not_hide_what_another_has_of_the_same_run(
@@ -552,20 +689,6 @@ def test_an_older_table_does_not_hide_what_another_has_of_the_same_run(
     shutil.rmtree("runs")
     recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
     assert main(command) == 0
-    shutil.rmtree("runs")
-    children.asked.clear()
-    assert main(command) == 0
-    assert not children.asked
-
-
-def test_a_record_of_an_older_kind_knows_no_recipe(here: Path, children: Children) -> None:
-    command = ["reproduce", "p/t", "--tier", "laptop"]
-    assert main(command) == 0
-    file = Path("results/p/t/laptop/provenance.json")
-    about = json.loads(file.read_text())
-    for run in about["runs"]:
-        assert run.pop("configs")
-    file.write_text(json.dumps(about))
     shutil.rmtree("runs")
     children.asked.clear()
     assert main(command) == 0
@@ -815,19 +938,31 @@ def test_what_fails_keeps_only_what_starts_from_it(
 SECOND = PAPER.partition("tables:\n")[2].replace("  t:", "  u:", 1)
 
 
+def test_the_same_training_of_two_tables_is_run_once(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAPER + SECOND.replace("one:", "uno:")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    assert main(["reproduce", "p", "--tier", "laptop"]) == 0
+    assert len(children.asked) == 4
+    assert cells(here / "results/p/u/laptop")["uno", "ppl"] == [5.0]
+
+
 def test_a_budget_is_for_all_tables_together(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER + SECOND)})
+    text = PAPER + SECOND.replace("max_steps: 2", "max_steps: 3")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
     children.slow = 0.5  # twice a run
     assert main(["reproduce", "p", "--tier", "laptop", "--budget", "1.7s"]) == 0
-    # The time of the second table's first run is not known yet: it begins, and is stopped.
-    assert children.asked[:3] == [
-        ("fit", "one/seed_0"),
-        ("test", "one/seed_0"),
-        ("fit", "one/seed_0"),
-    ]
+    assert children.asked == [("fit", "one/seed_0"), ("test", "one/seed_0")]
     assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
+    assert not (here / "results/p/u").exists()
+    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
+    assert len(children.asked) == 4
+    # The time of the second table's first run is not known yet: it begins, and is stopped.
+    assert main(["reproduce", "p", "--tier", "laptop", "--budget", "0.4s"]) == 0
+    assert children.asked[4:] == [("fit", "one/seed_0")]
     assert cells(here / "results/p/u/laptop")["one", "ppl"] == []
 
 
@@ -841,7 +976,9 @@ def test_what_a_later_table_lacks_is_said_before_the_first_is_run(
     assert not children.asked
 
 
-def test_rows_that_are_not_timed_again_stay(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_timed_again_stay(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = """{title: T, authors: A, venue: V, year: 2000, sources: {}, tables: {t: {
         title: Lengths, columns: {gru: {title: GRU, measured: gru}},
         rows: {small: {setup: {d: 8, longest: 32}}, other: {setup: {d: 4, longest: 16}}}}}}"""
@@ -855,3 +992,13 @@ def test_rows_that_are_not_timed_again_stay(here: Path, monkeypatch: pytest.Monk
     after = cells(here / "results/p/t/measured")
     assert after["small", "gru"]
     assert after["other", "gru"] == before["other", "gru"]
+    file = here / "results/p/t/measured/provenance.json"
+    runs = json.loads(file.read_text())["runs"]
+    assert all(run["machine"]["processor"] and run["finished"] for run in runs)
+    assert main([*command, "--rows", "small"]) == 2
+    assert (
+        "provenance.json has 2 rounds of small: give --seeds 2 or more" in capsys.readouterr().err
+    )
+    file.write_text(json.dumps({"runs": [{}]}))
+    assert main(command) == 2
+    assert "provenance.json is damaged" in capsys.readouterr().err

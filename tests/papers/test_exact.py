@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from fourfold.core.errors import InputError
+from fourfold.papers.cells import Cell, agrees, exact_cell
 from fourfold.papers.exact import compute
 from fourfold.papers.reading import all_tables
-from fourfold.papers.results import Cell, agrees, exact_cell
 from fourfold.papers.tables import Column, Printed, Table
 
 TABLES = {table.name: table for table in all_tables()}

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
+from fourfold.papers.cells import run_cell
 from fourfold.papers.order import compare_orders, correlation, order, ranks
 from fourfold.papers.reading import find_tables
-from fourfold.papers.results import run_cell
 
 
 def test_ranks_and_correlation_are_scipys() -> None:

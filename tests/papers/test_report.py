@@ -5,11 +5,12 @@ import io
 from functools import partial
 from pathlib import Path
 
+from fourfold.papers.cells import exact_cell, run_cell
 from fourfold.papers.exact import compute
+from fourfold.papers.order import compare_orders
 from fourfold.papers.plot import draw
 from fourfold.papers.reading import find_tables, papers
 from fourfold.papers.report import as_csv, content, markdown
-from fourfold.papers.results import exact_cell, run_cell
 
 (TABLE,) = find_tables(["vaswani2017/table3"])
 PAPER = papers()["vaswani2017"]
@@ -34,6 +35,16 @@ def test_the_page_has_mean_spread_and_what_was_not_run() -> None:
     assert "| A_h1 | BLEU (dev) | 24.9 | 18.125 | laptop, trained, 1 seed | -27.2 % |  |" in lines
     assert "| A_h4 | BLEU (dev) | 25.5 | not run | laptop, not run |  |  |" in lines
     assert "40 cells: 4 measured, 36 not run." in lines
+
+
+def test_a_seed_that_came_to_infinity_spoils_no_table(tmp_path: Path) -> None:
+    found = {0: {"test/ppl_token": 4.0}, 1: {"test/ppl_token": "inf"}}  # as JSON holds it
+    cells = [cell for cell in measured() if cell.row != "base"]
+    cells.append(run_cell(TABLE, TABLE.rows["base"], "ppl", "test/ppl_token", found))
+    page = markdown(PAPER, TABLE, "laptop", cells, compare_orders(TABLE, cells))
+    assert "| base | perplexity (dev) | 4.92 | inf ± nan | laptop, trained, 2 seeds |" in page
+    assert "base,ppl,,4.92,inf,nan,0 1,inf,measured," in as_csv(TABLE, cells)
+    draw(TABLE, cells, tmp_path / "table.png")
 
 
 def test_an_explanation_stands_once_and_shows_what_its_change_gives() -> None:

@@ -68,7 +68,7 @@ def test_every_table_says_where_it_was_read(name: str) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_a_training_tier_names_a_recipe_and_metrics_that_are_there(name: str, root: Path) -> None:
     for tier, whole in TABLES[name].tiers.items():
-        for recipe in (whole, *whole.then.values()):
+        for recipe in (whole, *whole.parts.values()):
             if recipe.config:  # none where the parts begin with another table's weights
                 config = yaml.safe_load((root / recipe.config).read_text())
                 assert config["model"]["class_path"].startswith("fourfold.tasks.")

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from fourfold.papers.cells import run_cell
 from fourfold.papers.order import compare_orders
 from fourfold.papers.reading import find_tables
 from fourfold.papers.report import content
-from fourfold.papers.results import run_cell
 from scripts.bench_tables import BEGIN, END, put
 from scripts.results_page import ROOT, section
 

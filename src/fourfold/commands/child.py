@@ -24,7 +24,7 @@ def run(
     held: Sequence[int] = (),
     limit: float | None = None,
 ) -> int:
-    """Run `fourfold VERB OPTIONS`; its exit code.
+    """Run `fourfold VERB OPTIONS`; its exit code, 128 and more if a signal ended it.
 
     Args:
         verb: fit or test.
@@ -43,19 +43,38 @@ def run(
 
     before = signal.signal(signal.SIGTERM, pass_on)
     try:
-        code = child.wait(limit)
-        return code or (128 + told[0] if told else 0)  # it was at its end: what follows is not
-    except subprocess.TimeoutExpired:
-        child.terminate()
-        return child.wait()
+        code = _end(child, limit)
     except KeyboardInterrupt:
-        try:
-            return child.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-            return child.wait()
+        told.append(signal.SIGINT)
+        code = _end(child, PATIENCE)
     finally:
         signal.signal(signal.SIGTERM, before)
+    # Whatever it made of the signal, or were it at its end: what follows is not to begin.
+    return code if not told or is_stop(code) else 128 + told[0]
+
+
+def _end(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
+    """The exit code of a process that is told to end after some seconds, if it has not."""
+    try:
+        code = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        code = child.wait()
+    return code if code >= 0 else 128 - code  # as a shell says it
+
+
+def is_stop(code: int) -> bool:
+    """Whether an exit code is that of a run that was told to end, having saved or not."""
+    told = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return code == os.EX_TEMPFAIL or code - 128 in told
+
+
+def says(code: int) -> str:
+    """How a run failed, in words."""
+    if code <= 128:
+        return f"failed with exit code {code}"
+    why = ", as for want of memory" if code - 128 == signal.SIGKILL else ""
+    return f"was killed by signal {code - 128}{why}"
 
 
 @contextmanager

@@ -142,19 +142,23 @@ is shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER, o
                     measured (layers by the clock of this machine), weights (official ones), laptop,
                     single-gpu, or paper (the published recipe)
   --rows ROW ...    only these rows are run; default: all that the tier has
-  --seeds N         seeds 0 to N - 1 for each row (default 1); of the tier measured, rounds
+  --seeds N         how many: seeds 0 to N - 1 for each row (default 1; `fourfold seeds` takes a
+                    list); of the tier measured, rounds
   --budget TIME     start no run that is not expected to end in this time: 90s, 30m, 2h
   --commands        show the trainings as commands, for a cluster, and run none; those of a row are
-                    in order, and what starts from others' weights comes after them
+                    in order, and what starts from others' weights comes after them. In the tier
+                    paper the batch is all devices', one here: `fourfold plan` cuts it for more
   --out DIR         where DIR/PAPER/TABLE/TIER gets table.md, table.csv, table.json, table.png and
                     provenance.json (default results)
   --runs DIR        where the trainings are (default runs/reproduce)
 
 Killed at any time, the same command goes on where it stood: rows that are done are not run again,
 and a training that was stopped ends with the same weights. What the tables under --out have on
-record of their runs counts as done, too, wherever that was: another --out has nothing on record. A
-run that fails keeps no other from being run but those that start from it. The table is written when
-all is done or stopped, and after a row once a minute has gone by."""
+record of their runs counts as done, too, wherever that was: another --out has nothing on record.
+With another config, options, data or start than now it was another run: it is named and done again,
+and where its directory still is that has to be removed first. A run that fails keeps no other from
+being run but those that start from it. The table is written when all is done or stopped, and after
+a row once a minute has gone by."""
 
 DIFF = """usage: fourfold diff A B
        fourfold diff --list

@@ -19,8 +19,10 @@ from fourfold.papers.reading import find_tables
 from fourfold.papers.tables import RECIPES, TIERS, Row, Table
 
 if TYPE_CHECKING:
-    from fourfold.commands.row_runs import Budget
-    from fourfold.papers.results import Cell
+    from fourfold.commands.row_record import Record
+    from fourfold.commands.row_running import Budget
+    from fourfold.commands.row_runs import Run
+    from fourfold.papers.cells import Cell
 
 SELDOM = 60.0  # seconds between two times that a table is written while its rows are run
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -52,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     rows = {table.name: _rows(table, options) for table in tables}
     if options.commands:
         return _show_commands(tables, rows, options)
-    from fourfold.commands.row_runs import Budget, is_stop
+    from fourfold.commands.child import is_stop
+    from fourfold.commands.row_running import Budget
     from fourfold.commands.table_data import find_files
     from fourfold.commands.table_files import check_folder
 
@@ -68,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
         if is_stop(code):
             return code
         first = first or code
+        if budget.is_over:
+            break
     return first
 
 
@@ -163,8 +168,8 @@ def _reproduce(
 
 def _computed(table: Table) -> "list[Cell]":
     """All of the table, whichever rows were asked for: that takes no time."""
+    from fourfold.papers.cells import exact_cell
     from fourfold.papers.exact import compute
-    from fourfold.papers.results import exact_cell
 
     return [
         exact_cell(table, row, column, partial(compute, table, row, column))
@@ -175,30 +180,41 @@ def _computed(table: Table) -> "list[Cell]":
 def _timed(
     table: Table, rows: list[Row], options: Namespace
 ) -> "tuple[list[Cell], list[dict[str, Any]]]":
-    """Layers by the clock, and all that it showed; of other rows what it showed before."""
-    from fourfold.bench.layers import crossover, measure_layers
-    from fourfold.commands.table_files import kept_runs
-    from fourfold.papers.results import timed_cell
+    """Layers by the clock, and all that it showed; of other rows what it showed before.
 
-    cells, kept = [], []
-    before, _ = kept_runs(Path(options.out) / table.name / options.tier / "provenance.json")
-    for row in {row.name: row for row, _ in table.cells(options.tier)}.values():
-        runs = [run for run in before if run["row"] == row.name]
-        if row in rows:
-            assert row.setup is not None, f"{row.name} is not timed"
-            times = measure_layers(row.setup["d"], options.seeds, row.setup.get("longest"))
-            runs = [
-                {"row": row.name, "seed": seed, "seconds_by_length": {
-                    str(n): {layer: s[seed] for layer, s in t.items()} for n, t in times.items()}}
-                for seed in range(options.seeds)
-            ]  # fmt: skip
-        kept += runs
-        found = [run["seconds_by_length"] for run in runs]
-        for name, column in table.columns.items():
-            if column.measured:
-                values = crossover(found, column.measured)
-                cells.append(timed_cell(row, name, values, len(found)))
-    return cells, kept
+    Raises:
+        InputError: Fewer rounds are asked for than are on record.
+    """
+    from fourfold.bench.layers import crossover, measure_layers
+    from fourfold.commands.provenance import provenance
+    from fourfold.commands.table_files import kept_runs, reading
+    from fourfold.papers.cells import timed_cell
+
+    file = Path(options.out) / table.name / options.tier / "provenance.json"
+    by_row: dict[str, list[dict[str, Any]]] = {row.name: [] for row in table.rows.values()}
+    with reading(file):
+        for run in kept_runs(file)[0]:
+            by_row[run["row"]].append(run)
+    for row in rows:
+        if options.seeds < (n := len(by_row[row.name])):
+            raise InputError(
+                f"{file} has {n} rounds of {row.name}: give --seeds {n} or more, or another --out"
+            )
+    for row in rows:
+        assert row.setup is not None, f"{row.name} is not timed"
+        times = measure_layers(row.setup["d"], options.seeds, row.setup.get("longest"))
+        by_row[row.name] = [
+            {"row": row.name, "seed": seed, **provenance({}), "seconds_by_length": {
+                str(n): {layer: s[seed] for layer, s in t.items()} for n, t in times.items()}}
+            for seed in range(options.seeds)
+        ]  # fmt: skip
+    cells = []
+    for row, name in table.cells(options.tier):
+        found = [run["seconds_by_length"] for run in by_row[row.name]]
+        layer = table.columns[name].measured
+        assert layer is not None  # of such are the cells
+        cells.append(timed_cell(row, name, crossover(found, layer), len(found)))
+    return cells, [run for runs in by_row.values() for run in runs]
 
 
 def _trained(
@@ -209,18 +225,17 @@ def _trained(
     Written while it goes on, too: what a training of hours found is there if the next one is lost.
     """
     from fourfold.commands.row_plan import plan_runs
-    from fourfold.commands.row_results import table_of_runs
-    from fourfold.commands.row_runs import Record, run_all
+    from fourfold.commands.row_record import Record
+    from fourfold.commands.row_results import runs_of_table, table_of_runs
+    from fourfold.commands.row_running import run_all
     from fourfold.commands.table_data import find_files, hashes
 
     tier, place, out = options.tier, Path(options.runs), Path(options.out)
     data = hashes(find_files(table, tier))
     record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
     plan = plan_runs(table, tier, rows, options.seeds, place)
-    if kept := sum(record.find(run) is not None and not run.found for run in plan):
-        print(f"{kept} of {len(plan)} runs are known from {out}: another --out has none on record")
-    if outdated := sum(record.is_outdated(run) for run in plan):
-        print(f"{outdated} more are on record, but with other data or a config that has changed")
+    record.refuse_changed(plan)
+    _announce(runs_of_table(table, tier, options.seeds, place, record), record, out)
     written = time.monotonic()
 
     def write() -> str:
@@ -235,3 +250,14 @@ def _trained(
 
     code = run_all(plan, record, budget, write_seldom)
     return code, write()
+
+
+def _announce(runs: "list[Run]", record: "Record", out: Path) -> None:
+    """Say what of a table is on record, and what no longer counts."""
+    if kept := sum(record.in_directory(run) is None and bool(record.find(run)) for run in runs):
+        print(f"{kept} of {len(runs)} runs are known from {out}: another --out has none on record")
+    if outdated := [run.title for run in runs if record.is_outdated(run)]:
+        print(
+            f"{len(outdated)} more are on record, but their data, config, options or start have"
+            f" changed since: {'; '.join(outdated)}"
+        )

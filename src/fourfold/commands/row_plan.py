@@ -26,12 +26,14 @@ SECTIONS = {
     "trainer": "trainer.",
     "run": "",
 }
+# A whole recipe states the batch of a step; Lightning would give as much to each of all devices.
+WHOLE: dict[str, dict[str, Any]] = {"trainer": {"devices": 1}}
 OF_A_RUN = ("recipe", "minutes")  # besides sections
 OF_A_ROW = (*OF_A_RUN, "each", "start", "words", "teacher", "columns")  # and parts
 ROOT = Path(fourfold.__file__).parents[2]  # of a checkout
 
 
-def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[str, Run]:
+def runs_of_row(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[str, Run]:
     """The runs of a row with one seed, by part, in their order; "" is the first training.
 
     Raises:
@@ -47,12 +49,12 @@ def row_runs(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[s
         if own is None:  # the row leaves it out
             continue
         _check_keys(f"{where}, {part}", own, {*SECTIONS, *OF_A_RUN})
-        folder = runs / table.name / tier / row.name / part / f"seed_{seed}"
         first = found.get("") if part in recipe.then else None
         begin = _begin(changes, first)
         own = {"each": each, **own}
-        starts = [first] if first else []
-        found[part] = _run(learned, own, row.name, part, seed, folder, begin, starts)
+        starts = (first,) if first else ()
+        names = (table.name, row.name, part, seed)
+        found[part] = _planned(learned, own, names, tier, runs, begin, starts)
     return found
 
 
@@ -69,7 +71,7 @@ def _teacher_and_first(
 
     def other(key: str, name: str) -> Run:
         source, row = _other_row(f"{where}: {key}", table, tier, name)
-        return row_runs(source, tier, row, seed, runs)[""]
+        return runs_of_row(source, tier, row, seed, runs)[""]
 
     found: dict[str, Run] = {}
     learning: list[str] = []
@@ -81,9 +83,9 @@ def _teacher_and_first(
     elif start not in (RANDOM, row.name):
         found[""] = other("start", start)
     elif start != RANDOM and recipe.config:
-        folder = runs / table.name / tier / row.name / f"seed_{seed}"
-        teachers = [found["teacher"]] if learning else []
-        found[""] = _run(recipe, changes, row.name, "", seed, folder, learning, teachers)
+        teachers = (found["teacher"],) if learning else ()
+        names = (table.name, row.name, "", seed)
+        found[""] = _planned(recipe, changes, names, tier, runs, learning, teachers)
     return found
 
 
@@ -111,42 +113,42 @@ def _check_keys(where: str, given: dict[str, Any], known: set[str]) -> None:
         raise InputError(f"{where}: {strange[0]} is none of {', '.join(sorted(known))}")
 
 
-def _run(
+def _planned(
     recipe: Recipe,
     changes: dict[str, Any],
-    row: str,
-    part: str,
-    seed: int,
-    folder: Path,
+    names: tuple[str, str, str, int],
+    tier: str,
+    runs: Path,
     begin: Sequence[str],
-    starts: Sequence[Run],
+    starts: tuple[Run, ...],
 ) -> Run:
     both = merged(changes.get("each", {}), changes)
     config = find_config(both.get("recipe", recipe.config))
     own = {key: value for key, value in both.items() if key in SECTIONS}
-    changed = merged(recipe.options, own)
+    changed = merged(WHOLE if tier == "paper" else {}, merged(recipe.options, own))
+    table, row, part, seed = names
+    folder = runs / table / tier / row / part / f"seed_{seed}"
     where = [*begin, "--run_dir", str(folder), "--seed_everything", str(seed)]
     fit, test = (
         ["--config", config, *options(given), *where]
         for given in (changed, merged(changed, recipe.test))
     )
     trains = not isinstance(recipe, Tier) or recipe.train
-    needed = tuple(run.folder for run in starts)
     minutes = both.get("minutes", recipe.minutes)
-    return Run(row, part, seed, folder, recipe, fit if trains else [], test, needed, minutes)
+    return Run(*names, folder, recipe, fit if trains else [], test, starts, minutes)
 
 
 def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:
     """The runs of some rows, each once, all with the first seed before any with the second.
 
     Raises:
-        InputError: As of `row_runs`.
+        InputError: As of `runs_of_row`.
     """
     found = {
         run.folder: run
         for seed in range(n_seeds)
         for row in rows
-        for run in row_runs(table, tier, row, seed, runs).values()
+        for run in runs_of_row(table, tier, row, seed, runs).values()
     }
     return list(found.values())
 

@@ -3,10 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from fourfold.commands.row_plan import plan_runs, row_runs
-from fourfold.commands.row_runs import Record
-from fourfold.papers.results import Cell, run_cell
+from fourfold.commands.row_plan import plan_runs, runs_of_row
+from fourfold.commands.row_record import Record
+from fourfold.commands.row_runs import Run
+from fourfold.papers.cells import Cell, run_cell
 from fourfold.papers.tables import Table
+
+
+def runs_of_table(table: Table, tier: str, n_seeds: int, place: Path, record: Record) -> list[Run]:
+    """The runs of all rows, as many seeds as `n_seeds` or are on record; as of `table_of_runs`."""
+    rows = [row for row in table.rows.values() if tier in row.runs]
+    return plan_runs(table, tier, rows, max(n_seeds, record.n_seeds(table.name)), place)
 
 
 def table_of_runs(
@@ -22,18 +29,17 @@ def table_of_runs(
         record: What is known of them.
 
     Returns:
-        The cells, and of each run that is done its row, seed, commands, metrics and how they were
-        obtained.
+        The cells, and of each run that is done its row, seed, stamp, commands, metrics and how they
+        were obtained.
     """
     n_seeds = max(n_seeds, record.n_seeds(table.name))
-    rows = [row for row in table.rows.values() if tier in row.runs]
-    runs = {run.folder: run for run in plan_runs(table, tier, rows, n_seeds, place)}
+    runs = {run.folder: run for run in runs_of_table(table, tier, n_seeds, place, record)}
     known = {folder: found for folder, run in runs.items() if (found := record.find(run))}
     users = {folder: list[str]() for folder in known}
     cells = []
     for row, column in table.cells(tier):
         part, metric = table.tiers[tier].metric_of(column, row.runs[tier])
-        folders = {seed: row_runs(table, tier, row, seed, place)[part].folder
+        folders = {seed: runs_of_row(table, tier, row, seed, place)[part].folder
                    for seed in range(n_seeds)}  # fmt: skip
         own = {seed: known[folder]["metrics"] for seed, folder in folders.items()
                if metric in known.get(folder, {}).get("metrics", {})}  # fmt: skip
@@ -43,6 +49,7 @@ def table_of_runs(
     kept = []
     for folder, found in known.items():
         run, by = runs[folder], list(dict.fromkeys(users[folder]))
-        about = {"row": run.row, "part": run.part, "seed": run.seed, "used_by": by}
-        kept.append({**found, **about, "commands": run.commands})
+        names = {"table": run.table, "row": run.row, "part": run.part, "seed": run.seed}
+        about = {**names, "used_by": by, "stamp": run.stamp, "commands": run.commands}
+        kept.append({**found, **about})
     return cells, kept

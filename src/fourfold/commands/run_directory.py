@@ -3,6 +3,9 @@
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
 
+import json
+import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from fourfold.commands.config_files import fingerprints
 from fourfold.core.errors import InputError
 
 WORDS = ("best", "average", "last")  # in the order in which an evaluation looks for them
@@ -142,6 +146,41 @@ class RunDirectory:
             f"{self.checkpoints}: there is no checkpoint; train first with `fourfold fit`, or name"
             " another run directory or a checkpoint file"
         )
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """What the last test found and, under `run`, how; None if there is none to be read."""
+        try:
+            content = json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
+            shlex.split(content["run"]["command"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return dict(content)
+
+    def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
+        """As `metrics`, of a test with these options.
+
+        Raises:
+            InputError: It was done with other options, or by a config that has changed.
+        """
+        if (content := self.metrics) is None:
+            return None
+        file, how = self.path / "metrics.json", content["run"]
+        # A directory may be spelled in two ways.
+        before = [os.path.realpath(word) for word in shlex.split(how["command"])[2:]]
+        if before != list(map(os.path.realpath, options)):
+            raise InputError(
+                f"{file} was measured by `{how['command']}`: remove it to measure again, or name"
+                " another directory"
+            )
+        configs = dict(how.get("configs", {}))
+        for (name, then), now in zip(configs.items(), fingerprints(options).values(), strict=False):
+            if then != now:
+                raise InputError(
+                    f"{name} has changed since {file} was measured: remove {self.path} to train"
+                    " again, or name another directory"
+                )
+        return content
 
     def _others(self) -> str:
         words = [word for word in WORDS if (self.checkpoints / f"{word}.ckpt").is_file()]

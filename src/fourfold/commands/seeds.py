@@ -4,8 +4,6 @@ Each seed is a `fit` and a `test` of its own in RUN_DIR/seed_N, so that a comman
 goes on where it stood, and nothing of one training is left for the next.
 """
 
-import json
-import math
 import os
 import shlex
 import statistics
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands import child
-from fourfold.commands.config_files import fingerprints
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
 
 
@@ -32,13 +30,13 @@ def main(argv: Sequence[str]) -> int:
     environment = {"WANDB_RUN_GROUP": folder.name, **os.environ}
     found = {}
     for seed in seeds:
-        run = folder / f"seed_{seed}"
-        own = ["--run_dir", str(run), "--seed_everything", str(seed)]
-        if measured(run, [*rest, *own]) is None:
-            for verb in ("fit", "test"):
-                if code := child.run(verb, [*rest, *own], environment):
+        run = RunDirectory(folder / f"seed_{seed}")
+        given = [*rest, "--run_dir", str(run.path), "--seed_everything", str(seed)]
+        with child.locked(run.path) as held:
+            for verb in () if run.metrics_of(given) else ("fit", "test"):
+                if code := child.run(verb, given, environment, [held]):
                     return code
-        found[seed] = measured(run, [*rest, *own]) or {}
+            found[seed] = run.metrics_of(given) or {}
     summary = summarise(found)
     from fourfold.commands.results import show_seeds, write_metrics
 
@@ -47,34 +45,6 @@ def main(argv: Sequence[str]) -> int:
     write_metrics(folder / "seeds.json", summary, {"command": shlex.join(command)})
     print(f"wrote {folder / 'seeds.json'}", flush=True)
     return 0
-
-
-def measured(run: Path, options: list[str]) -> dict[str, Any] | None:
-    """What the test of a run found; None if it was not tested, or the file is cut off.
-
-    Raises:
-        InputError: The run was measured with other options, or by a config that has changed.
-    """
-    file = run / "metrics.json"
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        command = shlex.split(content["run"]["command"])
-        before: dict[str, str] = dict(content["run"].get("configs", {}))
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    # A directory may be spelled in two ways.
-    if [os.path.realpath(word) for word in command[2:]] != list(map(os.path.realpath, options)):
-        raise InputError(
-            f"{file} was measured by `{content['run']['command']}`: remove it to measure again, or"
-            " name another directory"
-        )
-    for (name, then), now in zip(before.items(), fingerprints(options).values(), strict=False):
-        if then != now:
-            raise InputError(
-                f"{name} has changed since {file} was measured: remove {run} to train again, or"
-                " name another directory"
-            )
-    return content
 
 
 def _options(argv: Sequence[str]) -> tuple[Any, list[str]]:
@@ -107,6 +77,7 @@ def parse_seeds(text: str) -> list[int]:
 def summarise(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each metric that is a number: mean, standard deviation (n - 1), best, and each seed's."""
     from fourfold.metrics import less_is_better
+    from fourfold.papers.cells import std
 
     first = next(iter(found.values()))
     summary = {}
@@ -118,7 +89,7 @@ def summarise(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any
         values = [float(metrics[name]) for metrics in found.values()]
         summary[name] = {
             "mean": statistics.fmean(values),
-            "std": statistics.stdev(values) if len(values) > 1 else math.nan,
+            "std": std(values),
             "best": min(values) if less_is_better(name) else max(values),
             "seeds": {str(seed): v for seed, v in zip(found, values, strict=True)},
         }

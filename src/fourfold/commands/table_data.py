@@ -29,4 +29,8 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
 
 def hashes(files: dict[str, Path]) -> dict[str, str]:
     """SHA-256 of each file."""
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    found = {}
+    for name, file in files.items():
+        with file.open("rb") as content:
+            found[name] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found

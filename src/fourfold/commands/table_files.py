@@ -13,10 +13,10 @@ from typing import Any
 from fourfold.commands.results import plain
 from fourfold.core.errors import InputError
 from fourfold.files import write_whole
+from fourfold.papers.cells import Cell
 from fourfold.papers.order import compare_orders
 from fourfold.papers.plot import draw
 from fourfold.papers.report import as_csv, content, markdown
-from fourfold.papers.results import Cell
 from fourfold.papers.tables import Paper, Table
 
 
@@ -28,15 +28,25 @@ def write(
     provenance: dict[str, Any],
     out: Path,
 ) -> str:
-    """Write all files, each whole or as it was before; returns the page, to be printed."""
+    """Write all files, each whole or as it was before; returns the page, to be printed.
+
+    The runs come first: they are what the next command goes by. Where they are those that were
+    written before, so is how they were obtained.
+    """
     order = compare_orders(table, cells) if tier != "exact" else []
     page = markdown(paper, table, tier, cells, order)
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
+    text, record = _json(provenance), folder / "provenance.json"
+    if "runs" in provenance and record.exists():
+        with reading(record):
+            before, now = json.loads(record.read_text(encoding="utf-8")), json.loads(text)
+            if all(before.get(key) == now.get(key) for key in ("runs", "data")):
+                text, provenance = _json(before), before
+    write_whole(record, text)
     write_whole(folder / "table.md", page + "\n" + _trace(provenance))
     write_whole(folder / "table.csv", as_csv(table, cells))
     write_whole(folder / "table.json", _json(content(table, tier, cells, order)))
-    write_whole(folder / "provenance.json", _json(provenance))
     draw(table, cells, folder / "table.png")
     return f"{page}\nwrote {folder}\n"
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from fourfold.papers.cells import number
 from fourfold.papers.conventions import RESOLVED
 from fourfold.papers.recipe_cards import KEYS, MEANINGS, Card
-from fourfold.papers.results import number
 
 OPEN = "(open)"
 

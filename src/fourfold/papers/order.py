@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fourfold.papers.results import Cell
+from fourfold.papers.cells import Cell
 from fourfold.papers.tables import Printed, Table
 
 FEWEST = 4  # of fewer rows an order says nothing

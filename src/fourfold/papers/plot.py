@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.files import whole
-from fourfold.papers.results import Cell
+from fourfold.papers.cells import Cell
 from fourfold.papers.tables import Printed, Table
 
 WIDTH, FRAME, ROW = 7.0, 0.9, 0.24  # inches: of the picture, around a panel, of a row

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from fourfold.papers.cells import Cell, digest, number, shown
 from fourfold.papers.order import Order
-from fourfold.papers.results import Cell, digest, number, shown
 from fourfold.papers.tables import Column, Paper, Table
 
 HOW = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained

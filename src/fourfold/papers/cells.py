@@ -51,7 +51,7 @@ class Cell:
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds (n - 1); None of fewer than two."""
-        return statistics.stdev(self.numbers) if len(self.numbers) > 1 else None
+        return std(self.numbers) if len(self.numbers) > 1 else None
 
     @property
     def deviation(self) -> float | None:
@@ -60,6 +60,13 @@ class Cell:
         if self.mean is None or not printed:
             return None
         return self.mean / printed - 1.0
+
+
+def std(values: Sequence[float]) -> float:
+    """Standard deviation (n - 1); nan of fewer than two, or where one is not finite."""
+    # statistics.stdev ends on inf and nan with an AttributeError.
+    is_defined = len(values) > 1 and all(map(math.isfinite, values))
+    return statistics.stdev(values) if is_defined else math.nan
 
 
 def agrees(value: Value, printed: Printed, column: Column, rounding: str = "nearest") -> bool:
