@@ -2,8 +2,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from lightning import LightningModule
 
 from fourfold.callbacks.averaging import AverageLast, mean_of
+from fourfold.callbacks.ema import ExponentialAverage
 
 
 def write(folder: Path, step: int, value: float, count: int) -> Path:
@@ -42,3 +44,11 @@ def test_snapshots_beyond_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     assert sorted(file.stem for file in average.snapshots.iterdir()) == [
         "step=00000010", "step=00000020",
     ]  # fmt: skip
+
+
+def test_the_moving_average_lies_where_the_model_will_be() -> None:
+    average = ExponentialAverage(0.9)
+    strategy = SimpleNamespace(root_device=torch.device("meta"))
+    trainer = SimpleNamespace(strategy=strategy, fast_dev_run=False)
+    average.setup(trainer, LightningModule(), "validate")  # type: ignore[arg-type]
+    assert average._device == torch.device("meta")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import Tensor, nn
 
 import fourfold
@@ -21,6 +22,7 @@ from fourfold.models import (
     TokenClassifier,
     ViT,
 )
+from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from tests.hub.foreign_models import MODELS, exact, ids, make, padding
 
 LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
@@ -214,6 +216,33 @@ def mapped_gradients(theirs: Any, ours: nn.Module, folder: Path) -> dict[str, Te
         for p, value in zip(theirs.parameters(), values, strict=True):
             p.copy_(value)
     return {key: mapped[key] for key in gradients(ours)}
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal_halves", "learned"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post"])
+def test_no_last_word_is_forced_on_what_is_exported(
+    positions: str, norm_placement: str, tmp_path: Path
+) -> None:
+    learned = positions == "learned"
+    if learned and norm_placement == "pre":
+        pytest.skip("no architecture of theirs")
+    model = EncoderDecoder(
+        EncoderDecoderConfig(
+            d_model=8, n_heads=2, d_ff=16, n_layers=1, vocab_size=20, max_len=12,
+            tie="all", norm_eps=1e-5, positions=positions, embed_norm=learned,
+            norm_placement=norm_placement, output_bias=True,
+        )
+    )  # fmt: skip
+    foreign.write(model, tmp_path)
+    theirs = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert theirs.generation_config.forced_eos_token_id is None
+    # Else its last place would hold padding, or the begin of a sentence.
+    with torch.no_grad():
+        theirs.final_logits_bias[0, 7] = 1e4
+        found = theirs.generate(
+            torch.tensor([[4, 5, 2]]), max_length=5, num_beams=1, do_sample=False
+        )
+    assert found[0, 1:].tolist() == [7] * 4
 
 
 @pytest.mark.parametrize("name", MODELS)

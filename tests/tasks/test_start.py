@@ -196,3 +196,12 @@ def test_special_tokens_are_known_by_their_role(tmp_path: Path) -> None:
     found = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
     assert found[ours.bos_id] == bert.bos_id
     assert found[ours.mask_id or 0] == bert.mask_id
+
+
+def test_words_are_matched_on_the_cpu_where_a_model_is_built_on_a_gpu() -> None:
+    a = train_tokenizer(TokenizerConfig(kind="char"), ["abc"], mask=True)
+    b = train_tokenizer(TokenizerConfig(kind="char"), ["cbx"], mask=False)
+    with torch.device("meta"):  # as in Lightning's configure_model, of another device
+        pairs = same_words(a.to_str(), b.to_str())
+    assert pairs is not None
+    assert {numbers.device.type for numbers in pairs} == {"cpu"}

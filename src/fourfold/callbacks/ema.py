@@ -1,5 +1,6 @@
 """An exponential moving average of the weights, through Lightning's callback."""
 
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 
@@ -16,3 +17,8 @@ class ExponentialAverage(EMAWeightAveraging):
     def __init__(self, decay: float) -> None:
         # Buffers here are constants, which an average would wear down by rounding.
         super().__init__(decay=decay, use_buffers=False)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keep the average where the model will be, which is not there yet."""
+        self._device = self._device or trainer.strategy.root_device
+        super().setup(trainer, pl_module, stage)

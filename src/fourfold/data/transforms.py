@@ -44,6 +44,8 @@ class TransformConfig:
         eval_crop: side of the evaluation crop over the resized shorter side (0.875 in DeiT, 0.9 in
             timm); None = 0.875 after training on `resized` crops, which show objects larger than
             they are, else 1.
+        squash: evaluate with both sides scaled to the same, as the processors of ViT and DeiT in
+            transformers do, in place of cutting the longer one.
         interpolation: for resizing.
         mean: of the channels, 0 to 1; one number stands for all channels.
         std: likewise.
@@ -64,6 +66,7 @@ class TransformConfig:
     cutmix: float = 0.0
     mixup_switch: float = 0.5
     eval_crop: float | None = None
+    squash: bool = False
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -129,7 +132,12 @@ class Normalize:
         return pixels.to(torch.float32, copy=True).mul_(self._scale).add_(self._shift)
 
 
-def fit(pixels: Tensor, size: int, ratio: float, interpolation: str) -> Tensor:
+def scaled_side(size: int, ratio: float) -> int:
+    """What the shorter side is scaled to before a centre of `size` is cut out: size / ratio."""
+    return math.floor(size / ratio + 1e-6)  # of 224 / 400, a float, 400 is to come back
+
+
+def fit(pixels: Tensor, size: int, ratio: float, interpolation: str, squash: bool) -> Tensor:
     """Scales the shorter side to size / ratio and cuts the centre out.
 
     Args:
@@ -137,6 +145,7 @@ def fit(pixels: Tensor, size: int, ratio: float, interpolation: str) -> Tensor:
         size: side of the result.
         ratio: side of the cut over the scaled shorter side.
         interpolation: "bilinear" or "bicubic".
+        squash: whether the longer side is scaled to the same.
 
     Returns:
         (..., C, size, size) uint8.
@@ -145,10 +154,11 @@ def fit(pixels: Tensor, size: int, ratio: float, interpolation: str) -> Tensor:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-    edge = math.floor(size / ratio)
-    if min(pixels.shape[-2:]) != edge:
-        mode = InterpolationMode(interpolation)
-        pixels = F.resize(pixels, [edge], interpolation=mode, antialias=True)
+    edge = scaled_side(size, ratio)
+    there = {*pixels.shape[-2:]} if squash else {min(pixels.shape[-2:])}
+    if there != {edge}:
+        mode, sides = InterpolationMode(interpolation), [edge, edge] if squash else [edge]
+        pixels = F.resize(pixels, sides, interpolation=mode, antialias=True)
     if pixels.shape[-2:] != (size, size):
         pixels = F.center_crop(pixels, [size, size])
     return pixels
@@ -159,12 +169,14 @@ class EvalTransform:
 
     def __init__(self, config: TransformConfig, size: int, n_channels: int) -> None:
         self.size, self.ratio, self.interpolation = size, config.eval_ratio, config.interpolation
+        self.squash = config.squash
         self.normalize = Normalize(config.mean, config.std, n_channels)
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
         """(B, C, H, W) uint8, or a list of (C, H, W) of any size, to (B, C, size, size) float32."""
         if isinstance(pixels, Tensor):
-            return self.normalize(fit(pixels, self.size, self.ratio, self.interpolation))
+            how = (self.size, self.ratio, self.interpolation, self.squash)
+            return self.normalize(fit(pixels, *how))
         return torch.cat([self(image[None]) for image in pixels])
 
     def described(self) -> dict[str, Any]:
@@ -175,6 +187,7 @@ class EvalTransform:
             "mean": self.normalize.mean.tolist(),
             "std": self.normalize.std.tolist(),
             "eval_crop": self.ratio,
+            "squash": self.squash,
             "interpolation": self.interpolation,
         }
 
@@ -199,6 +212,7 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
         mean=tuple(artifacts["mean"]),
         std=tuple(artifacts["std"]),
         eval_crop=artifacts["eval_crop"],
+        squash=artifacts.get("squash", False),  # older checkpoints do not say
         interpolation=artifacts["interpolation"],
     )
     transform = EvalTransform(config, artifacts["image_size"], n_channels)

@@ -72,16 +72,19 @@ def record(step: CausalStep, cache: StaticCache, ids: Tensor) -> Run:
         cache.place.copy_(before[0])
         cache.seen.copy_(before[1])
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM):
-            step(ids)
-            rewind()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = step(ids)
+    # The model may lie on another device than the current one; of its own accord a recording takes
+    # a stream of the device that was current when the process made its first.
+    with torch.cuda.device(ids.device):
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM):
+                step(ids)
+                rewind()
+        torch.cuda.current_stream().wait_stream(stream)
+        # What other threads do meanwhile, such as pinning memory, spoils nothing.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            logits = step(ids)
 
     def replay(_: Tensor) -> Tensor:
         graph.replay()

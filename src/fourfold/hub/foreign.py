@@ -116,7 +116,8 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
     else:
         model = in_halves(model)
         architecture, rest = choose(ARCHITECTURES, model), {}
-    theirs, left = architecture.keys.write(model.state_dict(), rest)
+    ours = {name: x.cpu() for name, x in model.state_dict().items()}  # where `rest` is
+    theirs, left = architecture.keys.write(ours, rest)
     if left:
         raise InputError(f"{architecture.model_type} has no place for {', '.join(left)}")
     said = architecture.write_config(model.config)

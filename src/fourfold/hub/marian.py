@@ -63,8 +63,12 @@ def _told(names: Collection[str], config: Any) -> dict[str, Any]:
 
 
 def _tokens(config: EncoderDecoderConfig) -> dict[str, Any]:
-    """The numbers that our own tokenizers give; theirs by default lie beyond most vocabularies."""
-    return {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    """The numbers that our own tokenizers give; theirs by default lie beyond most vocabularies.
+
+    By default theirs force a last token, too: padding, of our numbers, or the begin of a sentence.
+    """
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    return ids | {"forced_eos_token_id": None}
 
 
 _FIXED = {"tie": "all", "norm_eps": 1e-5}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.data.transforms import scaled_side
 from fourfold.hub.directory import read_json
 from fourfold.models import CLIP, CausalLM, MaskedLM
 from fourfold.models.encoder_decoder import Seq2Seq
@@ -110,28 +111,52 @@ def read_images(path: Path, config: Mapping[str, Any], side: int, channels: int)
     resample = said.get("resample", 2)
     if resample not in tuple(_RESAMPLE):
         raise InputError(f"{file}: resample is {str(resample)[:80]}, but must be 2 or 3")
+    _refuse_other_scale(said, file)
     scaled, cut = (_pixels(said, key, side, file) for key in ("size", "crop_size"))
     share = cut / scaled if said.get("do_center_crop") else 1.0
     if share > 1:
         raise InputError(
             f"{file}: crop_size is {cut}, but the size that it is cut from is {scaled}"
         )
+    is_plain = said.get("do_normalize") is False
     return {
         "class_names": class_names(config),
         "image_size": side,
         "n_channels": channels,
-        "mean": _of_channels(said, "image_mean", channels, file),
-        "std": _of_channels(said, "image_std", channels, file),
+        "mean": [0.0] * channels if is_plain else _of_channels(said, "image_mean", channels, file),
+        "std": [1.0] * channels if is_plain else _of_channels(said, "image_std", channels, file),
         "eval_crop": share,
+        "squash": _squashes(said),
         "interpolation": _RESAMPLE[resample],
     }
+
+
+def _squashes(said: Mapping[str, Any]) -> bool:
+    """Whether both sides are scaled to the same; what says one number leaves it to its class."""
+    size = said.get("size")
+    if isinstance(size, Mapping):
+        return "shortest_edge" not in size
+    kind = said.get("image_processor_type", said.get("feature_extractor_type", ""))
+    return size is not None and not str(kind).startswith("CLIP")
+
+
+def _refuse_other_scale(said: Mapping[str, Any], file: Path) -> None:
+    """Pixels are 0 to 1 here before a mean is taken from them."""
+    factor = said.get("rescale_factor", 1 / 255)
+    usual = type(factor) in (int, float) and isclose(factor, 1 / 255)
+    if said.get("do_rescale") is False or not usual:
+        shown = "do_rescale is false" if usual else f"rescale_factor is {str(factor)[:80]}"
+        raise InputError(f"{file}: {shown}, but pixels must be scaled by 1/255")
 
 
 def _pixels(said: Mapping[str, Any], key: str, default: int, file: Path) -> int:
     """A side, which may be said alone or by what is resized to it."""
     found: Any = said.get(key, default)
     if isinstance(found, Mapping):
-        found = found.get("shortest_edge", found.get("height", default))
+        height, width = (found.get(name, default) for name in ("height", "width"))
+        if "shortest_edge" not in found and height != width:
+            raise InputError(f"{file}: {key} is {height}x{width}, but must be a square")
+        found = found.get("shortest_edge", height)
     if type(found) is not int or found < 1:
         raise InputError(f"{file}: {key} is {str(found)[:80]}, but must be a number of pixels")
     return found
@@ -146,22 +171,19 @@ def _of_channels(said: Mapping[str, Any], key: str, channels: int, file: Path) -
     return [float(x) for x in found]
 
 
-def write_images(
-    path: Path, artifacts: Mapping[str, Any], kind: str, *, keep_shape: bool = False
-) -> dict[str, Any]:
+def write_images(path: Path, artifacts: Mapping[str, Any], is_clip: bool) -> dict[str, Any]:
     """Write preprocessor_config.json; returns what config.json says of the classes, if any.
 
     Args:
         path: The directory.
         artifacts: Of the data.
-        kind: Their class.
-        keep_shape: Whether images that are not square keep their shape and lose their borders, as
-            in training here.
+        is_clip: Whether they are CLIP's, whose class keeps the shape of images of its own accord.
     """
     side, share = artifacts["image_size"], artifacts["eval_crop"]
-    scaled = round(side / share)
+    scaled, squash = scaled_side(side, share), artifacts.get("squash", False)
+    kind = "DeiTImageProcessor" if share < 1 else "ViTImageProcessor"
     said = {
-        "image_processor_type": kind,
+        "image_processor_type": "CLIPImageProcessor" if is_clip else kind,
         "do_resize": True,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -169,11 +191,11 @@ def write_images(
         "image_mean": artifacts["mean"],
         "image_std": artifacts["std"],
         "resample": next(n for n, w in _RESAMPLE.items() if w == artifacts["interpolation"]),
-        "size": {"height": scaled, "width": scaled},
+        "size": {"height": scaled, "width": scaled} if squash else {"shortest_edge": scaled},
     }
-    if keep_shape:
-        said |= {"size": {"shortest_edge": scaled}, "do_convert_rgb": artifacts["n_channels"] == 3}
-    if share < 1 or keep_shape:
+    if is_clip:
+        said |= {"do_convert_rgb": artifacts["n_channels"] == 3}
+    if share < 1 or not squash:  # of what is not square the longer side is cut
         said |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
     (path / IMAGES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     if "class_names" not in artifacts:

@@ -103,10 +103,11 @@ def images(said: Json, config: ViTConfig, where: str) -> tuple[dict[str, Any], l
     """
     told = said.get("pretrained_cfg") or {}
     found = {key: told.get(key) or default for key, default in _IMAGES.items()}
-    if found["interpolation"] not in ("bilinear", "bicubic") or found["crop_mode"] != "center":
+    ways, modes = ("bilinear", "bicubic"), ("center", "squash")
+    if found["interpolation"] not in ways or found["crop_mode"] not in modes:
         raise InputError(
             f"{where}: images are prepared by {found['interpolation']} and crop_mode"
-            f" {found['crop_mode']}, but must be by bilinear or bicubic and center"
+            f" {found['crop_mode']}, but must be by bilinear or bicubic and center or squash"
         )
     missing = [key for key in ("mean", "std", "crop_pct", "interpolation") if not told.get(key)]
     names = said.get("label_names") or told.get("label_names") or []
@@ -117,6 +118,7 @@ def images(said: Json, config: ViTConfig, where: str) -> tuple[dict[str, Any], l
         "mean": list(found["mean"]),
         "std": list(found["std"]),
         "eval_crop": found["crop_pct"],
+        "squash": found["crop_mode"] == "squash",
         "interpolation": found["interpolation"],
     }
     notes = [f"assumed timm's default for images: {k} {found[k]}" for k in missing]
@@ -168,6 +170,7 @@ def _written(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     if "eval_crop" in artifacts:
         images |= {key: artifacts[key] for key in ("mean", "std", "interpolation")}
         images["crop_pct"] = artifacts["eval_crop"]
+        images["crop_mode"] = "squash" if artifacts.get("squash") else "center"
     names = {"label_names": artifacts["class_names"]} if artifacts.get("class_names") else {}
     pool = _POOLS[config.pool]
     front = {} if config.distillation else {"class_token": pool == "token", "fc_norm": False}

@@ -135,9 +135,7 @@ def _write_beside(folder: Path, task: Task, model: Any) -> dict[str, Any]:
     if two_towers:  # which have a rule of their own for the end of a text
         more = {f"text_config.{k}": n for k, n in more.items() if k != "eos_token_id"}
     if "eval_crop" in found:
-        kind = "DeiTImageProcessor" if found["eval_crop"] < 1 else "ViTImageProcessor"
-        kind = "CLIPImageProcessor" if two_towers else kind
-        more |= processing.write_images(folder, found, kind, keep_shape=two_towers)
+        more |= processing.write_images(folder, found, is_clip=two_towers)
     return more
 
 

@@ -20,7 +20,8 @@ PARTS = {"task": str, "init_args": dict, "data": dict}
 ARTIFACTS: dict[str, Any] = {
     "tokenizer": str, "class_names": tuple, "max_len": int | None, "separators": int,
     "n_texts": int, "may_be_none": bool, "src_lang": str, "tgt_lang": str, "image_size": int,
-    "n_channels": int, "mean": tuple, "std": tuple, "eval_crop": float, "interpolation": str,
+    "n_channels": int, "mean": tuple, "std": tuple, "eval_crop": float, "squash": bool,
+    "interpolation": str,
 }  # fmt: skip
 INSIDE = {"class_names": str, "mean": float, "std": float}  # of what these are lists
 

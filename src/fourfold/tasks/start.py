@@ -142,4 +142,5 @@ def same_words(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None
         number, here = getattr(theirs, role), getattr(ours, role)
         if number is not None and here is not None:
             pairs[here] = number
-    return torch.tensor(list(pairs.values())), torch.tensor(list(pairs))
+    # Weights are read on the CPU, also where Lightning builds a model on a GPU by default.
+    return torch.tensor(list(pairs.values()), device="cpu"), torch.tensor(list(pairs), device="cpu")
