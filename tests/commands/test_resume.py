@@ -220,6 +220,45 @@ def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
     assert epochs_after_a_resume("not mended") == [3]
 
 
+STOPS = {  # who asks Lightning for an end, at which batch, and where that is
+    "window": ("on_train_batch_end", 4, VARIANTS["ema"]),
+    "step": ("on_train_batch_end", 5, VARIANTS["ema"]),
+    "validation": ("on_validation_end", 3, ["--checkpoint.every_n_steps=null", "--ema_decay=0.9",
+                   "--trainer.val_check_interval=2", "--trainer.check_val_every_n_epoch=null"]),
+    "validation in a window": (
+        "on_validation_end", 2, [*VARIANTS["ema"], "--trainer.val_check_interval=3",
+                                 "--trainer.check_val_every_n_epoch=null"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hook", "batch", "options"), STOPS.values(), ids=STOPS.keys())
+def test_what_stops_early_can_be_gone_on_with(
+    hook: str, batch: int, options: list[str], fit: Run, here: Path, monkeypatch: Any
+) -> None:
+    from fourfold.callbacks.checkpoints import Checkpoints
+
+    assert fit("whole", *options).code == 0
+    before = getattr(Checkpoints, hook)
+
+    def asked(self: Any, trainer: Any, *more: Any) -> None:  # as EarlyStopping or a Timer does
+        at = trainer.fit_loop.epoch_loop.batch_progress.total.completed - 1
+        if at == batch and not trainer.sanity_checking:
+            trainer.should_stop = True
+        before(self, trainer, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, hook, asked)
+        assert fit("stopped", *options).code == 0
+    last = Path("checkpoints/last.ckpt")
+    assert 0 < content(here / "stopped" / last)["global_step"] < 10
+    assert "resumed after step" in fit("stopped", *options, "--resume=must").out
+    a, b = (content(here / name / last) for name in ("whole", "stopped"))
+    for key in ("state_dict", "optimizer_states", "current_model_state"):
+        torch.testing.assert_close(a.get(key), b.get(key), rtol=0, atol=0)
+    for key in ("lr_schedulers", "global_step", "epoch", "TranslationData"):
+        assert a.get(key) == b.get(key)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_says_so(
     number: int, code: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,12 +117,18 @@ def test_cells_of_csv_may_hold_newlines(tmp_path):
         ("a.jsonl", "[" * 99_999, ["en"], "a.jsonl, line 1: JSON that is nested too deeply"),
         ("a.jsonl", "9" * 5000, ["en"], "a.jsonl, line 1: a number with too many digits"),
         ("a.jsonl", '{"en": "\\ud83d"}', ["en"], "a.jsonl, line 1: half of a surrogate pair"),
-        ("a.csv", 'en\n"' + "x" * 200_000, ["en"], "a.csv, line 2: broken CSV .field larger"),
+        ("a.csv", 'en\n"' + "x" * 200_000, ["en"], "a.csv, line 2: broken CSV .unexpected end"),
     ],
 )
 def test_broken_tables(tmp_path, name, content, columns, message):
     with pytest.raises(InputError, match=message):
         read_table(put(tmp_path / name, content), columns)
+
+
+def test_a_long_document_is_a_field_as_any(tmp_path):
+    long = "x " * 100_000
+    file = put(tmp_path / "a.csv", f'id,text\n1,"{long}\n""end"""\n')
+    assert read_table(file, ["text"]).columns == [[f'{long}\n"end"']]
 
 
 def test_whole_pairs_of_surrogates_are_characters(tmp_path):

@@ -81,6 +81,22 @@ def test_another_tokenizer_section_is_refused(file):
         make(file, kind="char").load_state_dict(make(file).state_dict())
 
 
+def test_a_tokenizers_file_may_lie_elsewhere_by_now(file, tmp_path):
+    text = make(file, kind="char").tokenizer.to_str()
+    for folder, content in (("a", text), ("b", text), ("c", reversed_vocabulary(text))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer.json").write_text(content)
+
+    def given(folder):
+        tokenizer = TokenizerConfig(file=str(tmp_path / folder / "tokenizer.json"))
+        return CausalTextData("files", train=file, val=0.2, tokenizer=tokenizer, block_size=8)
+
+    state = given("a").state_dict()
+    given("b").load_state_dict(state)
+    with pytest.raises(InputError, match=r"is another than that of .*c/tokenizer\.json: use"):
+        given("c").load_state_dict(state)
+
+
 def test_ranks_use_the_tokenizer_of_the_first(file):
     own = make(file, kind="char").tokenizer.core.get_vocab()
     data = make(file, kind="char")

@@ -197,7 +197,8 @@ def test_preprocessing_and_labels(tmp_path: Path, capsys: Any) -> None:
     found = load_task(tmp_path / "x.ckpt").artifacts
     assert found == {
         "class_names": names, "image_size": SIDE, "n_channels": 3, "mean": [0.1, 0.2, 0.3],
-        "std": [0.4, 0.5, 0.6], "eval_crop": 0.9, "interpolation": "bicubic",
+        "std": [0.4, 0.5, 0.6], "eval_crop": 0.9, "squash": False,
+        "interpolation": "bicubic",
     }  # fmt: skip
     # To timm and to transformers, with all that.
     assert main(["export", str(tmp_path / "x.ckpt"), f"timm:{tmp_path / 'back'}"]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRUN = """#!/bin/bash
-trap 'echo heard; exit 75' USR1
+trap 'echo heard; exit ${HEARD:-75}' USR1
 echo "$@"
 touch running
 while [ -z "$CODE" ]; do sleep 0.05; done
@@ -24,31 +24,34 @@ def job(root: Path, tmp_path: Path) -> object:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
-    def start(code: str) -> subprocess.Popen[str]:
+    def start(code: str, heard: str = "75") -> subprocess.Popen[str]:
         path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
         env = {"PATH": path, "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4",
-               "SLURM_JOB_ID": "17", "CODE": code}  # fmt: skip
+               "SLURM_JOB_ID": "17", "CODE": code, "HEARD": heard}  # fmt: skip
         command = ["bash", str(root / "scripts/slurm.sbatch"), "--config", "a.yaml"]
         return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=-1, text=True)
 
     return start
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+# 137: one of several processes was killed, since the first had ended.
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGUSR1, 137)]
+)
 def test_a_signal_reaches_the_training_which_is_queued_again(
-    number: int, job: object, tmp_path: Path
+    number: int, code: int, job: object, tmp_path: Path
 ) -> None:
-    process = job("")  # type: ignore[operator]
+    process = job("", str(code))  # type: ignore[operator]
     while not (tmp_path / "running").exists():
         time.sleep(0.05)
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)
-    assert process.returncode == 75
+    assert process.returncode == code
     assert "heard" in out
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 
-@pytest.mark.parametrize("code", ["0", "1", "2"])
+@pytest.mark.parametrize("code", ["0", "1", "2", "137"])
 def test_what_ended_by_itself_is_not_queued_again(code: str, job: object, tmp_path: Path) -> None:
     process = job(code)  # type: ignore[operator]
     out, _ = process.communicate(timeout=20)

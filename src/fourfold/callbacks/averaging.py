@@ -55,11 +55,12 @@ class AverageLast(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the mean, as a checkpoint that all commands take."""
-        files = [file for _, file in self._taken()]
-        if not files:
+        # The first process wrote the snapshots, and others may not see them yet.
+        if not trainer.strategy.broadcast(bool(self._taken())):
             return
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
-        checkpoint["state_dict"] = mean_of(files)
+        files = [file for _, file in self._taken()] if trainer.is_global_zero else []
+        checkpoint["state_dict"] = mean_of(files)  # the first process writes it
         checkpoint["averaged"] = [file.name for file in files]
         trainer.strategy.save_checkpoint(checkpoint, self.folder / "average.ckpt")
 

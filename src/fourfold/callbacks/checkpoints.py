@@ -48,6 +48,7 @@ class Checkpoints(Checkpoint):
         self.every_n_steps, self.every_n_epochs = every_n_steps, every_n_epochs
         self.saved_step = 0
         self.waits = False  # last.ckpt is due, once the validation at hand is over
+        self.stops = False  # somebody asked for it in the middle of a window
         self.in_window = False  # what is being saved lacks the gradient of its first micro-batches
         self.scores: dict[str, float] = {}  # file name: score, of those kept
 
@@ -67,6 +68,7 @@ class Checkpoints(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if this batch completed an optimizer step whose number is due."""
+        self._close_window(trainer)
         step = trainer.global_step
         if step == self.saved_step:
             return
@@ -81,12 +83,21 @@ class Checkpoints(Checkpoint):
             else:
                 self.save_last(trainer)
 
+    def _close_window(self, trainer: Trainer) -> None:
+        """Have a stop wait for the optimizer step that is being accumulated.
+
+        Its gradient so far would be lost, and its micro-batches not be seen again.
+        """
+        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
+        if trainer.should_stop if accumulating else self.stops:
+            trainer.should_stop, self.stops = not accumulating, accumulating
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if the epoch is complete and due, or the last."""
         complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         due = bool(self.every_n_epochs) and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         # The last one here, since at the end of training a moving average is in the model's place.
-        if complete and (due or is_over(trainer)):
+        if complete and (due or is_over(trainer) or trainer.should_stop):
             self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,7 +120,12 @@ class Checkpoints(Checkpoint):
             return
         if self.keep_best:
             self._keep_best(trainer)
-        if self.waits and not trainer.sanity_checking:
+        if trainer.sanity_checking:
+            return
+        self._close_window(trainer)
+        # One that stops here must be saved now: afterwards Lightning has counted the epoch as done,
+        # and a moving average is in the model's place.
+        if self.waits or trainer.should_stop:
             self.save_last(trainer)
 
     def _keep_best(self, trainer: Trainer) -> None:

@@ -16,7 +16,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from fourfold.callbacks.checkpoints import Checkpoints, is_over, validates_now
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # not every system has the second
+SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
 
 class Preemption(Checkpoint):
@@ -85,6 +86,8 @@ class Preemption(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same after a validation."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_over(trainer):
+            return
+        if trainer.fit_loop.epoch_loop._should_accumulate():
             return
         if trainer.strategy.reduce_boolean_decision(bool(self.asked), all=False):
             self._stop(trainer)

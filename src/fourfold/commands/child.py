@@ -106,8 +106,10 @@ def locked(folder: Path, limit: float | None = None) -> Iterator[int]:
 
 
 def _taken(handle: int) -> bool:
-    import fcntl  # not on every system, and not needed to read a table
-
+    try:
+        import fcntl
+    except ImportError:  # a system without it has no such locks
+        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

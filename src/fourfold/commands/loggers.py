@@ -6,6 +6,7 @@ import uuid
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -70,7 +71,8 @@ def _has_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
-        return netrc().authenticators("api.wandb.ai") is not None
+        server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+        return netrc().authenticators(server or "") is not None
     except (OSError, NetrcParseError):
         return False
 

@@ -83,6 +83,7 @@ def check_options(config: Any) -> None:
         InputError: Names the option and its value.
     """
     check_numbers(config["trainer"])
+    _leave_mps(config["trainer"])
     _check_processes(config["trainer"])
     decay = config["ema_decay"]
     if decay is not None and not 0.0 < decay < 1.0:
@@ -113,6 +114,24 @@ def check_numbers(trainer: Any) -> None:
         value = trainer[name]
         if value is not None and value < least:
             raise OptionError(f"trainer.{name}", f"is {value}, but must be at least {least}")
+
+
+def _leave_mps(trainer: Any) -> None:
+    """Losses and metrics are summed in double precision, which Apple's GPUs do not have.
+
+    Raises:
+        InputError: One was asked for.
+    """
+    if not torch.backends.mps.is_available():
+        return
+    if trainer["accelerator"] == "auto":
+        trainer["accelerator"] = "cpu"
+    elif trainer["accelerator"] in ("mps", "gpu"):
+        raise OptionError(
+            "trainer.accelerator",
+            f"is {trainer['accelerator']}, but losses are summed in double precision, which an"
+            " Apple GPU does not have: cpu",
+        )
 
 
 def _check_processes(trainer: Any) -> None:

@@ -26,8 +26,6 @@ SECTIONS = {
     "trainer": "trainer.",
     "run": "",
 }
-# A whole recipe states the batch of a step; Lightning would give as much to each of all devices.
-WHOLE: dict[str, dict[str, Any]] = {"trainer": {"devices": 1}}
 OF_A_RUN = ("recipe", "minutes")  # besides sections
 OF_A_ROW = (*OF_A_RUN, "each", "start", "words", "teacher", "columns")  # and parts
 ROOT = Path(fourfold.__file__).parents[2]  # of a checkout
@@ -125,7 +123,7 @@ def _planned(
     both = merged(changes.get("each", {}), changes)
     config = find_config(both.get("recipe", recipe.config))
     own = {key: value for key, value in both.items() if key in SECTIONS}
-    changed = merged(WHOLE if tier == "paper" else {}, merged(recipe.options, own))
+    changed = merged(recipe.options, own)
     table, row, part, seed = names
     folder = runs / table / tier / row / part / f"seed_{seed}"
     where = [*begin, "--run_dir", str(folder), "--seed_everything", str(seed)]

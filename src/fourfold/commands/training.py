@@ -47,7 +47,9 @@ from fourfold.tasks import Task
 from fourfold.tasks.checkpoint import read_for_trainer
 
 # Samplers know the ranks themselves; one batch of validation before training finds mistakes early.
+# A config's batch is one device's: more of them are asked for, with their share of it.
 TRAINER_DEFAULTS = {
+    "devices": 1,
     "use_distributed_sampler": False,
     "num_sanity_val_steps": 1,
     "enable_model_summary": False,
@@ -202,6 +204,8 @@ class FourfoldCLI(LightningCLI):
 
     def after_validate(self) -> None:
         """Print the metrics."""
+        if not self.trainer.is_global_zero:
+            return
         if not self.model.summary:
             raise InputError("the data have no validation split: give `val` in the data section")
         show_table(self.model.summary, f"validation of {self.measured}")

@@ -1,6 +1,7 @@
 """With `init_from`, what a config leaves open comes from there: the shape, the tokenizer."""
 
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -48,9 +49,18 @@ def take_over(config: Any, arguments: list[str], run: RunDirectory | None = None
     if is_given("data.tokenizer", arguments):
         if not is_given("model.config.vocab_size", arguments):
             wanted["vocab_size"] = None
+        data["tokenizer"]["file"] = _moved(data["tokenizer"]["file"], run)
     elif found := _tokenizer(path, run):
         for name, value in found.items():
             data["tokenizer"][name] = value
+
+
+def _moved(file: str | None, run: RunDirectory | None) -> str | None:
+    """A tokenizer's file, which with its run may lie somewhere else by now."""
+    if file is None or run is None or Path(file).exists():
+        return file
+    kept = run.path / processing.TOKENIZER
+    return str(kept) if Path(file).name == kept.name and kept.is_file() else file
 
 
 def _settled(run: RunDirectory, path: str) -> dict[str, Any]:

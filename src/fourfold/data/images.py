@@ -87,6 +87,11 @@ class ImageData(EpochData):
         self.transform = transform or TransformConfig()
         self._n_channels = n_channels
 
+    def prepare_data(self) -> None:
+        """Downloads, where that is asked for; Lightning has one process of a machine do it."""
+        if self.download:
+            open_source(self.source, *self.columns, self.download)
+
     def build(self) -> dict[str, BatchDataset]:
         found = open_source(self.source, *self.columns, self.download)
         _require_all_classes(found["train"])

@@ -205,7 +205,8 @@ def read_table(path: str, columns: Sequence[str]) -> Rows:
 
 
 def _csv_rows(path: str) -> Iterator[list[str]]:
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    csv.field_size_limit(2**31 - 1)  # for all of the process: by default 131,072 characters
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         yield from reader
     except csv.Error as error:  # such as a quote that is never closed, and a file behind it

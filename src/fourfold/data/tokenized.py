@@ -13,6 +13,8 @@ from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 
+PLACES = ("file", "merges")  # of a TokenizerConfig, where its files are
+
 
 class TokenizedData(EpochData):
     """Base of the DataModules of text: subclasses write `read` and `encode`.
@@ -91,12 +93,18 @@ class TokenizedData(EpochData):
         Raises:
             InputError: the data section describes another tokenizer, or as `EpochData`.
         """
-        saved = state_dict["tokenizer_config"]
-        changed = [key for key, value in asdict(self._config).items() if saved.get(key) != value]
+        saved, ours = state_dict["tokenizer_config"], asdict(self._config)
+        # A run may have been moved, and its tokenizer with it: what its file says is looked at.
+        changed = [key for key in ours if key not in PLACES and saved.get(key) != ours[key]]
         if changed:
             raise InputError(
                 f"The checkpoint's tokenizer has {changed[0]}={saved.get(changed[0])!r}, this data"
                 f" section has {getattr(self._config, changed[0])!r}: use the checkpoint's."
+            )
+        if self._config.file is not None and state_dict["tokenizer"] != self.tokenizer.to_str():
+            raise InputError(
+                f"The checkpoint's tokenizer is another than that of {self._config.file}: use the"
+                " checkpoint's."
             )
         if state_dict["tokenizer"] != self.tokenizer.to_str():
             self._tokenizer = Tokenizer.from_str(

@@ -137,7 +137,9 @@ def scaled_side(size: int, ratio: float) -> int:
     return math.floor(size / ratio + 1e-6)  # of 224 / 400, a float, 400 is to come back
 
 
-def fit(pixels: Tensor, size: int, ratio: float, interpolation: str, squash: bool) -> Tensor:
+def fit(
+    pixels: Tensor, size: int, ratio: float, interpolation: str, squash: bool = False
+) -> Tensor:
     """Scales the shorter side to size / ratio and cuts the centre out.
 
     Args:
