@@ -67,6 +67,45 @@ def test_an_encoder_with_another_head_takes_the_encoder() -> None:
     torch.testing.assert_close(target.encode(ids), source.encode(ids), rtol=0, atol=0)
 
 
+def test_the_pooler_of_next_sentences_is_that_of_classes() -> None:
+    source, target = masked(next_sentence=True), classifier()
+    report = transfer(target, source)
+    assert torch.equal(target.classifier.pool.weight, source.next_sentence.pool.weight)
+    assert torch.equal(target.classifier.pool.bias, source.next_sentence.pool.bias)
+    assert {"classifier.pool.weight", "classifier.pool.bias"} <= names(report.loaded)
+    assert names(report.new) == {"classifier.classify.weight", "classifier.classify.bias"}
+    last = {"next_sentence.classify.weight", "next_sentence.classify.bias"}
+    assert {n for n in names(report.left_out) if not n.startswith("head.")} == last
+    # The whole way of the first token is the same, up to the classes.
+    with torch.no_grad():
+        for mine, theirs in zip(
+            target.classifier.classify.parameters(),
+            source.next_sentence.classify.parameters(),
+            strict=True,
+        ):
+            mine[:2] = theirs
+    ids = torch.randint(29, (2, 9))
+    expected = source.next_sentence_logits(source.encode(ids))
+    torch.testing.assert_close(target(ids)[:, :2], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_a_classifier_of_other_states_takes_no_pooler(pool: str) -> None:
+    source, target = masked(next_sentence=True), classifier(pool=pool)
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    report = transfer(target, source)
+    assert names(report.new) == {k for k in before if k.startswith("classifier.")}
+    assert "next_sentence.pool.weight" in names(report.left_out)
+    untouched(target, before, names(report.new))
+
+
+def test_a_classifiers_own_pooler_comes_before_that_of_next_sentences() -> None:
+    source, target = classifier(0, next_sentence=True), classifier()
+    report = transfer(target, source)
+    assert torch.equal(target.classifier.pool.weight, source.classifier.pool.weight)
+    assert "next_sentence.pool.weight" in names(report.left_out)
+
+
 def test_every_tensor_is_in_the_report_once() -> None:
     source, target = masked(vocab_size=40, max_len=20), classifier(max_len=24)
     report = transfer(target, source)

@@ -20,6 +20,7 @@ from scripts.tiny_tasks import (
     FLAT,
     SGD,
     masked,
+    sentence_pairs,
     sequences,
     translation,
 )
@@ -107,6 +108,51 @@ def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -
     assert "new       classifier.classify.weight" in said
     found = task.model.classifier.pool.weight
     torch.testing.assert_close(found, theirs.pooler.dense.weight, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_the_pooler_of_transformers_next_sentences(
+    pool: str, texts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    hf = pytest.importorskip("transformers")
+    config = hf.BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=96,
+    )  # fmt: skip
+    theirs = hf.BertForPreTraining(config)
+    theirs.save_pretrained(tmp_path / "bert")
+    task, data = sequences(texts)
+    changed = replace(task.config, norm_eps=1e-12, vocab_size=60, pool=pool)
+    still = replace(SGD, lr=1e-12)
+    task = type(task)(changed, still, FLAT, init_from=str(tmp_path / "bert"))
+    fitted(task, data, tmp_path)
+    said = capsys.readouterr().out
+    found, pooler = task.model.classifier.pool, theirs.bert.pooler.dense
+    if pool == "first":
+        assert "loaded    classifier.pool.weight (16, 16)" in said
+        torch.testing.assert_close(found.weight, pooler.weight, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found.bias, pooler.bias, rtol=0, atol=1e-9)
+    else:  # it was learned for the first token
+        assert "new       classifier.pool.weight" in said
+        assert "left out  next_sentence.pool.weight" in said
+        assert not torch.isclose(found.weight, pooler.weight).any(-1).any()
+
+
+def test_the_pooler_of_our_own_next_sentences(texts: Path, tmp_path: Path, capsys: Any) -> None:
+    task, data = sentence_pairs(texts)
+    torch.manual_seed(5)
+    fitted(task, data, tmp_path).save_checkpoint(tmp_path / "a.ckpt")
+    _, data = sequences(texts)
+    config = SequenceClassifierConfig(**ENCODER)
+    init_from = str(tmp_path / "a.ckpt")
+    classifier = SequenceClassification(config, replace(SGD, lr=1e-12), FLAT, init_from=init_from)
+    fitted(classifier, data, tmp_path)
+    said = capsys.readouterr().out
+    assert "loaded    classifier.pool.weight (16, 16)" in said
+    assert "left out  next_sentence.classify.weight" in said
+    assert "next_sentence.pool" not in said
+    found, learned = classifier.model.classifier.pool, task.model.next_sentence.pool
+    torch.testing.assert_close(found.weight, learned.weight, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["ViTModel", "DeiTModel", "DeiTForImageClassification"])

@@ -26,6 +26,9 @@ ROLES: dict[str, dict[str, str]] = {
     "decoder": {"embed.": "tgt_embed.", "stack.": "decoder.", "head.": "head.",
                 "tgt_embed.": "tgt_embed.", "decoder.": "decoder."},
 }  # fmt: skip
+# BERT's pooler: what the first token says, whether of the next sentence or of a class, goes through one
+# and the same layer, as in the authors' code.
+POOLER = {"next_sentence.pool.": "classifier.pool."}
 # Where a config describes a second stack, of which the rest of its fields say nothing.
 TOWERS = ("encoder", "image_tower")
 # How a grid of position vectors becomes one of another size: four conventions for one sentence
@@ -97,9 +100,10 @@ def transfer(
     check_word("role", role, tuple(ROLES))
     _refuse_other_layers(source.config, target.config, role)
     stored = {**source.state_dict(), **(more or {})}
-    theirs = _renamed({**dict(source.named_buffers()), **stored}, ROLES[role])
-    how = _Rules(_renamed(_grids(source), ROLES[role]).keys(), _grids(target), tokens, resize)
     report, used, ours = Report(), set[str](), target.state_dict()
+    prefixes = {**_pooler(stored, target), **ROLES[role]}
+    theirs = _renamed({**dict(source.named_buffers()), **stored}, prefixes)
+    how = _Rules(_renamed(_grids(source), prefixes).keys(), _grids(target), tokens, resize)
     folded = _fold_segment(theirs, ours)
     for name, old in ours.items():
         made, rule = how.fit(name, theirs.get(name), old)
@@ -116,9 +120,9 @@ def transfer(
         with torch.no_grad():
             old.copy_(made)
     report.left_out = [
-        (_rename(name, ROLES[role]) or name, tuple(tensor.shape), "")
+        (_rename(name, prefixes) or name, tuple(tensor.shape), "")
         for name, tensor in stored.items()
-        if _rename(name, ROLES[role]) not in used
+        if _rename(name, prefixes) not in used
     ]
     if not used:
         raise InputError(f"nothing of a {type(source).__name__} fits a {type(target).__name__}")
@@ -220,6 +224,13 @@ def _refuse_other_layers(old: Any, new: Any, role: str) -> None:
             before, wanted = (getattr(config, name, None) for config in (theirs, ours))
             if before != wanted:
                 raise InputError(f"its layers have {name} {before}, but the model's have {wanted}")
+
+
+def _pooler(stored: Mapping[str, Tensor], target: nn.Module) -> dict[str, str]:
+    """POOLER, where the target's classifier reads the first token and none came by its own name."""
+    name, ours = "classifier.pool.weight", target.state_dict()
+    missing = name in ours and name not in stored
+    return POOLER if missing and getattr(target.config, "pool", None) == "first" else {}
 
 
 def _renamed(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
