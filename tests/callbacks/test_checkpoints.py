@@ -74,6 +74,31 @@ def test_what_best_means(
     assert len(list(tmp_path.glob("step=*"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, True),
+        ({"keep_best": 0}, False),
+        ({"tests_on_val": False}, False),
+        ({"enable_validation": False}, False),
+        ({"is_global_zero": False}, False),
+    ],
+)
+def test_a_best_that_is_chosen_on_the_test_is_said(
+    change: dict[str, Any], said: bool, tmp_path: Path, capsys: Any
+) -> None:
+    saver = Checkpoints(tmp_path, keep_best=change.get("keep_best", 1))
+    data = SimpleNamespace(tests_on_val=change.get("tests_on_val", True))
+    trainer: Any = FakeTrainer(datamodule=data, enable_validation=True)
+    vars(trainer).update({key: x for key, x in change.items() if key in vars(trainer)})
+    saver.on_fit_start(trainer, None)  # type: ignore[arg-type]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == said
+    assert ("val and test are the same data" in printed.err) == said
+    assert ("--checkpoint.keep_best 0" in printed.err) == said
+
+
 def test_nothing_is_kept_before_training_or_when_unwanted(tmp_path: Path) -> None:
     before = FakeTrainer()
     before.sanity_checking = True

@@ -107,6 +107,17 @@ def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
     assert (name in PAPERS) <= bool(counts)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_tested_on_its_validation_data_keeps_no_best(name: str, parser: Parser) -> None:
+    """Of many validations the best would be reported, which no paper does."""
+    config = parse(parser, ["--config", path(name)])
+    kind, args = config["data"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
+    parts = args.get("val"), args.get("test")
+    one = kind == "GlueData" or args.get("source") in ("imagenet", "images/flowers128")
+    if one or (isinstance(parts[0], str | list) and parts[0] == parts[1]):
+        assert config["checkpoint"]["keep_best"] == 0
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("name", TINY)
 def test_an_overlay_goes_with_every_family(overlay: str, name: str, parser: Parser) -> None:

@@ -111,6 +111,8 @@ def test_a_text_runs_from_bos_to_eos(folder: Path) -> None:
 
 def test_evaluation_reads_the_first_text(folder: Path) -> None:
     module = data(folder)
+    module.setup()
+    assert module.tests_on_val  # val stands for test
     first = [e["captions"][0] for e in lines() if e["split"] == "dev"]
     expected = [module.tokenizer.decode(module.tokenizer.encode(text)) for text in first]
     for epoch in (0, 3):

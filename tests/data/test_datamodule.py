@@ -1,4 +1,5 @@
 import logging
+from inspect import signature
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -9,6 +10,17 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fourfold.core.errors import InputError
+from fourfold.data import (
+    CaptionData,
+    CausalTextData,
+    ImageData,
+    MaskedTextData,
+    QuestionData,
+    SequenceData,
+    StreamedTextData,
+    TokenData,
+    TranslationData,
+)
 from fourfold.data.datamodule import BatchDataset, EpochData
 from fourfold.data.sampler import Plan
 
@@ -152,6 +164,32 @@ def test_a_place_in_other_data_is_refused(tmp_path, other, message):
 def test_missing_split_is_named():
     with pytest.raises(InputError, match="NumberData has no 'test' split"):
         NumberData().test_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("val", "test", "same"),
+    [
+        ("a.txt", "a.txt", True),
+        (["a.txt", "b.txt"], ["a.txt", "b.txt"], True),
+        ("a.txt", "b.txt", False),
+        ("a.txt", None, False),
+        (None, None, False),
+        (0.1, 0.1, False),  # other rows each
+    ],
+)
+def test_whether_the_test_is_the_validation_data(val, test, same):
+    for kind in (
+        CausalTextData, MaskedTextData, QuestionData, SequenceData, StreamedTextData, TokenData,
+        TranslationData,
+    ):  # fmt: skip
+        more = {"source": "files"} if "source" in signature(kind).parameters else {}
+        assert kind(train="t.txt", val=val, test=test, **more).tests_on_val is same, kind
+
+
+def test_embedded_data_have_a_test_of_their_own():
+    for data in (CaptionData(), CausalTextData(), ImageData(), SequenceData(), TranslationData()):
+        data.setup()
+        assert not data.tests_on_val
 
 
 def test_negative_seed():

@@ -113,6 +113,11 @@ def test_a_given_val_is_also_the_test(tmp_path) -> None:
         write_folder(tmp_path / split, {"a": 3, "b": 3})
     data = ImageData(str(tmp_path))
     assert data.split("test").images is data.split("val").images
+    assert data.tests_on_val
+    write_folder(tmp_path / "test", {"a": 2, "b": 2})
+    other = ImageData(str(tmp_path))
+    other.setup()
+    assert not other.tests_on_val
     assert len(data.split("train")) == 6
 
 

@@ -207,6 +207,7 @@ def test_every_task_of_glue_has_its_columns(tmp_path: Path) -> None:
         found = GlueData(task=name, folder=str(tmp_path), tokenizer=CHARS)  # type: ignore[arg-type]
         assert found.n_classes == (len(task.classes) or 1)
         assert len(found.split("train")) == len(found.split("test")) == 6
+        assert found.tests_on_val  # dev, since GLUE's own test has no labels
         assert found.split("train").batch(np.arange(6), 0, 0).labels.unique().numel() > 1
     other = GlueData(task="MNLI", folder=str(tmp_path), dev="dev_mismatched", tokenizer=CHARS)
     other.setup()

@@ -9,6 +9,7 @@ lost), ties last.ckpt to the monitored metric, and starts new names when a run i
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ class Checkpoints(Checkpoint):
     def best(self) -> Path:
         """The best so far."""
         return self.folder / "best.ckpt"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so, if the best are chosen on what they will be tested on."""
+        data = getattr(trainer, "datamodule", None)
+        chooses = self.keep_best and trainer.enable_validation and trainer.is_global_zero
+        if chooses and getattr(data, "tests_on_val", False):
+            print(
+                "val and test are the same data, so that best.ckpt is chosen on what it is tested"
+                " on: --checkpoint.keep_best 0 has the last weights tested instead",
+                file=sys.stderr,
+                flush=True,
+            )
 
     # last.ckpt
 

@@ -146,6 +146,7 @@ class CaptionData(TokenizedData):
             raw = read_captions(self.source, *self.files, self.columns)
         if "val" in raw:
             raw.setdefault("test", raw["val"])
+        self.parts = {name: part.images for name, part in raw.items()}
         train = raw["train"].images
         self._n_channels = self._n_channels or train.n_channels
         self._size = self.transform.size or native_size(train, self._n_channels)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -63,6 +64,7 @@ class EpochData(LightningDataModule):
     """
 
     batch_class: ClassVar[type]  # what `batch` of its splits gives
+    parts: Mapping[str, Any] = MappingProxyType({})  # what each split is, where a user names it
 
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
@@ -83,6 +85,13 @@ class EpochData(LightningDataModule):
     @abstractmethod
     def artifacts(self) -> dict[str, Any]:
         """Plain values that inference needs beside the model."""
+
+    @property
+    def tests_on_val(self) -> bool:
+        """Whether the test split is the validation split once more."""
+        val, test = (self.parts.get(name) for name in ("val", "test"))
+        # Of one fraction each split holds out its own rows.
+        return val is not None and not isinstance(val, float) and val == test
 
     def setup(self, stage: str | None = None) -> None:
         """Builds the splits once; nothing is kept if that fails."""

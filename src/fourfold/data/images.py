@@ -112,6 +112,7 @@ class ImageData(EpochData):
         }
         augment = Augment(config, size, channels, self.seed)
         splits["train"] = ImageSplit(train, self._plan(train, shuffle=True), channels, augment, mix)
+        self.parts = images
         return splits
 
     def _complete(self, splits: Splits) -> Splits:

@@ -86,8 +86,8 @@ class MaskedTextData(TokenizedData):
         super().__init__(tokenizer, seed, num_workers)
         if max_len < 5 or batch_size < 1:
             raise InputError(f"Cannot make rows of max_len={max_len}, batch_size={batch_size}.")
-        parts = {"train": train, "val": val, "test": test}
-        self.text = TextSource(source, parts, column, documents, hub, train_rows)
+        self.parts = {"train": train, "val": val, "test": test}
+        self.text = TextSource(source, self.parts, column, documents, hub, train_rows)
         self.sentences, self.max_len, self.layout = sentences, max_len, layout
         self.masking, self.batch_size = masking, batch_size
         self.mark_documents, self.too_long = mark_documents, too_long

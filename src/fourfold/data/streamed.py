@@ -156,14 +156,14 @@ class StreamedTextData(TokenizedData):
                 f"Cannot make rows with block_size={block_size}, batch_size={batch_size},"
                 f" window={window} and cache_gb={cache_gb}."
             )
-        places = {"train": train, "val": val, "test": test}
-        self.places = {name: place for name, place in places.items() if place}
+        parts = {"train": train, "val": val, "test": test}
+        self.parts = {name: place for name, place in parts.items() if place}
         self.block_size, self.batch_size, self.window = block_size, batch_size, window
         self.mark_documents = mark_documents
         self.cache = ChunkCache(Path(cache).expanduser(), int(cache_gb * 1e9))
 
     def read(self) -> dict[str, TokenChunks]:
-        return {name: TokenChunks(place, self.cache) for name, place in self.places.items()}
+        return {name: TokenChunks(place, self.cache) for name, place in self.parts.items()}
 
     def training_texts(self, raw: TokenChunks) -> Sequence[str]:
         raise AssertionError("chunks hold no text")
@@ -171,9 +171,9 @@ class StreamedTextData(TokenizedData):
     def build(self) -> dict[str, BatchDataset]:
         """Reads the indices; the tokenizer is the checkpoint's, the file's or the chunks' own."""
         if self._tokenizer is None and self._config.file is None:
-            if "train" not in self.places:
+            if "train" not in self.parts:
                 raise InputError("StreamedTextData needs `train`, or a tokenizer.file.")
-            chunks = TokenChunks(self.places["train"], self.cache)
+            chunks = TokenChunks(self.parts["train"], self.cache)
             where = f"{chunks.place}/{TOKENIZER}"
             self._tokenizer = Tokenizer.from_str(chunks.read_text(TOKENIZER), where)
         return super().build()

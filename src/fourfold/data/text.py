@@ -86,8 +86,8 @@ class CausalTextData(TokenizedData):
                 f"Cannot make rows with block_size={block_size}, batch_size={batch_size} and"
                 f" eval_context={eval_context}."
             )
-        parts = {"train": train, "val": val, "test": test}
-        self.text = TextSource(source, parts, column, documents, hub, train_rows)
+        self.parts = {"train": train, "val": val, "test": test}
+        self.text = TextSource(source, self.parts, column, documents, hub, train_rows)
         self.block_size, self.batching, self.batch_size = block_size, batching, batch_size
         self.mark_documents, self.eval_context = mark_documents, eval_context
         self.too_long = too_long
