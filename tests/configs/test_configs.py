@@ -10,6 +10,7 @@ import yaml
 from fourfold.cli import main
 from fourfold.commands.parser import Parser
 from fourfold.commands.recipe import make_parser, parse, read_recipe
+from fourfold.papers.recipe_cards import find_card
 from fourfold.tasks import load_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +106,17 @@ def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
     if counts := re.findall(r"Parameters: ([\d,]+\d)", head):
         assert int(counts[0].replace(",", "")) == GOLDEN[name]["parameters"]
     assert (name in PAPERS) <= bool(counts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bert/base", "bert/large", "bert/left_to_right", "finetune/bert_glue", "finetune/bert_squad"],
+)
+def test_berts_recipes_have_berts_adam(name: str, parser: Parser) -> None:
+    args = parse(parser, ["--config", path(name)])["model"]["init_args"]
+    card = find_card("bert_base").values
+    for key in ("bias_correction", "eps", "weight_decay"):
+        assert getattr(args["optimizer"], key) == card[key]
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -85,8 +85,9 @@ class SpanDataset(BatchDataset):
 class QuestionData(TokenizedData):
     """Questions whose answer is a stretch of a text, in the format of SQuAD.
 
-    A context too long for a row is read in windows that overlap; in training an answer that a
-    window does not hold whole is "no answer" there, the first token of the row.
+    A context too long for a row is read in windows that overlap. A window that does not hold the
+    answer whole is left out of training; where a question may have no answer, it is "no answer"
+    there, the first token of the row.
 
     Args:
         train: one or several files, plain or compressed; relative names are also looked up under

@@ -23,7 +23,8 @@ class QuestionAnswering(Task):
 
     Args:
         config: The model.
-        optimizer: Default: BERT's for SQuAD (Devlin 2018, 4.2).
+        optimizer: Default: the rate that BERT's README gives for SQuAD; the paper's is 5e-5
+            (Devlin 2018, 4.2).
         schedule: Default: linear to 0.
         max_answer: Most tokens of an answer.
         n_best: How many answers `predict` writes for a question.
