@@ -16,8 +16,8 @@ class TextToText(Translation):
     Args:
         config: The model.
         optimizer: Default: Adam where the paper has AdaFactor, which is not here.
-        schedule: Default: the paper's 1 / sqrt(step) after 10,000 steps (3.1.2), which here grow
-            linearly.
+        schedule: Default: 0.1 / sqrt(step) after 10,000 steps, a tenth of the paper's rate (3.1.2),
+            which is AdaFactor's; the steps before grow linearly, where the paper's are all alike.
         label_smoothing: Default: none, as in the paper.
         options: As `Translation`; its beams of 4 with alpha 0.6 are T5's, too (3.7).
     """
