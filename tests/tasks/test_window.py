@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from fourfold.core.errors import InputError
@@ -45,6 +45,58 @@ def test_weights_that_the_loss_does_not_reach_are_named(
     else:
         with pytest.raises(Exception, match=f"{found}, for which DDP would wait"):
             train(task, data, tmp_path, devices=2, strategy="ddp_fork")
+
+
+class NoteLosses(Callback):
+    """Writes down what was logged of each step, on the first rank."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        loss = trainer.callback_metrics.get("train/loss")
+        if trainer.is_global_zero and loss is not None:
+            torch.save(loss, self.file)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (7, {"accumulate_grad_batches": 10_000}),
+        (30, {"devices": 2, "strategy": "ddp_fork"}),
+        (8, {"devices": 2, "strategy": "ddp_fork", "accumulate_grad_batches": 10_000}),
+    ],
+)
+def test_the_loss_is_that_of_the_whole_step(
+    rows: int, options: dict[str, Any], texts: Path, tmp_path: Path
+) -> None:
+    """However the step was cut: the 40 rows of an epoch, which have different numbers of words."""
+    file = tmp_path / "loss.pt"
+    train(*words(texts, max_rows=2000), tmp_path, [NoteLosses(file)])
+    whole = torch.load(file)
+    file.unlink()
+    train(*words(texts, max_rows=rows), tmp_path, [NoteLosses(file)], **options)
+    torch.testing.assert_close(torch.load(file), whole, rtol=1e-12, atol=0)
+
+
+def test_the_loss_of_an_uncut_step_is_its_sum_over_its_count(texts: Path, tmp_path: Path) -> None:
+    task, data = words(texts, max_rows=13)
+    steps: list[torch.Tensor] = []
+    step, file = task.step, tmp_path / "loss.pt"
+
+    def noted(batch: Any) -> Any:
+        total, count = step(batch)
+        steps.append((total / count).detach())
+        return total, count
+
+    class Compare(NoteLosses):
+        def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+            super().on_train_batch_end(trainer, *arguments)
+            assert torch.equal(torch.load(file), steps[-1])
+
+    task.step = noted  # type: ignore[method-assign]
+    train(task, data, tmp_path, [Compare(file)], precision="32-true")
+    assert len(steps) > 2
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])

@@ -173,10 +173,7 @@ class Task(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Loss whose gradient, after Lightning's own averaging, is that of the global mean."""
-        total, count = self.step(batch)
-        shown = (total / count.clamp(min=1)).detach()
-        self.log("train/loss", shown, prog_bar=True, batch_size=max(1, len(batch[0])))
-        return self.window.add(total, count, self.trainer)
+        return self.window.add(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """All micro-batches are in: set the gradients right, and look at what they are."""
@@ -185,6 +182,7 @@ class Task(LightningModule):
         for parameter in still_frozen(self.model, self.tuning, self.current_epoch):
             parameter.grad = None
         self.window.close(self.parameters(), self.trainer)
+        self.log("train/loss", self.window.mean, prog_bar=True)
         if is_logged(self.trainer):  # before clipping, and after fp16's scale is taken out
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 

@@ -22,15 +22,18 @@ REFERENCE = 1024.0
 class Window:
     """Counts targets, and losses that are not finite, from one optimizer step to the next.
 
-    What else all ranks have to know after a step travels in the same message: whether one of them
-    was asked to stop.
+    What else all ranks have to know after a step travels in the same message: the loss, and whether
+    one of them was asked to stop.
     """
+
+    mean: Tensor  # loss of the last step that was closed, over all its micro-batches and ranks
 
     def __init__(self) -> None:
         self.broken = torch.zeros((), dtype=torch.bool)  # whether this micro-batch's loss is
         self.asked = False  # whether this process is to stop; set from outside
         self.all_asked = False  # whether any was when the last step was taken, the same on all
-        self._sums: Tensor | None = None  # (3,) long: targets, broken losses, asked to stop
+        # (4,) double, in which counts are exact: targets, broken losses, asked to stop, loss
+        self._sums: Tensor | None = None
 
     def add(self, total: Tensor, count: Tensor, trainer: Trainer) -> Tensor:
         """The loss of a micro-batch, as it is to be differentiated.
@@ -42,9 +45,10 @@ class Window:
             count: Their number.
             trainer: Knows ranks and micro-batches.
         """
-        self.broken = ~total.detach().isfinite()
-        asked = count.new_full((), int(self.asked), dtype=torch.long)  # no wait for the device
-        sums = torch.stack([count.long(), self.broken.long(), asked])
+        loss = total.detach()
+        self.broken, self._kind = ~loss.isfinite(), loss.dtype
+        asked = count.new_full((), int(self.asked))  # no wait for the device
+        sums = torch.stack([x.double() for x in (count, self.broken, asked, loss)])
         if trainer.accumulate_grad_batches == 1:
             self._sums = over_ranks(sums, trainer)
             return total * trainer.world_size / self._sums[0].clamp(min=1).to(total.dtype)
@@ -62,7 +66,8 @@ class Window:
         accumulated = trainer.accumulate_grad_batches > 1
         sums = over_ranks(self._sums, trainer) if accumulated else self._sums
         self._sums = None
-        count, broken, asked = sums.tolist()
+        self.mean = (sums[3] / sums[0].clamp(min=1)).to(self._kind)
+        count, broken, asked, _ = sums.tolist()
         self.all_asked = asked > 0
         if broken:
             raise TrainingStopped(
