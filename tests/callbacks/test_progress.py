@@ -1,10 +1,15 @@
 import io
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from fourfold.callbacks.progress import duration
+from fourfold.callbacks.progress import duration, step_size
 from fourfold.callbacks.screen import Lines, Terminal
+from fourfold.data.sampler import Order, Plan
+from fourfold.data.windows import WindowPlan
 
 
 @pytest.mark.parametrize(
@@ -14,6 +19,23 @@ from fourfold.callbacks.screen import Lines, Terminal
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("devices", "accumulated", "plan", "text"),
+    [
+        (8, 1, Plan(np.ones(9), max_tokens=25_000), "8 devices x 25,000 tokens"),
+        (1, 4, Plan(np.ones(9), max_rows=512), "4 micro-batches x 512 rows"),
+        (2, 3, Plan(np.ones(9), max_rows=5, max_tokens=7), "2 devices x 3 micro-batches x 7 tokens"),
+        (2, 1, WindowPlan(np.ones(9), window=2, max_rows=4), "2 devices x 4 rows"),
+    ],
+)
+def test_what_a_step_takes(devices: int, accumulated: int, plan: Order, text: str) -> None:
+    data = SimpleNamespace(split=lambda name: SimpleNamespace(plan=plan))
+    trainer: Any = SimpleNamespace(
+        world_size=devices, accumulate_grad_batches=accumulated, datamodule=data
+    )
+    assert step_size(trainer) == text
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:

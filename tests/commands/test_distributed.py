@@ -1,6 +1,7 @@
 """`fourfold` as several processes: signals, failures, split weights, and restarts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,7 @@ def test_a_loss_of_one_rank_that_is_not_finite_stops_all(
     assert [end.code for end in ended] == [1, 1], ended
     for end in ended:
         assert "is not a finite number" in end.out
+    assert re.search(r"a step takes 2 devices x (2 micro-batches x )?\d+ rows", ended[0].out)
     (kept,) = (here / "broken").glob("nonfinite_step=*_rank=1.pt")
     assert run("replay", kept).code == 0  # also where the weights of a rank are a part of all
 

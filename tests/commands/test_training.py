@@ -48,6 +48,7 @@ def test_lines_of_progress_without_a_terminal(
     for word in ("epoch ", "loss ", "lr ", "images/s ", "left "):
         assert not [line for line in steps if word not in line]
     assert any("val/top1" in line for line in out)
+    assert not [line for line in out if "a step takes" in line]  # it takes what the config says
     assert out[-1].startswith("trained to step 6 in ")
     quiet = run("fit", "--config", configs["vit"], "--trainer.enable_progress_bar=false",
                 "--run_dir=quiet")  # fmt: skip

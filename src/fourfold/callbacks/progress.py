@@ -55,6 +55,8 @@ class Progress(ProgressBar):
         where = f"{trainer.strategy.root_device}, {trainer.precision}"
         ranks = f" x {trainer.world_size}" if trainer.world_size > 1 else ""
         self.print(f"{type(pl_module).__name__}: {weights:,} parameters on {where}{ranks}")
+        if trainer.world_size * trainer.accumulate_grad_batches > 1:
+            self.print(f"a step takes {step_size(trainer)}, at the learning rate of the config")
         if not trainer.enable_validation or "val" not in trainer.datamodule.splits:  # type: ignore
             self.print("nothing is validated: there will be no best.ckpt, only last.ckpt")
         if self._first:
@@ -138,6 +140,19 @@ class Progress(ProgressBar):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the table."""
         self.screen.stop()
+
+
+def step_size(trainer: Trainer) -> str:
+    """What an optimizer step takes at most, as 8 devices x 2 micro-batches x 25,000 tokens."""
+    parts = []
+    if trainer.world_size > 1:
+        parts.append(f"{trainer.world_size} devices")
+    if trainer.accumulate_grad_batches > 1:
+        parts.append(f"{trainer.accumulate_grad_batches} micro-batches")
+    plan = trainer.datamodule.split("train").plan  # type: ignore[attr-defined]
+    tokens = getattr(plan, "max_tokens", None)  # of rows in a window there is only their number
+    batch = f"{plan.max_rows:,} rows" if tokens is None else f"{tokens:,} tokens"
+    return " x ".join([*parts, batch])
 
 
 def duration(seconds: float) -> str:

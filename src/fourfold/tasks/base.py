@@ -22,7 +22,7 @@ from fourfold.tasks.plain import from_plain
 from fourfold.tasks.sameness import refuse_another, refuse_other_settings
 from fourfold.tasks.sharding import FSDP2, fit_strategy
 from fourfold.tasks.start import InitFrom, start_from
-from fourfold.tasks.steps import optimizer_steps
+from fourfold.tasks.steps import optimizer_steps, warn_of_warm_up
 from fourfold.tasks.tuning import TuningConfig, adapt, still_frozen
 from fourfold.tasks.window import Window, gradient_norm, refuse_idle
 
@@ -193,8 +193,9 @@ class Task(LightningModule):
         if isinstance(self.trainer.strategy, FSDP2) and self.optimizer_config.name == "sgd":
             fused = False  # torch has none for split weights
         optimizer = make_optimizer(self.model, self.optimizer_config, fused=fused)
-        lr, width = self.optimizer_config.lr, self.config.d_model
-        schedule = make_schedule(optimizer, self.schedule_config, lr, self.total_steps(), width)
+        lr, width, steps = self.optimizer_config.lr, self.config.d_model, self.total_steps()
+        warn_of_warm_up(self.schedule_config, steps)
+        schedule = make_schedule(optimizer, self.schedule_config, lr, steps, width)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def configure_gradient_clipping(

@@ -1,6 +1,7 @@
 """How many steps a run will take, for the schedules that must know."""
 
 from lightning import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.core.errors import InputError
 from fourfold.optim import ENDING, ScheduleConfig
@@ -31,3 +32,15 @@ def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:
     steps = -(-batches // trainer.accumulate_grad_batches)
     ends = max(1, steps * epochs)
     return min(int(most), ends) if most > 0 else ends
+
+
+def warn_of_warm_up(schedule: ScheduleConfig, steps: int) -> None:
+    """Say so if a run of so many optimizer steps ends before its learning rate has come down.
+
+    As where the warm-up of a larger data set is left in a config.
+    """
+    if schedule.warmup_steps >= max(2, steps):
+        rank_zero_warn(
+            f"schedule.warmup_steps is {schedule.warmup_steps:,}, but the run has {steps:,} steps:"
+            " its learning rate only grows"
+        )
