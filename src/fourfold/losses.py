@@ -16,6 +16,11 @@ DISTILLATIONS = ("hard", "soft")
 SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
 
 
+def exact(x: Tensor) -> Tensor:
+    """In fp32 at least: half precision has too few digits for a softmax."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def smoothing_weights(epsilon: float, convention: str, n_words: int) -> tuple[float, float]:
     """Weight of the target and of every other word in a smoothed distribution.
 
@@ -116,12 +121,10 @@ def classification_loss(
     Returns:
         A scalar.
     """
-    exact = torch.promote_types(logits.dtype, torch.float32)
+    logits = exact(logits)
     if labels.is_floating_point():
-        labels = labels.to(exact)
-    total = F.cross_entropy(
-        logits.to(exact), labels, label_smoothing=label_smoothing, reduction="sum"
-    )
+        labels = labels.to(logits.dtype)
+    total = F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="sum")
     return total / (len(logits) if normalizer is None else normalizer)
 
 
@@ -139,8 +142,8 @@ def distillation_loss(logits: Tensor, teacher: Tensor, kind: str, temperature: f
         A scalar.
     """
     check_word("distillation", kind, DISTILLATIONS)
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    logits, teacher = logits.to(exact), teacher.to(exact)
+    logits = exact(logits)
+    teacher = teacher.to(logits.dtype)
     if kind == "hard":
         return F.cross_entropy(logits, teacher.argmax(-1), reduction="sum")
     ours, theirs = (F.log_softmax(x / temperature, dim=-1) for x in (logits, teacher))

@@ -26,7 +26,12 @@ def test_durations(seconds: float, text: str) -> None:
     [
         (8, 1, Plan(np.ones(9), max_tokens=25_000), "8 devices x 25,000 tokens"),
         (1, 4, Plan(np.ones(9), max_rows=512), "4 micro-batches x 512 rows"),
-        (2, 3, Plan(np.ones(9), max_rows=5, max_tokens=7), "2 devices x 3 micro-batches x 7 tokens"),
+        (
+            2,
+            3,
+            Plan(np.ones(9), max_rows=5, max_tokens=7),
+            "2 devices x 3 micro-batches x 7 tokens",
+        ),
         (2, 1, WindowPlan(np.ones(9), window=2, max_rows=4), "2 devices x 4 rows"),
     ],
 )

@@ -4,15 +4,16 @@ import csv
 import io
 import json
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fourfold.files import whole
+from fourfold.metrics.by_row import gather
 
 
 class Predictions(Callback):
@@ -48,7 +49,7 @@ class Predictions(Callback):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file, on the first rank."""
-        outputs, rows = gather(self.outputs), gather(self.rows)
+        outputs, rows = (list(chain(*gather(mine))) for mine in (self.outputs, self.rows))
         if not trainer.is_global_zero or not outputs:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,12 +99,3 @@ def table(rows: list[int], values: Tensor, names: list[str] | None) -> str:
         writer.writerow(["row", "class", "name", "probability"])
         writer.writerows([row, k, names[k] if names else k, f"{p:.6f}"] for row, k, p in found)
     return out.getvalue()
-
-
-def gather(mine: list[Any]) -> list[Any]:
-    """The lists of all ranks, one after the other."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return mine
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, mine)
-    return [item for part in parts for item in part]

@@ -71,7 +71,7 @@ def read_config(name: str) -> Card:
         InputError: Whatever is wrong with it.
     """
     from fourfold.commands.recipe import make_parser, parse
-    from fourfold.commands.run_directory import flat
+    from fourfold.tasks.plain import flat
 
     config = parse(make_parser("fourfold diff"), ["--config", name]).as_dict()
     said: dict[str, Any] = {}
@@ -82,8 +82,7 @@ def read_config(name: str) -> Card:
         config["trainer"],
         {key: value for key, value in config.items() if not isinstance(value, dict)},
     ):
-        for key, value in flat(tree, "").items():
-            said.setdefault(key.removeprefix("."), value)
+        said = {**flat(tree), **said}
     said |= dict(zip(("beta1", "beta2"), said.get("optimizer.betas", ()), strict=False))
     if said.get("vocab_size") is None:
         said["vocab_size"] = said.get("tokenizer.vocab_size")

@@ -194,12 +194,14 @@ class RunDirectory:
         Raises:
             InputError: Names the first key that differs.
         """
+        from fourfold.tasks.plain import flat
+
         if not self.config.is_file():
             return
         before = (yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}).get("model")
         if before is None:
             return
-        old, new = flat(before, "model"), flat(recipe, "model")
+        old, new = (flat({"model": tree}) for tree in (before, recipe))
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
                 raise InputError(
@@ -216,10 +218,3 @@ def _in_window(file: Path) -> bool:
         return False
     saved = read_file(file).get("callbacks", {}).get("Checkpoints", {})
     return bool(saved.get("in_window", False))
-
-
-def flat(tree: Any, key: str) -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys below `key`."""
-    if not isinstance(tree, dict):
-        return {key: tree}
-    return {k: v for name, below in tree.items() for k, v in flat(below, f"{key}.{name}").items()}

@@ -26,8 +26,8 @@ ROLES: dict[str, dict[str, str]] = {
     "decoder": {"embed.": "tgt_embed.", "stack.": "decoder.", "head.": "head.",
                 "tgt_embed.": "tgt_embed.", "decoder.": "decoder."},
 }  # fmt: skip
-# BERT's pooler: what the first token says, whether of the next sentence or of a class, goes through one
-# and the same layer, as in the authors' code.
+# BERT's pooler: what the first token says, whether of the next sentence or of a class, goes through
+# one and the same layer, as in the authors' code.
 POOLER = {"next_sentence.pool.": "classifier.pool."}
 # Where a config describes a second stack, of which the rest of its fields say nothing.
 TOWERS = ("encoder", "image_tower")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fourfold.data.batch import SequenceBatch
-from fourfold.losses import IGNORED, linear_cross_entropy
+from fourfold.losses import IGNORED, exact, linear_cross_entropy
 from fourfold.models import CausalClassifier, CausalClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.sequence_classification import SequenceClassification
@@ -47,7 +47,7 @@ class CausalSequenceClassification(SequenceClassification):
 
     def _classify(self, h: Tensor, batch: SequenceBatch) -> Tensor:
         logits: Tensor = self.model.classify(h, batch.mask)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return exact(logits)
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """The classifier's loss, and lambda times the mean over each row's next tokens."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import MaskedBatch
-from fourfold.losses import IGNORED, linear_cross_entropy, token_scores
+from fourfold.losses import IGNORED, exact, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
@@ -62,8 +62,7 @@ class MaskedLanguageModeling(Task):
         targets = batch.targets[batch.targets != IGNORED]
         loss = linear_cross_entropy(*output, targets, normalizer=1.0)
         if batch.is_next is not None and self.model.next_sentence is not None:
-            logits = self.model.next_sentence_logits(h)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits = exact(self.model.next_sentence_logits(h))
             weights = (batch.targets != IGNORED).sum(1).to(logits.dtype)  # (B,)
             loss = loss + F.cross_entropy(logits, batch.is_next, reduction="none") @ weights
         return loss, torch.tensor(len(targets), device=h.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import SpanBatch
+from fourfold.losses import exact
 from fourfold.metrics import Answer, AnswerScores, Mean
 from fourfold.models import SpanExtractor, SpanExtractorConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
@@ -62,7 +63,7 @@ class QuestionAnswering(Task):
         """Of start and end, each (B, T) in fp32; -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = exact(logits)
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
         return start, end
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import SequenceBatch
-from fourfold.losses import classification_loss
+from fourfold.losses import classification_loss, exact
 from fourfold.metrics import ClassScores, Mean, NumberScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
@@ -65,7 +65,7 @@ class SequenceClassification(Task):
         """(B, K) in fp32."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return exact(logits)
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the class, or the squared error of the number."""

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.callbacks.media import Media, Table
 from fourfold.data.batch import TokenBatch
-from fourfold.losses import IGNORED
+from fourfold.losses import IGNORED, exact
 from fourfold.metrics import Mean, TagScores
 from fourfold.models import TokenClassifier, TokenClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
@@ -50,7 +49,7 @@ class TokenClassification(Task):
     def logits(self, batch: TokenBatch) -> Tensor:
         """(B, T, K) in fp32."""
         logits: Tensor = self.model(batch.ids, None, batch.mask)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return exact(logits)
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy at the first token of each word."""
