@@ -35,6 +35,16 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     (tmp_path / "a.txt.part").write_text("half of it")
-    write_whole(file, "é")
+    with whole(file) as part:
+        part.write_text("é", encoding="utf-8")
     assert file.read_bytes() == "é".encode()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_writers_of_the_same_text_do_not_take_each_others_away(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    with whole(file, ".7") as other:  # a rank that is still at it
+        other.write_text("a")
+        write_whole(file, "a")
+        assert file.read_text() == "a"
     assert list(tmp_path.iterdir()) == [file]
