@@ -89,14 +89,20 @@ def test_what_it_began_with_is_not_asked_for_again(
     assert "init_from" not in capsys.readouterr().out
 
 
-def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -> None:
+def saved_bert(kind: str, folder: Path) -> Any:
+    """A small random BERT of transformers, saved there."""
     hf = pytest.importorskip("transformers")
     config = hf.BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=24, max_position_embeddings=96,
     )  # fmt: skip
-    theirs = hf.BertModel(config)
-    theirs.save_pretrained(tmp_path / "bert")
+    theirs = getattr(hf, kind)(config)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -> None:
+    theirs = saved_bert("BertModel", tmp_path / "bert")
     task, data = sequences(texts)
     changed = replace(task.config, norm_eps=1e-12, vocab_size=60)
     still = replace(SGD, lr=1e-12)
@@ -114,13 +120,7 @@ def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -
 def test_the_pooler_of_transformers_next_sentences(
     pool: str, texts: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    hf = pytest.importorskip("transformers")
-    config = hf.BertConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=24, max_position_embeddings=96,
-    )  # fmt: skip
-    theirs = hf.BertForPreTraining(config)
-    theirs.save_pretrained(tmp_path / "bert")
+    theirs = saved_bert("BertForPreTraining", tmp_path / "bert")
     task, data = sequences(texts)
     changed = replace(task.config, norm_eps=1e-12, vocab_size=60, pool=pool)
     still = replace(SGD, lr=1e-12)
