@@ -123,6 +123,22 @@ def test_segment_pairs(max_len):
     assert seen[True] / sum(seen.values()) == pytest.approx((1 - single) / 2, abs=0.12)
 
 
+@pytest.mark.parametrize("n_sentences", [12, 200])
+def test_neither_length_nor_end_of_a_pair_tell_whether_it_is_one(n_sentences):
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(3, 13, n_sentences).tolist() for _ in range(6000 // n_sentences)]
+    sentences = make(documents)
+    ends = set(sentences.ids.ids[sentences.ids.offsets[1:] - 1].tolist())
+    dataset = SegmentPairDataset(sentences, 40, masking(), max_rows=1)
+    told: dict[tuple[int, bool], list[bool]] = {}
+    for row in range(len(dataset.chunks) - 1):
+        a, b, follows = dataset._pair(row, rng.random(4))
+        told.setdefault((len(a) + len(b), int(b[-1]) in ends), []).append(follows)
+    n, positives = sum(map(len, told.values())), sum(map(sum, told.values()))
+    best = sum(max(sum(found), len(found) - sum(found)) for found in told.values())
+    assert best / n < max(positives, n - positives) / n + 0.1
+
+
 def test_sentence_pairs_are_two_sentences_and_what_an_odd_one_gets():
     sentences = make(DOCUMENTS)
     dataset = SegmentPairDataset(sentences, 20, masking(), single=True, max_rows=99)

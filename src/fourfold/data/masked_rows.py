@@ -82,8 +82,11 @@ class SegmentPairDataset(BatchDataset):
     """BOS A EOS B EOS, where B follows A or comes from another document (Devlin et al. 2019, A.2).
 
     Every epoch cuts a chunk of a document into A and B at another sentence, and decides anew
-    whether B is replaced. A chunk of one sentence has no B of its own, so it always gets a strange
-    one.
+    whether B is replaced, by sentences that are at least as long. A chunk of one sentence has no B
+    of its own, so it always gets a strange one.
+
+    Nothing but what the words say may tell which it is: a chunk goes on over the length of a row,
+    as BERT's own do, or rows with a true B would have room left and end where a sentence does.
 
     Args:
         sentences: the text.
@@ -108,7 +111,7 @@ class SegmentPairDataset(BatchDataset):
     ) -> None:
         self.sentences, self.room, self.masking = sentences, max_len - 3, masking
         self.single = single
-        borders = sentences.pairs() if single else sentences.fill(self.room, cross=False)
+        borders = sentences.pairs() if single else sentences.fill(self.room, cross=False, over=True)
         self.chunks = np.concatenate([[0], borders, [len(sentences)]])
         starts = np.flatnonzero(np.diff(sentences.document, prepend=-1))
         self.documents = np.append(starts, len(sentences))
@@ -155,16 +158,21 @@ class SegmentPairDataset(BatchDataset):
         if follows:
             b = flat[offsets[middle] : offsets[end]]
         else:
-            start, stop = self._elsewhere(int(self.sentences.document[begin]), draw[2:])
+            own = offsets[end] - offsets[middle] or self.room - len(a)
+            start, stop = self._elsewhere(int(self.sentences.document[begin]), own, draw[2:])
             b = flat[offsets[start] : offsets[stop]]
         # Cut where the two do not touch: the begin of A and the end of B; the longer one gives way.
         a = a[-max(self.room // 2, self.room - len(b)) :]
         return a, b[: self.room - len(a)], follows
 
-    def _elsewhere(self, document: int, draw: np.ndarray) -> tuple[int, int]:
-        """A random sentence of another document, and that document's end or its own."""
+    def _elsewhere(self, document: int, n_tokens: int, draw: np.ndarray) -> tuple[int, int]:
+        """A random sentence of another document, and the end of that document or of the tokens."""
         other = int(draw[0] * (len(self.documents) - 2))
         other += other >= document
         first, last = int(self.documents[other]), int(self.documents[other + 1])
         start = first + int(draw[1] * (last - first))
-        return start, start + 1 if self.single else last
+        if self.single:
+            return start, start + 1
+        offsets = self.sentences.ids.offsets
+        stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
+        return start, min(max(stop, start + 1), last)

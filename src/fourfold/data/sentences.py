@@ -55,13 +55,14 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def fill(self, limit: int, *, cross: bool, between: int = 0) -> np.ndarray:
+    def fill(self, limit: int, *, cross: bool, between: int = 0, over: bool = False) -> np.ndarray:
         """Greedy rows of whole sentences.
 
         Args:
             limit: most tokens of a row.
             cross: whether a row may go on into the next document.
             between: tokens that a border between documents costs.
+            over: whether the sentence that crosses the limit is still the row's, to be cut there.
 
         Returns:
             Inner borders: the sentences that begin a row, but for the first.
@@ -71,7 +72,8 @@ class Sentences:
         for sentence in range(len(lengths)):
             changes = sentence > 0 and documents[sentence] != documents[sentence - 1]
             needed = lengths[sentence] + between * changes
-            if sentence and (needed > room or (changes and not cross)):
+            is_full = room <= 0 if over else needed > room
+            if sentence and (is_full or (changes and not cross)):
                 borders.append(sentence)
                 room = limit
                 needed = lengths[sentence]
