@@ -213,6 +213,13 @@ def test_momentum() -> None:
     assert layer.weight.item() == pytest.approx(-0.1 - 0.15)
 
 
+def test_a_schedule_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(InputError, match="warmup_steps is 10, but must be less than total_steps 5"):
+        ScheduleConfig("linear", warmup_steps=10, total_steps=5)
+    with pytest.raises(InputError, match=r"min_lr is 0\.01, but must not be above lr 0\.001"):
+        learning_rate_factor(ScheduleConfig("cosine", min_lr=1e-2), 1e-3, 10, D)
+
+
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(InputError, match="optimizer name is 'lion', but must be one of adam"):
         OptimizerConfig(name="lion")

@@ -86,6 +86,11 @@ class ScheduleConfig:
         check_range("min_lr", self.min_lr, least=0.0)
         if self.total_steps is not None:
             check_range("total_steps", self.total_steps, least=1)
+            if self.name in ENDING and self.warmup_steps >= self.total_steps:
+                raise InputError(
+                    f"warmup_steps is {self.warmup_steps}, but must be less than total_steps"
+                    f" {self.total_steps}"
+                )
 
 
 def check_range(
@@ -272,6 +277,8 @@ def learning_rate_factor(
     """Factor on the peak learning rate `lr` for optimizer step i = 0, 1, ..., total - 1."""
     shape, warmup = SCHEDULES[config.name], config.warmup_steps
     floor = config.min_lr / lr if config.name in ENDING else 0.0
+    if floor > 1.0:
+        raise InputError(f"min_lr is {config.min_lr:g}, but must not be above lr {lr:g}")
 
     def factor(done: int) -> float:
         step = done + 1  # the papers count from 1

@@ -1,6 +1,7 @@
 """Compiled blocks: the option, what it compiles, and that it trains the same."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fourfold.core.stack import Block
+from fourfold.core.config import TransformerConfig
+from fourfold.core.stack import Block, Stack
+from fourfold.generation import beam_search, generate
+from fourfold.models import EncoderDecoder, EncoderDecoderConfig
 
 
 @pytest.fixture
@@ -53,6 +57,61 @@ def test_each_block_once(
     names = [list(torch.load(directory / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
              for directory in (found, wanted)]  # fmt: skip
     assert names[0] == names[1]
+
+
+@pytest.fixture
+def no_graphs() -> Iterator[None]:
+    """Nothing is known from other tests, whose graphs would serve here, too."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def counting(calls: list[int]) -> Any:
+    """A compiler of graphs that only counts how often each is run."""
+
+    def compile_(graph: torch.fx.GraphModule, example: list[Any]) -> Any:
+        calls.append(0)
+        number = len(calls) - 1
+
+        def run(*given: Any) -> Any:
+            calls[number] += 1
+            return graph(*given)
+
+        return run
+
+    return compile_
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_a_search_leaves_training_compiled() -> None:
+    shape: Any = {"d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8, "vocab_size": 11}
+    model, calls = EncoderDecoder(EncoderDecoderConfig(**shape, max_len=40)), list[int]()
+    compiler = counting(calls)
+    for block in (m for m in model.modules() if isinstance(m, Block)):
+        block.compile(backend=compiler, dynamic=True)
+    src, tgt = torch.randint(3, 11, (3, 9)), torch.randint(3, 11, (3, 6))  # no two sizes alike
+    model(src, tgt)
+    graphs = len(calls)
+    beam_search(model, src, beam=2, max_len=12)
+    generate(model, src, 12)
+    calls[:] = [0] * len(calls)
+    for length in (4, 5, 7):
+        model(src[:, :8], torch.randint(3, 11, (3, length)))
+    assert len(calls) == graphs
+    assert sum(calls) == 3 * 4  # two layers a side
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_layers_of_any_drop_path_share_their_graphs() -> None:
+    calls = list[int]()
+    stack = Stack(TransformerConfig(d_model=8, n_layers=12, n_heads=2, d_ff=8, drop_path=0.1))
+    compiler = counting(calls)
+    for block in stack.blocks:
+        block.compile(backend=compiler, dynamic=False)
+    stack(torch.zeros(2, 3, 8))
+    assert len(calls) == 2  # that of the first never drops
+    assert sum(calls) == 12
 
 
 def test_no_compiler(

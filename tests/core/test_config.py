@@ -8,6 +8,7 @@ import pytest
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViT, ViTConfig
+from fourfold.tasks.tuning import TuningConfig
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,10 @@ def test_widths_follow_from_each_other() -> None:
     assert TransformerConfig(d_model=12, n_heads=5, d_head=3).value_width == 3
     given = TransformerConfig(d_model=12, n_heads=3, d_value=7)
     assert (given.head_width, given.value_width) == (4, 7)
+
+
+def test_a_word_that_is_none_of_those_declared() -> None:
+    for given, kind in (("none", "all or int"), (True, "all or int"), (1.5, "all or int")):
+        with pytest.raises(InputError, match=f"but must be of the kind {kind}"):
+            TuningConfig(freeze=given)  # type: ignore[arg-type]
+    assert TuningConfig(freeze="all").freeze == "all"

@@ -1,11 +1,13 @@
 """Positions, counted as one would by hand."""
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import given, settings
 
 from fourfold.core.cache import KVCache, look_back
-from fourfold.core.masks import count_positions, triangle
+from fourfold.core.errors import InputError
+from fourfold.core.masks import Mask, count_positions, triangle
 
 
 @settings(max_examples=100, deadline=None)
@@ -56,3 +58,9 @@ def test_a_cache_remembers_only_what_it_must() -> None:
     mask, positions = look_back(ids[:, :1], None, None, cache, causal=True)
     assert positions == slice(3, 4)
     assert cache.length == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_mask_of_numbers_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match="mask must be bool"):
+        Mask(keys=torch.ones(2, 3, dtype=dtype))

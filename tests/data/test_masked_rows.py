@@ -79,6 +79,15 @@ def test_row_batches_carry_mask_and_documents():
     assert epoch(RowDataset(rows, masking(), max_rows=1, shuffle=False))[0].mask is None
 
 
+def test_a_batch_says_where_its_targets_are():
+    sentences = make([[9, 12, 7, 10]] * 6)
+    rows = packed(sentences, 20, BOS, EOS, cross=False)
+    pairs = SegmentPairDataset(sentences, 24, masking(), max_rows=3)
+    for batch in (*epoch(RowDataset(rows, masking(), max_rows=3)), *epoch(pairs)):
+        assert len(batch.places)
+        assert batch.places.tolist() == np.flatnonzero(batch.targets != IGNORED).tolist()
+
+
 DOCUMENTS = [[3, 4, 2, 5, 1, 2], [6, 2], [4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 5, 3]]
 
 

@@ -13,7 +13,14 @@ import fourfold
 from fourfold.core.errors import InputError
 from fourfold.generation import beam_search, generate
 from fourfold.kernels.dropout import Dropout
-from fourfold.models import CausalLM, EncoderDecoder, MaskedLM, MaskedLMConfig
+from fourfold.models import (
+    CausalLM,
+    EncoderDecoder,
+    MaskedLM,
+    MaskedLMConfig,
+    RecurrentLM,
+    RecurrentLMConfig,
+)
 
 EOS = 2
 SETTINGS = [
@@ -289,3 +296,28 @@ def test_a_model_that_does_not_write_is_refused() -> None:
     config = MaskedLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=8, vocab_size=9, max_len=8)
     with pytest.raises(InputError, match="not a MaskedLM"):
         generate(MaskedLM(config), torch.ones(1, 2, dtype=torch.long), 3)
+
+
+def test_a_broken_model_is_told_from_one_that_writes(causal_lm: CausalLM) -> None:
+    with torch.no_grad():
+        causal_lm.embed.tokens.weight[3:] = math.nan
+    ids = torch.randint(3, 13, (2, 4))
+    for write in (lambda: generate(causal_lm, ids, 2, temperature=1.0),
+                  lambda: generate(causal_lm, ids, 2),
+                  lambda: beam_search(causal_lm, ids, 2, max_len=2)):  # fmt: skip
+        with pytest.raises(InputError, match="gives NaN"):
+            write()
+
+
+def test_an_lstm_writes_without_a_cache() -> None:
+    config = RecurrentLMConfig(d_model=8, n_heads=2, d_ff=12, vocab_size=13, max_len=40)
+    model, ids = RecurrentLM(config), torch.randint(3, 13, (2, 4))
+    whole = generate(model, ids, 5)
+    assert torch.equal(whole, generate(model, ids, 5, use_cache=False))
+    for row in (0, 1):
+        assert torch.equal(generate(model, ids[row : row + 1], 5), whole[row : row + 1])
+    assert beam_search(model, ids, 2, max_len=5)[0].shape[1] <= 9
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[0, 0] = False
+    with pytest.raises(InputError, match="prompts of one length"):
+        generate(model, ids, 5, mask=mask)

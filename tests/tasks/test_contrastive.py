@@ -185,6 +185,13 @@ def test_recall_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scores(images, texts, [(i,) for i in range(40)], batch) == pytest.approx(found)
 
 
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_to_whom_all_look_alike_finds_nothing(value: float) -> None:
+    alike = torch.full((20, 3), value).double()
+    found = scores(alike, alike, [(i,) for i in range(20)], batch=7)
+    assert all(found[name] == 0.0 for name in found if name != "loss")
+
+
 def test_images_with_the_same_text_share_it() -> None:
     texts = torch.eye(3).double()[[0, 0, 1, 2]]
     images = torch.tensor([[9.0, 0, 1], [5, 6, 0], [0, 7, 0], [0, 0, 2]]).double()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
 
+from fourfold.tasks import image_classification
 from scripts.tiny_tasks import FAMILIES
 
 
@@ -123,3 +124,13 @@ def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
     total, count = task.step(batch)
     assert count == (targets != -100).sum()
     torch.testing.assert_close(total, plain, rtol=1e-5, atol=1e-4)
+
+
+def test_a_confusion_matrix_is_a_matter_of_tests(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, _ = measure("images", texts, tmp_path)
+    assert "test/confusion" in task.summary
+    assert task.confusion is None
+    monkeypatch.setattr(image_classification, "CONFUSED", 1)
+    assert "test/confusion" not in measure("images", texts, tmp_path)[0].summary

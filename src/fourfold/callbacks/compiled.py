@@ -39,4 +39,4 @@ class CompileBlocks(Callback):
         if trainer.strategy.root_device.type == "cpu" and shutil.which(compiler) is None:
             raise InputError("compile is true, but there is no C++ compiler: install g++ or clang")
         data = trainer.datamodule  # type: ignore[attr-defined]
-        compile_blocks(pl_module, dynamic=not data.split("train").plan.even)
+        compile_blocks(pl_module, dynamic=not data.split("train").has_one_shape)

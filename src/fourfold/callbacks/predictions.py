@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Predictions(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.outputs: list[Any] = []
-        self.rows: list[int] = []
+        self.rows: list[list[int]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin with none."""
@@ -45,11 +45,12 @@ class Predictions(Callback):
         self.outputs.append(outputs.cpu() if isinstance(outputs, Tensor) else outputs)
         rows = getattr(batch, "index", None)  # every tuple has a method of that name
         if isinstance(outputs, Tensor) and isinstance(rows, Tensor):
-            self.rows += rows.tolist()
+            self.rows.append(rows.tolist())
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file, on the first rank."""
-        outputs, rows = (list(chain(*gather(mine))) for mine in (self.outputs, self.rows))
+        outputs = in_turn(gather(self.outputs))
+        rows = list(chain.from_iterable(in_turn(gather(self.rows))))
         if not trainer.is_global_zero or not outputs:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,11 @@ class Predictions(Callback):
         with whole(file) as part:
             part.write_bytes(content)
         return file
+
+
+def in_turn(parts: list[list[Any]]) -> list[Any]:
+    """What each rank has of its batches, in the order in which these were dealt out."""
+    return [found for turn in zip_longest(*parts) for found in turn if found is not None]
 
 
 def joined(pairs: Iterable[tuple[Any, str]]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
 
 from fourfold.callbacks.resume import step_seed
 from fourfold.core.errors import TrainingStopped
@@ -15,8 +16,8 @@ from fourfold.files import whole
 class KeepForReplay(Callback):
     """Writes nonfinite_step=N.pt, which `fourfold replay` runs once more.
 
-    Needs a module with `window.broken`, as every task has. It is looked at behind the backward
-    pass, when a GPU has all its work already, so that waiting for it costs nearly nothing.
+    Needs a module with `window.broken`, as every task has. Which batch it was is only asked when
+    training has stopped: to look after each would be to wait for a GPU each time.
 
     Args:
         folder: The run's directory.
@@ -25,18 +26,21 @@ class KeepForReplay(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._batch: Any = None
-        self._broken: tuple[Any, int] | None = None  # a batch and its seed
+        # Of the step that is being made: batches, their seeds, and whether the loss was broken.
+        self._window: list[tuple[Any, int, Tensor]] = []
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Hold the batch for as long as it is at hand."""
+        """Hold the batch, and let go of those of a step that was made."""
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self._window = []
         self._batch = batch
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the batch beyond that, if it is the one: others of its window may follow."""
-        if self._broken is None and bool(pl_module.window.broken):  # type: ignore[union-attr]
-            self._broken = self._batch, step_seed(trainer)
+        """Hold it for as long as it may turn out to be the one."""
+        broken: Any = pl_module.window.broken  # type: ignore[union-attr]
+        self._window.append((self._batch, step_seed(trainer), broken))
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -48,10 +52,11 @@ class KeepForReplay(Callback):
         if isinstance(trainer.strategy, ModelParallelStrategy):  # only the first rank has them
             weights = trainer.strategy.broadcast(weights)
         content: dict[str, Any] = {"state_dict": weights}
-        if self._broken is None:
+        found = next(((b, seed) for b, seed, broken in self._window if broken), None)
+        if found is None:
             return
         pl_module.on_save_checkpoint(content)
-        content["replay"] = self._replay(trainer, *self._broken)
+        content["replay"] = self._replay(trainer, *found)
         rank = f"_rank={trainer.global_rank}" if trainer.world_size > 1 else ""
         file = self.folder / f"nonfinite_step={trainer.global_step + 1:08d}{rank}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)

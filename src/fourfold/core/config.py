@@ -109,12 +109,15 @@ def check_types(config: Any) -> None:
 def check_type(name: str, value: object, declared: Any) -> None:
     """Raise InputError unless `value` is of a declared type, such as `int | None`."""
     several = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
-    kinds = [get_origin(kind) or kind for kind in several]
+    kinds = [get_origin(kind) or kind for kind in several if get_origin(kind) is not Literal]
     kinds += [int] * (float in kinds) + [list] * (tuple in kinds)
     wrong = isinstance(value, bool) and bool not in kinds
-    if Literal not in kinds and (wrong or not isinstance(value, tuple(kinds))):
-        names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise InputError(f"{name} is {str(value)[:80]!r}, but must be of the kind {names}")
+    words = [word for kind in several if get_origin(kind) is Literal for word in get_args(kind)]
+    if value not in words and (wrong or not isinstance(value, tuple(kinds))):
+        names = [*words, *(kind.__name__ for kind in kinds if kind is not type(None))]
+        raise InputError(
+            f"{name} is {str(value)[:80]!r}, but must be of the kind {' or '.join(names)}"
+        )
 
 
 def refuse_open(config: Any) -> None:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
+from fourfold.core.errors import InputError
+
 
 class Lowered(NamedTuple):
     """A mask as `attend` takes it.
@@ -42,6 +44,9 @@ class Mask:
         documents: (B, Tk) number of the packed document each key belongs to.
         query_documents: (B, Tq) the same for queries; None means the last Tq of `documents`.
         window: A query sees only keys less than this many positions away.
+
+    Raises:
+        InputError: `keys` are numbers.
     """
 
     causal: bool = False
@@ -49,6 +54,10 @@ class Mask:
     documents: Tensor | None = None
     query_documents: Tensor | None = None
     window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.keys is not None and self.keys.dtype != torch.bool:
+            raise InputError(f"a mask must be bool, True = a real token, not {self.keys.dtype}")
 
     def lower(self, q_len: int, k_len: int, device: torch.device, flex: bool = False) -> Lowered:
         """The cheapest equal form: nothing, a flag, a dense bool mask or a BlockMask."""

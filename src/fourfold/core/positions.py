@@ -32,9 +32,9 @@ class PositionTable(nn.Module):
         """
         rows = len(self.weight)
         last = index.stop if isinstance(index, slice) else rows
-        looks = not torch.compiler.is_compiling()  # a compiled graph cannot stop to look
-        if isinstance(index, Tensor) and index.numel() and not index.is_cuda and looks:
-            last = int(index.max()) + 1  # on CUDA this would wait for the device
+        if isinstance(index, Tensor) and index.numel() and not torch.compiler.is_compiling():
+            # A graph cannot stop to look, and CUDA would be waited for: only where it may be so.
+            last = int(index.max()) + 1 if not index.is_cuda or index.shape[-1] > rows else rows
         if last > rows:
             raise InputError(f"a sequence of {last} tokens is longer than max_len {rows}")
         return self.weight[index]

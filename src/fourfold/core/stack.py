@@ -82,7 +82,9 @@ class Block(nn.Module):
             self.cross_attn_norm, self.cross_attn = make_norm(config), Attention(config)
         self.ff_norm, self.ff = make_norm(config), FeedForward(config)
         self.dropout = Dropout(config.dropout)
-        self.drop_path = drop_path
+        self.drops = drop_path > 0.0
+        # No float, of which each would compile a graph of its own.
+        self.drop_path = torch.tensor(drop_path, dtype=torch.float64, device="cpu")
 
     def forward(
         self,
@@ -114,7 +116,7 @@ class Block(nn.Module):
 
     def _drop(self, y: Tensor) -> Tensor:
         y = self.dropout(y)
-        if self.drop_path and self.training:
+        if self.drops and self.training:
             kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
             y = y * kept / (1.0 - self.drop_path)
         return y

@@ -49,6 +49,7 @@ class MaskedBatch(NamedTuple):
     mask: Tensor | None = None  # (B, T) bool, True = real token; None = no padding
     documents: Tensor | None = None  # (B, T) long
     is_next: Tensor | None = None  # (B,) long, 1 = B follows A
+    places: Tensor | None = None  # (N,) long, which of the B T places have a target
     n_bytes: int = 0
     n_words: int = 0
     epoch: int = 0

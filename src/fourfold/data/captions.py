@@ -56,6 +56,10 @@ class CaptionSplit(BatchDataset):
         self.first = np.cumsum(counts) - counts
 
     @property
+    def has_one_shape(self) -> bool:
+        return False  # as many tokens as the longest text has
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest text."""
         return int(self.ids.lengths.max())

@@ -31,6 +31,11 @@ class BatchDataset(Dataset[Any]):
         return self.plan.n_rows
 
     @property
+    def has_one_shape(self) -> bool:
+        """Whether all batches but the last are of one shape, for which one graph is compiled."""
+        return self.plan.even
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest row."""
         assert isinstance(self.plan, Plan)  # other orders do not know lengths, their splits do

@@ -18,6 +18,7 @@ from fourfold.data.noise import uniform
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
 from fourfold.data.sentences import Sentences
+from fourfold.losses import IGNORED
 
 _PAIRS = 4  # stream of random numbers
 
@@ -73,6 +74,7 @@ class RowDataset(BatchDataset):
             None,
             None if mask.all() else mask,
             documents,
+            places=_places(targets),
             epoch=epoch,
             position=position,
         )
@@ -120,6 +122,10 @@ class SegmentPairDataset(BatchDataset):
         self.plan = Plan(np.ones(len(self.chunks) - 1, np.int64), **plan)
 
     @property
+    def has_one_shape(self) -> bool:
+        return False  # as many tokens as the longest pair has
+
+    @property
     def longest(self) -> int:
         return self.room + 3
 
@@ -143,6 +149,7 @@ class SegmentPairDataset(BatchDataset):
             torch.from_numpy(segments),
             None if mask.all() else torch.from_numpy(mask),
             is_next=torch.tensor([int(follows) for _, _, follows in pairs]),
+            places=_places(targets),
             epoch=epoch,
             position=position,
         )
@@ -176,3 +183,7 @@ class SegmentPairDataset(BatchDataset):
         offsets = self.sentences.ids.offsets
         stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
         return start, min(max(stop, start + 1), last)
+
+
+def _places(targets: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.flatnonzero(targets != IGNORED))

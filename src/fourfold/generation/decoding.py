@@ -6,7 +6,7 @@ Shapes: B rows, T prompt or source tokens, t new tokens, N best.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -82,8 +82,8 @@ def generate(
     filler = pad_id if pad_id is not None else eos_id or 0
     with inference(model):
         step: Step
-        step, start = prompts.start(KVCache() if use_cache else None)
-        if use_cache and isinstance(step, CausalStep) and pays(ids.device, most):
+        step, start = prompts.start(KVCache() if use_cache and not prompts.is_recurrent else None)
+        if isinstance(step, CausalStep) and step.cache is not None and pays(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
         new = sample(step, start, limit, sampler, draws, eos_id=eos_id, pad_id=filler)
     return torch.cat([start, new], dim=1)
@@ -143,7 +143,8 @@ def beam_search(
         raise InputError(f"n_best is {n_best}, but must lie between 1 and {beam}, the beam")
     limit = prompts.limit("max_len", max_len, least=1)  # (B,)
     with inference(model):
-        step, start = prompts.start(beam_cache(model) if use_cache else None)
+        cached = use_cache and not prompts.is_recurrent
+        step, start = prompts.start(beam_cache(model) if cached else None)
         new, scores = search(
             step, start, limit,
             beam=beam, penalty=penalty, alpha=length_penalty,
@@ -156,11 +157,17 @@ def beam_search(
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
+    """Evaluation mode without gradients; afterwards every module is in the mode it was in.
+
+    Compiled blocks run eagerly: each token would compile them anew, for another length, until
+    torch has enough of that and compiles them no more, in training neither.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    compiled = any(module._compiled_call_impl is not None for module, _ in modes)
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     model.eval()
     try:
-        with torch.inference_mode(), few_rows(model.parameters()):
+        with torch.inference_mode(), few_rows(model.parameters()), eager:
             yield
     finally:
         for module, training in modes:

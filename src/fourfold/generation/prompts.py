@@ -63,6 +63,8 @@ class Prompts:
             raise InputError(f"ids must be int64 (rows, tokens), not {_describe(ids)}")
         if mask is not None and (mask.shape != ids.shape or mask.dtype != torch.bool):
             raise InputError(f"mask must be bool {tuple(ids.shape)}, not {_describe(mask)}")
+        if self.is_recurrent and not bool(self.real.all()):
+            raise InputError("padding changes an LSTM's state: give it prompts of one length")
         if int(self.lengths.min()) == 0:
             raise InputError(f"row {int(self.lengths.argmin())} has no real token")
         reader: Any = self.model.config
@@ -85,6 +87,11 @@ class Prompts:
     def reads_images(self) -> bool:
         """Whether the source is an image."""
         return bool(getattr(self.model, "reads_images", False))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has a state in the place of keys and values, which padding would change."""
+        return bool(getattr(self.model, "is_recurrent", False))
 
     @property
     def is_seq2seq(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fourfold.core.errors import InputError
-from fourfold.generation.step import Step, at_least_fp32
+from fourfold.generation.step import Step, at_least_fp32, refuse_nan
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def sample(
     out = prompt.new_full((len(prompt), most), pad_id)
     rows, new = torch.arange(len(prompt), device=prompt.device), prompt
     for t in range(most):
-        token = sampler(step(new), draws[rows, t])  # (N,)
+        logits = step(new) if t else refuse_nan(step(new))
+        token = sampler(logits, draws[rows, t])  # (N,)
         out[rows, t] = token
         going_on = limit[rows] > t + 1
         if eos_id is not None:

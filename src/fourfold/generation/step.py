@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.cache import KVCache
+from fourfold.core.errors import InputError
 
 
 class Step(Protocol):
@@ -137,6 +138,17 @@ def last_real(h: Tensor, mask: Tensor | None) -> Tensor:
     columns = torch.arange(mask.shape[1], device=mask.device)
     last = (mask * columns).amax(dim=1)
     return h[torch.arange(len(h), device=h.device), last]
+
+
+def refuse_nan(logits: Tensor) -> Tensor:
+    """The logits.
+
+    Raises:
+        InputError: One is NaN: no token would be more likely than another.
+    """
+    if bool(logits.isnan().any()):
+        raise InputError("the model gives NaN for a next token: its weights or its precision do")
+    return logits
 
 
 def at_least_fp32(x: Tensor) -> torch.dtype:

@@ -15,7 +15,7 @@ class Perplexity(Sums):
     """
 
     def update(  # type: ignore[override]
-        self, nll: Tensor, n_tokens: Tensor, n_words: int, n_bytes: int, n_correct: Tensor
+        self, nll: Tensor, n_tokens: Tensor | int, n_words: int, n_bytes: int, n_correct: Tensor
     ) -> None:
         """Add the summed nll in nats of some text, and how much text it was."""
         super().update(nll, n_tokens, n_words, n_bytes, n_correct)

@@ -53,10 +53,14 @@ class Retrieval(ByRow):
         return float(sum(sums) - (a * b).sum(-1).double().sum())
 
     def _ranks(self, asking: Tensor, asked: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """How many stand above the best right answer, which is one of the same number."""
+        """How many wrong answers are not below the best right one, which has the same number.
+
+        So a model to which all look alike, or whose vectors are NaN, finds nothing.
+        """
         ranks = []
         for part, numbers in zip(asking.split(self.chunk), a.split(self.chunk), strict=True):
             logits = part @ asked.T
-            right = logits.masked_fill(numbers[:, None] != b, float("-inf"))
-            ranks.append((logits > right.amax(1, keepdim=True)).sum(1))
+            wrong = numbers[:, None] != b
+            right = logits.masked_fill(wrong, float("-inf")).amax(1, keepdim=True)
+            ranks.append((wrong & ~(logits < right)).sum(1))
         return torch.cat(ranks)

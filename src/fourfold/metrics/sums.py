@@ -24,9 +24,10 @@ class Sums(Metric):
 
     def update(self, first: Tensor, *others: Tensor | float) -> None:
         """Add the numbers of a batch; the first is a Tensor and says on which device."""
-        numbers = [torch.as_tensor(x, dtype=torch.float64).to(first.device) for x in others]
-        # No number is brought to the CPU here, which would have to wait for the device.
-        self.parts.append(torch.stack([first.detach().double(), *numbers]).detach())
+        # Neither brought to the CPU nor copied from there, each of which waits for the device.
+        numbers = [x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
+                   for x in others]  # fmt: skip
+        self.parts.append(torch.stack([x.detach().double() for x in (first, *numbers)]))
 
     def compute(self) -> list[float]:
         """The sum of each number."""

@@ -54,6 +54,7 @@ class CausalLM(nn.Module):
     """Predicts each token from those before it."""
 
     stack_class: ClassVar[type[nn.Module]] = Stack
+    is_recurrent: ClassVar[bool] = False  # has a state, and no keys and values to be kept
 
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__()

@@ -62,9 +62,10 @@ class RecurrentLMConfig(CausalLMConfig):
 
 
 class RecurrentLM(CausalLM):
-    """Predicts each token from those before it."""
+    """Predicts each token from those before it. Padding may stand on the right only."""
 
     stack_class: ClassVar[type[nn.Module]] = LSTMStack
+    is_recurrent: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fourfold.data.batch import SequenceBatch
@@ -10,6 +9,7 @@ from fourfold.losses import IGNORED, exact, linear_cross_entropy
 from fourfold.models import CausalClassifier, CausalClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.sequence_classification import SequenceClassification
+from fourfold.tasks.window import count_of
 
 
 class CausalSequenceClassification(SequenceClassification):
@@ -62,4 +62,4 @@ class CausalSequenceClassification(SequenceClassification):
                 x, matrix, bias, targets.flatten(), weights=weights.flatten(), normalizer=1.0
             )
             loss = loss + self.lm_weight * language
-        return loss, torch.tensor(len(batch.ids), device=loss.device)
+        return loss, count_of(len(batch.ids), loss)

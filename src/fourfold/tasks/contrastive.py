@@ -16,6 +16,7 @@ from fourfold.metrics import Retrieval
 from fourfold.models import CLIP, CLIPConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.window import count_of
 
 LARGEST = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
 
@@ -88,7 +89,7 @@ class ContrastiveLearning(Task):
         to_texts = self.model.similarity(images, all_texts)  # (b, B)
         to_images = self.model.similarity(all_images, texts).T  # (b, B)
         losses = [F.cross_entropy(x, places, reduction="sum") for x in (to_texts, to_images)]
-        return (losses[0] + losses[1]) / 2, torch.tensor(len(images), device=images.device)
+        return (losses[0] + losses[1]) / 2, count_of(len(images), images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         # Padding is behind the end of a text, where it does not matter; a mask would be slower.

@@ -17,6 +17,9 @@ from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, layers
 from fourfold.tasks.teacher import Teacher
+from fourfold.tasks.window import count_of
+
+CONFUSED = 5000  # classes; the matrix has as many numbers as their square
 
 
 class ImageClassification(Task):
@@ -79,8 +82,8 @@ class ImageClassification(Task):
         k = self.config.n_classes
         assert k is not None  # the model is built
         top5 = MulticlassAccuracy(k, top_k=min(5, k), average="micro")
-        self.loss, self.confusion = Mean(), MulticlassConfusionMatrix(k)
-        self.top1, self.top5 = MulticlassAccuracy(k, average="micro"), top5
+        self.loss, self.top1, self.top5 = Mean(), MulticlassAccuracy(k, average="micro"), top5
+        self.confusion: MulticlassConfusionMatrix | None = None
         names = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
         self.by_head: Any = nn.ModuleDict(
             {name: MulticlassAccuracy(k, average="micro") for name in names}
@@ -94,6 +97,13 @@ class ImageClassification(Task):
         """
         if self.teacher_path is not None:
             self.teacher = Teacher(self.teacher_path, self.artifacts)
+
+    def on_test_start(self) -> None:
+        """Make the confusion matrix, which of many classes is large, and only a test reports."""
+        k = self.config.n_classes
+        assert k is not None  # the model is built
+        if k <= CONFUSED:
+            self.confusion = MulticlassConfusionMatrix(k).to(self.device)
 
     def heads(self, images: Tensor) -> list[Tensor]:
         """Logits (B, K) of each head, whose mean classifies."""
@@ -115,20 +125,21 @@ class ImageClassification(Task):
             said = self.teacher(batch.images)
             taught = distillation_loss(heads[-1], said, self.distillation, self.temperature)
             loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * taught
-        return loss, torch.tensor(len(batch.images), device=loss.device)
+        return loss, count_of(len(batch.images), loss)
 
     def evaluate(self, batch: ImageBatch, split: str) -> None:
-        """Loss without smoothing, accuracies, confusion matrix."""
+        """Loss without smoothing, accuracies, and of a test the confusion matrix."""
         heads = self.heads(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
         for metric in (self.top1, self.top5, self.confusion):
-            metric.update(logits, batch.labels)
+            if metric is not None:
+                metric.update(logits, batch.labels)
         for metric, one in zip(self.by_head.values(), heads, strict=False):
             metric.update(one.float(), batch.labels)
 
     def results(self, split: str) -> dict[str, Any]:
-        """loss, top1, top5 (top-k with k = K for fewer classes), and rows of true classes.
+        """loss, top1, top5 (top-k with k = K for fewer classes); of a test rows of true classes.
 
         Of two heads also top1_class and top1_distillation, of each alone.
         """
@@ -138,9 +149,10 @@ class ImageClassification(Task):
             "top5": self.top5.compute().item(),
             **{f"top1_{name}": metric.compute().item() for name, metric in self.by_head.items()},
         }
-        if split == "test":
+        if self.confusion is not None:
             results["confusion"] = self.confusion.compute().tolist()
-        for metric in (self.loss, self.top1, self.top5, self.confusion, *self.by_head.values()):
+            self.confusion = None
+        for metric in (self.loss, self.top1, self.top5, *self.by_head.values()):
             metric.reset()
         return results
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from fourfold.models import MaskedLM, MaskedLMConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import self_attention
+from fourfold.tasks.window import count_of
 
 
 class MaskedLanguageModeling(Task):
@@ -49,7 +49,7 @@ class MaskedLanguageModeling(Task):
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
         """Hidden states (B, T, D), and the vocabulary head's parts at the masked places alone."""
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
-        return h, self.model.head.output(h[batch.targets != IGNORED])
+        return h, self.model.head.output(h.flatten(0, 1)[_places(batch)])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy at masked places, plus the next-sentence loss when pairs are given.
@@ -59,27 +59,27 @@ class MaskedLanguageModeling(Task):
         have as many masked tokens it is BERT's sum.
         """
         h, output = self._encode(batch)
-        targets = batch.targets[batch.targets != IGNORED]
+        targets = batch.targets.flatten()[_places(batch)]
         loss = linear_cross_entropy(*output, targets, normalizer=1.0)
         if batch.is_next is not None and self.model.next_sentence is not None:
             logits = exact(self.model.next_sentence_logits(h))
             weights = (batch.targets != IGNORED).sum(1).to(logits.dtype)  # (B,)
             loss = loss + F.cross_entropy(logits, batch.is_next, reduction="none") @ weights
-        return loss, torch.tensor(len(targets), device=h.device)
+        return loss, count_of(len(targets), h)
 
     def evaluate(self, batch: MaskedBatch, split: str) -> None:
         """Likelihood and accuracy at masked places, and of the next sentence."""
         h, output = self._encode(batch)
-        targets = batch.targets[batch.targets != IGNORED]
+        targets = batch.targets.flatten()[_places(batch)]
         if len(targets):
             nll, prediction = token_scores(*output, targets)
-            n = torch.tensor(len(targets))
-            self.ppl.update(nll.double().sum(), n, 0, 0, (prediction == targets).sum())
+            correct = (prediction == targets).sum()
+            self.ppl.update(nll.double().sum(), len(targets), 0, 0, correct)
         if batch.is_next is not None and self.model.next_sentence is not None:
             logits = self.model.next_sentence_logits(h).float()
             nll = F.cross_entropy(logits, batch.is_next, reduction="sum")
             correct = (logits.argmax(-1) == batch.is_next).sum()
-            self.next_ppl.update(nll, torch.tensor(len(logits)), 0, 0, correct)
+            self.next_ppl.update(nll, len(logits), 0, 0, correct)
 
     def results(self, split: str) -> dict[str, Any]:
         """loss, accuracy and ppl_token of masked tokens; next_sentence_accuracy where trained."""
@@ -116,7 +116,13 @@ class MaskedLanguageModeling(Task):
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
         """`ids` (B, T) with the most likely token at each masked place."""
         _, output = self._encode(batch)
-        filled = batch.ids.clone()
-        hidden_places = batch.targets != IGNORED
-        filled[hidden_places] = token_scores(*output, batch.targets[hidden_places])[1]
-        return filled
+        places, filled = _places(batch), batch.ids.flatten().clone()
+        filled[places] = token_scores(*output, batch.targets.flatten()[places])[1]
+        return filled.view_as(batch.ids)
+
+
+def _places(batch: MaskedBatch) -> Tensor:
+    """(N,) where targets are among the B T places; asked of a device, it would have to wait."""
+    if batch.places is not None:
+        return batch.places
+    return (batch.targets.flatten() != IGNORED).nonzero().squeeze(1)

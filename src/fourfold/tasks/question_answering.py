@@ -17,6 +17,7 @@ from fourfold.metrics import Answer, AnswerScores, Mean
 from fourfold.models import SpanExtractor, SpanExtractorConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig
 from fourfold.tasks.base import Task
+from fourfold.tasks.window import count_of
 
 
 class QuestionAnswering(Task):
@@ -70,7 +71,7 @@ class QuestionAnswering(Task):
     def step(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Mean of the cross-entropies of the answer's first and last token."""
         losses = self._losses(batch, *self.logits(batch))
-        return losses.sum(), torch.tensor(len(losses), device=losses.device)
+        return losses.sum(), count_of(len(losses), losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
         """(B,) of logits (B, T)."""

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, self_attention
+from fourfold.tasks.window import count_of
 
 
 class SequenceClassification(Task):
@@ -70,7 +70,7 @@ class SequenceClassification(Task):
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the class, or the squared error of the number."""
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
-        return loss, torch.tensor(len(batch.ids), device=loss.device)
+        return loss, count_of(len(batch.ids), loss)
 
     def _loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Summed over the batch."""

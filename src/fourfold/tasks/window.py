@@ -81,6 +81,11 @@ class Window:
             torch._foreach_mul_(gradients, REFERENCE * trainer.world_size / max(1, count))
 
 
+def count_of(n: int, like: Tensor) -> Tensor:
+    """`n` where `like` lives, for which a GPU need not be waited for."""
+    return like.new_full((), n, dtype=torch.long)
+
+
 def over_ranks(numbers: Tensor, trainer: Trainer) -> Tensor:
     """Their sum over all processes."""
     if trainer.world_size == 1:
