@@ -44,7 +44,7 @@ def write(arguments: argparse.Namespace) -> TokenChunks:
     try:
         from litdata import TokensLoader, optimize
     except ImportError as error:
-        raise InputError("Writing chunks needs litdata: pip install 'fourfold[stream]'.") from error
+        raise InputError("Writing chunks needs litdata: pip install -e '.[stream]'.") from error
     out: Path = arguments.out
     if (out / INDEX).exists():
         raise InputError(f"{out} already holds chunks.")

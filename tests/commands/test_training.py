@@ -35,6 +35,9 @@ def test_a_run_directory_holds_what_one_needs(
         here / "again/checkpoints/last.ckpt"
     )  # fmt: skip
     assert all(torch.equal(first[name], second[name]) for name in first)
+    more = run("fit", "--config", configs["mt"])
+    assert more.code == 0, more.err
+    assert "nothing to do: the run is complete at step 6;" in more.out
 
 
 def test_lines_of_progress_without_a_terminal(

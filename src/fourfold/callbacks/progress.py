@@ -31,6 +31,7 @@ class Progress(ProgressBar):
         self.meter = Meter()
         self._began = self._shown = time.monotonic()
         self._first = self._total = 0
+        self._started = False
         self._enabled = True
 
     def disable(self) -> None:
@@ -50,6 +51,7 @@ class Progress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what begins, and start the clock."""
+        self._started = True
         self._first, self._total = trainer.global_step, pl_module.total_steps()  # type: ignore
         weights = sum(p.numel() for p in pl_module.parameters())
         where = f"{trainer.strategy.root_device}, {trainer.precision}"
@@ -101,6 +103,14 @@ class Progress(ProgressBar):
             self.screen.stop()
         took = duration(time.monotonic() - self._began)
         self.print(f"trained to step {trainer.global_step:,} in {took}")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say why nothing was done, of a run that was complete."""
+        if not self._started:
+            self.print(
+                f"nothing to do: the run is complete at step {trainer.global_step:,}; to go on,"
+                " give a greater --trainer.max_steps or max_epochs"
+            )
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -85,6 +85,10 @@ def read_tree(file: Path) -> yaml.Node | None:
         return node
     except FileNotFoundError as error:
         raise InputError(f"{file}: there is no such config file") from error
+    except IsADirectoryError as error:
+        inside = file / "config.yaml"
+        meant = f"; give {inside}" if inside.is_file() else ""
+        raise InputError(f"{file}: is a directory, not a config file{meant}") from error
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{file}: cannot be read as a text: {error}") from error
     except yaml.MarkedYAMLError as error:

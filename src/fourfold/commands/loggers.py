@@ -56,7 +56,7 @@ def wandb_mode(wanted: str) -> str:
     if wanted == "off":
         return "off"
     if not find_spec("wandb"):
-        raise InputError("--wandb needs a package that is missing: pip install 'fourfold[wandb]'")
+        raise InputError("--wandb needs a package that is missing: pip install -e '.[wandb]'")
     if wanted == "auto":
         return "online" if _has_key() else "off"
     if wanted == "online" and not _has_key():

@@ -174,17 +174,19 @@ IMPORT = """usage: fourfold import DIRECTORY|FILE CHECKPOINT
 
 Makes a fourfold checkpoint of a directory of transformers (config.json beside model.safetensors or
 pytorch_model.bin, with its tokenizer or preprocessor_config.json): BERT, RoBERTa, DistilBERT, GPT,
-GPT-2, ViT, DeiT, CLIP, Marian, Pegasus, BART; or of a ViT or DeiT of timm, a directory or one file;
-or of nanoGPT's ckpt.pt or minGPT's model.pt. What had to be assumed is said. The checkpoint works
-with translate, generate, fill, classify, export and fourfold.load. It is a new file, as x.ckpt."""
+GPT-2, ViT, DeiT, CLIP, Marian, Pegasus, BART, T5; or of a ViT or DeiT of timm, a directory or one
+file; or of nanoGPT's ckpt.pt or minGPT's model.pt. What had to be assumed is said. The checkpoint
+works with translate, generate, fill, classify, export and fourfold.load. It is a new file, as
+x.ckpt."""
 
 EXPORT = """usage: fourfold export CHECKPOINT [timm:]DIRECTORY
 
 Makes a new directory that transformers' AutoModel*.from_pretrained reads, of a checkpoint file or a
-run directory's last.ckpt, with the tokenizer or the preprocessing of images. What was imported goes
-back to where it came from, byte for byte; another model to the architecture that can say all of its
-config, and if there is none a sentence says why. With timm: in front of the directory, a ViT or
-DeiT is written for timm's create_model("local-dir:DIRECTORY", pretrained=True)."""
+run directory (its best.ckpt, else average.ckpt, else last.ckpt), with the tokenizer or the
+preprocessing of images. What was imported goes back to where it came from, byte for byte; another
+model to the architecture that can say all of its config, and if there is none a sentence says why.
+With timm: in front of the directory, a ViT or DeiT is written for timm's
+create_model("local-dir:DIRECTORY", pretrained=True)."""
 
 
 def _evaluation(command: str, does: str, more: str = "") -> str:

@@ -18,8 +18,6 @@ import yaml
 from fourfold.commands.config_files import fingerprints
 from fourfold.core.errors import InputError
 
-WORDS = ("best", "average", "last")  # in the order in which an evaluation looks for them
-
 
 class RunDirectory:
     """The directory of a run, which need not exist yet.
@@ -127,6 +125,8 @@ class RunDirectory:
         Raises:
             InputError: There is no such checkpoint.
         """
+        from fourfold.tasks.checkpoint import WORDS, checkpoint_of
+
         if which in WORDS:
             found = self.checkpoints / f"{which}.ckpt"
             if not found.is_file():
@@ -139,13 +139,7 @@ class RunDirectory:
                     f" {', '.join(WORDS)}"
                 )
             return Path(which)
-        for word in WORDS:
-            if (found := self.checkpoints / f"{word}.ckpt").is_file():
-                return found
-        raise InputError(
-            f"{self.checkpoints}: there is no checkpoint; train first with `fourfold fit`, or name"
-            " another run directory or a checkpoint file"
-        )
+        return checkpoint_of(self.path)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -183,6 +177,8 @@ class RunDirectory:
         return content
 
     def _others(self) -> str:
+        from fourfold.tasks.checkpoint import WORDS
+
         words = [word for word in WORDS if (self.checkpoints / f"{word}.ckpt").is_file()]
         return f", only {', '.join(words)}" if words else ""
 

@@ -96,7 +96,7 @@ def fetch(address: str, file: Path, size: int = 0) -> None:
         from litdata.streaming.downloader import get_downloader
     except ImportError as error:
         raise InputError(
-            f"Fetching {address} needs the package `litdata`: pip install 'fourfold[stream]'."
+            f"Fetching {address} needs the package `litdata`: pip install -e '.[stream]'."
         ) from error
     folder, _, name = address.rpartition("/")
     try:

@@ -191,7 +191,7 @@ def embedded_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Rows
         voices = [_Voice(src_lang), _Voice(tgt_lang)]
     except ImportError as error:
         raise InputError(
-            f"source: embedded needs the package {error.name}: pip install 'fourfold[demo]'."
+            f"source: embedded needs the package {error.name}: pip install -e '.[demo]'."
         ) from error
     makers, rng = _makers(voices), random.Random(f"{src_lang}-{tgt_lang}")
     seen: list[set[str]] = [set(), set()]

@@ -43,7 +43,7 @@ def read_hub(config: HubConfig, split: str, columns: Sequence[str]) -> Rows:
         from datasets import load_dataset
     except ImportError as error:
         raise InputError(
-            "source: hub needs the package `datasets`: pip install 'fourfold[data]'."
+            "source: hub needs the package `datasets`: pip install -e '.[data]'."
         ) from error
     label = f"{config.path}, split {split}"
     found: list[list[str]] = [[] for _ in columns]

@@ -144,4 +144,4 @@ def import_datasets() -> Any:
 
 def missing(package: str, extra: str) -> InputError:
     """The error that says how to install a package."""
-    return InputError(f"These images need {package}: pip install 'fourfold[{extra}]'.")
+    return InputError(f"These images need {package}: pip install -e '.[{extra}]'.")

@@ -38,7 +38,7 @@ def located(place: str | Path) -> Path:
     except ImportError as error:
         raise InputError(
             f"{place}: there is no such path, and the hub needs a package that is missing:"
-            " pip install 'fourfold[hub]'"
+            " pip install -e '.[hub]'"
         ) from error
     try:
         return Path(snapshot_download(str(place), allow_patterns=list(WANTED)))

@@ -16,8 +16,25 @@ from fourfold.tasks.saved import check_arguments, check_content, check_training
 if TYPE_CHECKING:
     from fourfold.tasks.base import Task
 
+WORDS = ("best", "average", "last")  # of a run's checkpoints; the first there is tested and used
+MARKS = (b"P", b"\x80", b"")  # first byte of an archive, of a pickle, of a file cut off there
 # What a file gives that is cut off, or no archive.
 NOT_WHOLE = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
+
+
+def checkpoint_of(run: Path) -> Path:
+    """The checkpoint of a run directory that is tested, used and exported.
+
+    Raises:
+        InputError: It has none.
+    """
+    files = (run / "checkpoints" / f"{word}.ckpt" for word in WORDS)
+    if found := next(filter(Path.is_file, files), None):
+        return found
+    raise InputError(
+        f"{run / 'checkpoints'}: there is no checkpoint; train first with `fourfold fit`, or name"
+        " another run directory or a checkpoint file"
+    )
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -70,7 +87,10 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise InputError(f"{path}: not a checkpoint, or one that wants to run code") from error
     except Exception as error:  # whatever a file that is cut off or damaged makes of it
-        raise InputError(f"{path}: the checkpoint is broken or cut off") from error
+        with path.open("rb") as file:
+            begins_as_one = file.read(1) in MARKS
+        what = "the checkpoint is broken or cut off" if begins_as_one else "not a checkpoint"
+        raise InputError(f"{path}: {what}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: not a checkpoint written by fourfold")
     return content

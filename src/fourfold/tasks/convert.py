@@ -16,7 +16,7 @@ from fourfold.hub import foreign, processing, timm
 from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
 from fourfold.models.lora import merge_lora
 from fourfold.tasks import Task
-from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
+from fourfold.tasks.checkpoint import checkpoint_of, read_checkpoint, read_file, rebuild
 from fourfold.tasks.start import Source, read_foreign
 
 _TIMM = "timm:"  # in front of the directory to write
@@ -146,7 +146,7 @@ def load_with_origin(path: Path) -> tuple[Task, nn.Module]:
         InputError: There is no such checkpoint, or it is broken.
     """
     if path.is_dir():
-        path = path / "checkpoints" / "last.ckpt"
+        path = checkpoint_of(path)
     content = read_checkpoint(path)
     task = rebuild(content, path)
     model = merge_lora(task.model)

@@ -13,9 +13,10 @@ def load(path: str | Path) -> nn.Module:
     """A model in eval mode, with its `.config`.
 
     Args:
-        path: A `.ckpt` file; the directory of a run, whose last checkpoint is taken; a directory of
-            transformers or timm, `config.json` beside `model.safetensors`; weights of timm, nanoGPT
-            or minGPT; or, where there is a network, a model's name on the hub, `owner/name`.
+        path: A `.ckpt` file; the directory of a run, whose best checkpoint is taken, else its
+            average or its last; a directory of transformers or timm, `config.json` beside
+            `model.safetensors`; weights of timm, nanoGPT or minGPT; or, where there is a network, a
+            model's name on the hub, `owner/name`.
 
     Raises:
         InputError: There is no such checkpoint, it is broken, or it is of an unknown architecture.

@@ -35,7 +35,11 @@ class Generate(TextVerb):
         least = given(wanted, 1)
         room = limit + 1 - least
         if len(ids) > room:
-            if not self.options.truncate or room < 1:
+            if room < 1:
+                raise InputError(
+                    f"--max-new is {least}, but the model writes no more than {limit} tokens"
+                )
+            if not self.options.truncate:
                 raise InputError(
                     f"{len(ids)} tokens and {least} to write are more than the {limit} that the"
                     " model reads; --truncate cuts the beginning off"
