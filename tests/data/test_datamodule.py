@@ -197,6 +197,16 @@ def test_negative_seed():
         NumberData(seed=-1)
 
 
+def test_fewer_training_rows_than_processes_are_refused_by_all_of_them():
+    for rank in range(4):
+        data = NumberData(n_rows=3)
+        data.trainer = SimpleNamespace(
+            limit_train_batches=1.0, global_rank=rank, world_size=4, ckpt_path=None
+        )
+        with pytest.raises(InputError, match="train split has 3 rows, fewer than the 4 processes"):
+            data.train_dataloader()
+
+
 def test_batches_an_epoch_are_those_of_one_rank():
     data = NumberData()
     assert data.n_train_batches() == 8

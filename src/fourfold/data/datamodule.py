@@ -129,7 +129,7 @@ class EpochData(LightningDataModule):
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
         dataset = self.split(name)
         rank, world = self._place()
-        if name != "train" and len(dataset) < world:
+        if len(dataset) < world:
             raise InputError(
                 f"The {name} split has {len(dataset)} rows, fewer than the {world} processes:"
                 " use fewer devices."
