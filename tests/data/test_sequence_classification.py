@@ -214,6 +214,22 @@ def test_every_task_of_glue_has_its_columns(tmp_path: Path) -> None:
     assert "dev_mismatched" in str(other.parts["test"])
 
 
+def test_broken_lines_end_other_tables_but_are_left_out_of_glue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "QQP").mkdir()
+    lines = ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "0\t1\t2\ta\tb\t0"]
+    for name in ("train", "dev"):
+        file = tmp_path / "QQP" / f"{name}.tsv"
+        file.write_text("\n".join([*lines, "1\t3\tc", "2\t5\t6\td\te\t1", ""]))
+    found = GlueData(task="QQP", folder=str(tmp_path), tokenizer=CHARS)
+    assert len(found.split("train")) == 2
+    assert sum("1 rows with other columns" in message for message in caplog.messages) == 3
+    options = {"text": ["question1", "question2"], "label": "is_duplicate"}
+    with pytest.raises(InputError, match=r"dev.tsv, line 3: 3 columns, but the header has 6"):
+        data(train=str(file), **options).setup()
+
+
 def test_glue_without_its_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"There is no file .*CoLA/train.tsv"):
         GlueData(task="CoLA", folder=str(tmp_path)).setup()

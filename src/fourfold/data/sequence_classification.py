@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -57,6 +57,7 @@ class SequenceData(TokenizedData):
     """
 
     batch_class = SequenceBatch
+    drop_uneven: ClassVar[bool] = False  # lines of a table that have other columns than its header
 
     def __init__(
         self,
@@ -138,7 +139,8 @@ class SequenceData(TokenizedData):
         columns = [*self.texts, self.label]
         if self.source == "files":
             names = [part] if isinstance(part, str) else part
-            return Rows.join([read_table(name, columns) for name in names])
+            tables = [read_table(name, columns, drop_uneven=self.drop_uneven) for name in names]
+            return Rows.join(tables)
         if self.source != "hub":
             raise InputError(f"source must be embedded, files or hub, not {self.source!r}.")
         if self.hub is None or not isinstance(part, str):
