@@ -66,6 +66,12 @@ def test_broken_files(tmp_path, name, content, message):
         read_lines(put(tmp_path / name, content))
 
 
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.zst"])
+def test_an_archive_is_no_text(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name} is an archive of files: unpack it, or name a"):
+        read_lines(put(tmp_path / name, gzip.compress(b"one\n")))
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(InputError, match="is a folder"):
         read_bytes(str(tmp_path))

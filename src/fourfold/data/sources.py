@@ -13,6 +13,7 @@ import io
 import logging
 import lzma
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from fourfold.data.json_text import parse_json
 log = logging.getLogger(__name__)
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_ARCHIVE = re.compile(r"\.(zip|7z|rar|tar(\.\w+)?|t(gz|xz|bz2?))$")
 _BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError)
 
 
@@ -104,12 +106,16 @@ def read_bytes(path: str) -> bytes:
     """The content of a file, unpacked by its suffix; `archive.zip/member` reads from an archive.
 
     Raises:
-        InputError: the file is missing, a folder, or broken.
+        InputError: the file is missing, a folder, an archive of files, or broken.
     """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
     if file.is_dir():
         raise InputError(f"{path} is a folder, not a file.")
+    if not is_member and _ARCHIVE.search(file.name):
+        raise InputError(
+            f"{path} is an archive of files: unpack it, or name a file in it as archive.zip/member."
+        )
     try:
         if is_member:
             with zipfile.ZipFile(file) as opened:
