@@ -171,6 +171,14 @@ def test_a_part_held_out_shares_no_text_but_may_share_labels(pairs: dict[str, st
     assert len(val) > 4
 
 
+def test_pairs_held_out_may_share_their_second_text(tmp_path: Path) -> None:
+    rows = [(f"premise {i // 2}", "yes" if i % 2 else "no", str(i % 2)) for i in range(80)]
+    file = write(tmp_path / "x.tsv", rows, ("a", "b", "label"))
+    parts = data(train=file, val=0.2, text=["a", "b"]).read()
+    assert len(parts["train"]) + len(parts["val"]) == 80
+    assert not set(parts["train"].columns[0]) & set(parts["val"].columns[0])
+
+
 def test_too_long_rows(pairs: dict[str, str]) -> None:
     assert data(**pairs, text=["a", "b"], max_len=12).split("train").longest == 12
     with pytest.raises(InputError, match=r"train.tsv, line \d+ has \d+ tokens, but max_len allows"):

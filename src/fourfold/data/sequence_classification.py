@@ -30,7 +30,7 @@ class SequenceData(TokenizedData):
             hub.
         train: files: tables (.tsv, .csv, .jsonl; plain, .gz, .xz, .bz2 or `archive.zip/member`);
             relative names are also looked up under $FOURFOLD_DATA. hub: the name of the split.
-        val: as `train`, or a fraction of it to hold out.
+        val: as `train`, or a fraction of it to hold out, of pairs by their first text.
         test: as `val`.
         text: column with the text, or two of them for pairs; numbers count from 0 and mean that
             the table has no header.
@@ -129,8 +129,8 @@ class SequenceData(TokenizedData):
         raw: dict[str, Rows] = {}
         for name, part in self.parts.items():
             if isinstance(part, float):
-                n_texts = len(self.texts)
-                raw["train"], raw[name] = hold_out(raw["train"], part, name, n_texts)
+                # Of pairs by the first text: the second may be "yes" in a tenth of all rows.
+                raw["train"], raw[name] = hold_out(raw["train"], part, name, n_texts=1)
             elif part is not None:
                 raw[name] = self._read_part(part)
         return raw
