@@ -186,6 +186,14 @@ def test_whether_the_test_is_the_validation_data(val, test, same):
         assert kind(train="t.txt", val=val, test=test, **more).tests_on_val is same, kind
 
 
+@pytest.mark.parametrize("kind", [CaptionData, ImageData, QuestionData, SequenceData, TokenData])
+@pytest.mark.parametrize("option", ["batch_size", "eval_batch_size"])
+def test_a_batch_of_no_rows_is_refused_by_the_name_of_its_option(kind, option):
+    train = {"train": "t.txt"} if kind in (QuestionData, TokenData) else {}
+    with pytest.raises(InputError, match=f"^{option} must be at least 1, not 0"):
+        kind(**train, **{option: 0})
+
+
 def test_embedded_data_have_a_test_of_their_own():
     for data in (CaptionData(), CausalTextData(), ImageData(), SequenceData(), TranslationData()):
         data.setup()

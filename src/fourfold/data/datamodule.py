@@ -48,6 +48,18 @@ class BatchDataset(Dataset[Any]):
         return self.batch(index, keys[0].epoch, keys[0].position)
 
 
+def batch_sizes(train: int, other: int | None) -> dict[str, int]:
+    """Rows of a batch of training and of the "other" splits, by default equally many.
+
+    Raises:
+        InputError: one of them is below 1.
+    """
+    for name, size in (("batch_size", train), ("eval_batch_size", other)):
+        if size is not None and size < 1:
+            raise InputError(f"{name} must be at least 1, not {size}.")
+    return {"train": train, "other": train if other is None else other}
+
+
 def _as_is(batch: Any) -> Any:
     return batch
 

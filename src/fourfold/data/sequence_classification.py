@@ -9,6 +9,7 @@ import numpy as np
 
 from fourfold.core.errors import InputError
 from fourfold.data.batch import SequenceBatch
+from fourfold.data.datamodule import batch_sizes
 from fourfold.data.embedded_pairs import embedded_pairs
 from fourfold.data.hub import HubConfig, read_hub
 from fourfold.data.labels import class_numbers, draw, find_classes, numbers
@@ -94,7 +95,7 @@ class SequenceData(TokenizedData):
         self.regression, self._class_names = regression, classes
         self.train_rows, self.draw_seed = train_rows, draw_seed
         self.max_len, self.separators, self.too_long = max_len, separators, too_long
-        self.sizes = {"train": batch_size, "other": eval_batch_size or batch_size}
+        self.sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, Rows]:
         """The texts of the splits, with their labels in the last column."""
