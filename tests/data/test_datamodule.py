@@ -186,6 +186,14 @@ def test_whether_the_test_is_the_validation_data(val, test, same):
         assert kind(train="t.txt", val=val, test=test, **more).tests_on_val is same, kind
 
 
+@pytest.mark.parametrize("kind", [CaptionData, ImageData, QuestionData, SequenceData, TokenData])
+@pytest.mark.parametrize("option", ["batch_size", "eval_batch_size"])
+def test_a_batch_of_no_rows_is_refused_by_the_name_of_its_option(kind, option):
+    train = {"train": "t.txt"} if kind in (QuestionData, TokenData) else {}
+    with pytest.raises(InputError, match=f"^{option} must be at least 1, not 0"):
+        kind(**train, **{option: 0})
+
+
 def test_embedded_data_have_a_test_of_their_own():
     for data in (CaptionData(), CausalTextData(), ImageData(), SequenceData(), TranslationData()):
         data.setup()
@@ -195,6 +203,16 @@ def test_embedded_data_have_a_test_of_their_own():
 def test_negative_seed():
     with pytest.raises(InputError, match="-1"):
         NumberData(seed=-1)
+
+
+def test_fewer_training_rows_than_processes_are_refused_by_all_of_them():
+    for rank in range(4):
+        data = NumberData(n_rows=3)
+        data.trainer = SimpleNamespace(
+            limit_train_batches=1.0, global_rank=rank, world_size=4, ckpt_path=None
+        )
+        with pytest.raises(InputError, match="train split has 3 rows, fewer than the 4 processes"):
+            data.train_dataloader()
 
 
 def test_batches_an_epoch_are_those_of_one_rank():

@@ -24,6 +24,14 @@ def test_what_a_document_is(tmp_path, unit, documents):
     assert read(tmp_path, documents=unit)["train"].columns == [documents]
 
 
+@pytest.mark.parametrize("unit", ["file", "line", "paragraph"])
+def test_lines_may_end_as_on_windows(tmp_path, unit):
+    text = TEXT.replace("\n", "\r\n")
+    assert read(tmp_path, text, documents=unit)["train"].columns == (
+        read(tmp_path, documents=unit)["train"].columns
+    )
+
+
 def test_rows_of_a_table_are_documents(tmp_path):
     rows = read(tmp_path, '{"body": "one\\n\\ntwo"}\n{"body": "three"}', "t.jsonl", column="body")
     assert rows["train"].columns == [["one\n\ntwo", "three"]]

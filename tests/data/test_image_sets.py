@@ -10,7 +10,7 @@ from PIL import Image
 
 from fourfold.core.errors import InputError
 from fourfold.data.image_files import image_folder, parquet, read_idx
-from fourfold.data.image_sets import ArrayImages, Images, cut
+from fourfold.data.image_sets import ArrayImages, FileImages, Images, cut
 from fourfold.data.image_sources import digits, open_source
 
 
@@ -75,6 +75,24 @@ def test_identical_images_stay_on_one_side() -> None:
     assert not digests(rest) & digests(part)
     assert len(rest) + len(part) == 60
     assert 14 <= len(part) <= 22
+
+
+def test_files_are_read_whole_only_where_they_may_be_identical(tmp_path, monkeypatch) -> None:
+    for k in range(40):
+        png(tmp_path / "ab"[k % 2] / f"{k}.png", k % 30, size=2 + k % 30)
+    images = image_folder(tmp_path)
+    read: list[str] = []
+    monkeypatch.setattr(
+        FileImages, "digest",
+        lambda self, row: read.append(self.files[row].stem) or Images.digest(self, row),
+    )  # fmt: skip
+    found = cut(images, 0.3, seed=0)
+    assert set(map(int, read)) == {*range(10), *range(30, 40)}
+    assert not digests(found[0]) & digests(found[1])
+    assert len(cut(found[0], 0.3, seed=0)[1])
+    monkeypatch.setattr(FileImages, "glimpse", Images.glimpse)
+    for part, whole in zip(found, cut(images, 0.3, seed=0), strict=True):
+        assert np.array_equal(part.rows, whole.rows)
 
 
 def test_a_cut_leaves_every_class_an_image() -> None:

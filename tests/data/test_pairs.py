@@ -79,3 +79,11 @@ def test_impossible_fractions(fraction):
 def test_too_few_rows():
     with pytest.raises(InputError, match="x, line 1 and on: too few rows"):
         hold_out(Rows.of([["a"], ["b"]], "x, line"), 0.01, "val")
+
+
+def test_nothing_left_since_all_rows_share_a_text_is_not_called_too_few():
+    rows = Rows.of([[f"s{i}" for i in range(99)], ["yes"] * 99], "x, line")
+    with pytest.raises(InputError, match=r"no row is left to learn from if 0\.1 are held out"):
+        hold_out(rows, 0.1, "val")
+    rest, held = hold_out(rows, 0.1, "val", n_texts=1)
+    assert len(rest) + len(held) == 99

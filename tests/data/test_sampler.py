@@ -59,8 +59,49 @@ def test_evaluation_never_repeats_a_row_even_with_more_ranks_than_rows():
 
 def test_training_says_so_when_a_step_has_too_few_rows():
     plan = Plan(np.ones(3), max_rows=8)
-    with pytest.raises(InputError, match=r"fewer rows than processes \(5\)"):
-        [list(EpochSampler(plan, rank=rank, world=5)) for rank in range(5)]
+    for rank in range(5):  # each of them, or the others would wait for it
+        with pytest.raises(InputError, match=r"fewer rows than processes \(5\)"):
+            list(EpochSampler(plan, rank=rank, world=5))
+    list(EpochSampler(Plan(np.arange(10), max_rows=1), start=(0, 8), world=2))
+    with pytest.raises(InputError, match=r"fewer rows than processes \(2\)"):
+        list(EpochSampler(Plan(np.arange(10), max_rows=1), start=(0, 9), world=2))
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 5, 8])
+@pytest.mark.parametrize("n_rows", [8, 13, 36, 41])
+def test_ranks_agree_on_every_epoch_of_rows_of_different_lengths(n_rows, world, max_rows):
+    lengths = np.random.default_rng(n_rows).integers(1, 9, n_rows)
+    plan = Plan(lengths, max_rows=max_rows, max_tokens=17, seed=1)
+    steps = len(EpochSampler(plan, world=world))
+    for epoch in range(6):
+        ranks = [
+            list(EpochSampler(plan, rank=r, world=world, start=(epoch, 0))) for r in range(world)
+        ]
+        assert {len(batches) for batches in ranks} == {steps}
+        seen = [key.row for batches in ranks for batch in batches for key in batch]
+        assert sorted(seen) == list(range(n_rows))
+        for rank, batches in enumerate(ranks):
+            for done, batch in enumerate(batches[:-1], start=1):
+                place = (epoch, batch[0].position)
+                resumed = EpochSampler(plan, rank=rank, world=world, start=place)
+                assert list(resumed) == batches[done:]
+
+
+def test_too_many_batches_do_not_put_a_long_row_beside_many_short_ones():
+    plan = Plan(np.array([1] * 12 + [12] * 6), max_tokens=12, seed=1)  # 12 short ones or a long one
+    ranks = [list(EpochSampler(plan, rank=rank, world=6)) for rank in range(6)]
+    assert len(ranks[0]) == 1
+    for rank in ranks:
+        assert len({plan.lengths[key.row] for key in rank[0]}) == 1
+
+
+def test_counting_the_steps_of_training_orders_no_row():
+    class Unordered(Plan):
+        def batches(self, epoch):
+            raise AssertionError
+
+    assert len(EpochSampler(Unordered(np.arange(9), max_rows=2), rank=1, world=2)) == 3
 
 
 def test_two_processes_step_over_the_same_rows_as_one_with_two_accumulated_batches():

@@ -26,6 +26,19 @@ def test_punctuation_ends_sentences():
     assert found.document.tolist() == [0, 0, 0, 0, 0, 1]  # documents without text have no number
 
 
+@pytest.mark.parametrize(("sep", "between"), [("punctuation", " "), ("line", "\n")])
+def test_byte_level_sentences_keep_the_blank_between_them(sep, between):
+    tokenizer = train_tokenizer(
+        TokenizerConfig("byte_bpe", 265, min_frequency=1), ["so How"], mask=True
+    )
+    texts = [between.join(["Hi you.", "How so?", " How."]), "How so."]
+    found = Sentences.of(texts, tokenizer, sep, 99)
+    assert [tokenizer.decode(found.ids[i]) for i in range(len(found))] == [
+        "Hi you.", " How so?", " How.", "How so."
+    ]  # fmt: skip
+    assert tokenizer.core.token_to_id("ĠHow") in found.ids[1]
+
+
 def test_lines_end_sentences():
     found = Sentences.of(["ab. cd\nef\n\nab"], chars(), "line", 99)
     assert texts_of(found) == ["ab. cd", "ef", "ab"]

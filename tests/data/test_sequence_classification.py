@@ -171,6 +171,14 @@ def test_a_part_held_out_shares_no_text_but_may_share_labels(pairs: dict[str, st
     assert len(val) > 4
 
 
+def test_pairs_held_out_may_share_their_second_text(tmp_path: Path) -> None:
+    rows = [(f"premise {i // 2}", "yes" if i % 2 else "no", str(i % 2)) for i in range(80)]
+    file = write(tmp_path / "x.tsv", rows, ("a", "b", "label"))
+    parts = data(train=file, val=0.2, text=["a", "b"]).read()
+    assert len(parts["train"]) + len(parts["val"]) == 80
+    assert not set(parts["train"].columns[0]) & set(parts["val"].columns[0])
+
+
 def test_too_long_rows(pairs: dict[str, str]) -> None:
     assert data(**pairs, text=["a", "b"], max_len=12).split("train").longest == 12
     with pytest.raises(InputError, match=r"train.tsv, line \d+ has \d+ tokens, but max_len allows"):
@@ -212,6 +220,22 @@ def test_every_task_of_glue_has_its_columns(tmp_path: Path) -> None:
     other = GlueData(task="MNLI", folder=str(tmp_path), dev="dev_mismatched", tokenizer=CHARS)
     other.setup()
     assert "dev_mismatched" in str(other.parts["test"])
+
+
+def test_broken_lines_end_other_tables_but_are_left_out_of_glue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "QQP").mkdir()
+    lines = ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "0\t1\t2\ta\tb\t0"]
+    for name in ("train", "dev"):
+        file = tmp_path / "QQP" / f"{name}.tsv"
+        file.write_text("\n".join([*lines, "1\t3\tc", "2\t5\t6\td\te\t1", ""]))
+    found = GlueData(task="QQP", folder=str(tmp_path), tokenizer=CHARS)
+    assert len(found.split("train")) == 2
+    assert sum("1 rows with other columns" in message for message in caplog.messages) == 3
+    options = {"text": ["question1", "question2"], "label": "is_duplicate"}
+    with pytest.raises(InputError, match=r"dev.tsv, line 3: 3 columns, but the header has 6"):
+        data(train=str(file), **options).setup()
 
 
 def test_glue_without_its_files(tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def test_broken_files(tmp_path, name, content, message):
         read_lines(put(tmp_path / name, content))
 
 
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.zst"])
+def test_an_archive_is_no_text(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name} is an archive of files: unpack it, or name a"):
+        read_lines(put(tmp_path / name, gzip.compress(b"one\n")))
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(InputError, match="is a folder"):
         read_bytes(str(tmp_path))
@@ -92,6 +98,27 @@ def test_columns_of_tables(tmp_path, name):
     assert rows.where(1) == f"{tmp_path}/{name}, {line}"
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_blank_lines_are_no_rows(tmp_path, name):
+    content = "\n\n".join(["", *TABLES[name].splitlines(), ""])
+    rows = read_table(put(tmp_path / name, content), ["en"])
+    assert rows.columns == [['"Hi', "Run"]]
+    lines = {"a.tsv": "line 7", "a.csv": "row 7", "a.jsonl": "line 5"}[name]
+    assert rows.where(1).endswith(lines)
+
+
+def test_blank_lines_of_one_column(tmp_path):
+    assert read_table(put(tmp_path / "a.tsv", "en\na\n\nb\n"), ["en"]).columns == [["a", "b"]]
+
+
+def test_rows_with_other_columns_are_left_out_where_that_is_wanted(tmp_path, caplog):
+    file = put(tmp_path / "a.tsv", "en\tde\na\tb\nc\td\te\nf\ng\th\n")
+    rows = read_table(file, ["en"], drop_uneven=True)
+    assert rows.columns == [["a", "g"]]
+    assert rows.where(1).endswith("line 5")
+    assert caplog.messages == [f"{file}: 2 rows with other columns than the header left out."]
+
+
 def test_packed_tables_and_columns_inside_columns(tmp_path):
     line = b'{"translation": {"en": "Hi", "de": "Hallo"}}'
     file = put(tmp_path / "a.jsonl.gz", gzip.compress(line))
@@ -107,7 +134,9 @@ def test_cells_of_csv_may_hold_newlines(tmp_path):
     ("name", "content", "columns", "message"),
     [
         ("a.tsv", "id\ten\n1\tHi\n", ["de"], "a.tsv has no column 'de', only id, en"),
-        ("a.tsv", "id\ten\n1\tHi\n2\n", ["en"], "a.tsv, line 3: no column 'en', there are only 1"),
+        ("a.tsv", "id\ten\n1\tHi\n2\n", ["en"], "a.tsv, line 3: 1 columns, but the header has 2"),
+        ("a.tsv", "en\tx\na\tb\tc\n", ["en"], "a.tsv, line 2: 3 columns, but the header has 2"),
+        ("a.csv", "en,x\na,b\nc,d,e\n", ["en"], "a.csv, row 3: 3 columns, but the header has 2"),
         ("a.txt", "Hi\tHallo\nRun\n", ["0", "1"], "a.txt, line 2: no column '1'"),
         ("a.tsv", "id\ten\n", ["en"], "has a header but no rows"),
         ("a.jsonl", '{"en": "Hi"}\n{"en"', ["en"], "a.jsonl, line 2: broken JSON"),
@@ -117,6 +146,8 @@ def test_cells_of_csv_may_hold_newlines(tmp_path):
         ("a.jsonl", "[" * 99_999, ["en"], "a.jsonl, line 1: JSON that is nested too deeply"),
         ("a.jsonl", "9" * 5000, ["en"], "a.jsonl, line 1: a number with too many digits"),
         ("a.jsonl", '{"en": "\\ud83d"}', ["en"], "a.jsonl, line 1: half of a surrogate pair"),
+        ("a.csv", '""', ["en"], "a.csv has no column 'en'"),
+        ("a.csv", '""', ["0"], r"a.csv has no rows\."),
         ("a.csv", 'en\n"' + "x" * 200_000, ["en"], "a.csv, line 2: broken CSV .unexpected end"),
     ],
 )

@@ -80,7 +80,10 @@ def test_training_rows_by_batching(file):
         ({"block_size": 0}, "block_size=0"),
         ({"eval_context": 16}, "eval_context=16"),
         ({"batching": "crops", "block_size": 99_999}, "too few for crops of 99999"),
-        ({"documents": "line", "batching": "documents"}, r"t.txt, non-empty line \d+ has \d+ tok"),
+        (
+            {"documents": "line", "batching": "documents"},
+            r"t.txt, non-empty line \d+ has \d+ tokens, but block_size allows 15",
+        ),
     ],
 )
 def test_bad_options(file, options, message):

@@ -36,7 +36,7 @@ def test_columns(tmp_path: Path, file: str) -> None:
     (only,) = read_tagged(str(tmp_path / "y.txt"), 0, -1)
     assert only.tags == ["B-ORG", "O"]
     assert read_tagged(str(tmp_path / "y.txt"), 0, 1)[0].tags == ["NNP", "VBZ"]
-    (tmp_path / "z.jsonl").write_text(json.dumps({"tokens": ["a", "b"], "tags": [0, 3]}) + "\n")
+    (tmp_path / "z.jsonl").write_text(json.dumps({"tokens": ["a", "b"], "tags": [0, 3]}) + "\n\n")
     assert read_tagged(str(tmp_path / "z.jsonl"), "tokens", "tags")[0].tags == ["0", "3"]
 
 
@@ -55,6 +55,19 @@ def test_broken_files(name: str, text: str, message: str, tmp_path: Path) -> Non
     places: tuple[Any, Any] = ("tokens", "tags") if name.endswith("jsonl") else (0, -1)
     with pytest.raises(InputError, match=message):
         read_tagged(str(tmp_path / name), *places)
+
+
+def test_comments_and_lines_that_are_no_words_of_conll_u_are_left_out(tmp_path: Path) -> None:
+    rest = "\t_" * 4
+    lines = ["# text = vámonos al mar", f"1-2\tvámonos\t_\t_{rest}", f"1\tvamos\tir\tVERB{rest}"]
+    lines += [f"2\tnos\tnos\tPRON{rest}", f"2.1\tya\tya\tADV{rest}", f"3\t1-2\t1-2\tNUM{rest}"]
+    (tmp_path / "x.conllu").write_text("\n".join([*lines, ""]))
+    (only,) = read_tagged(str(tmp_path / "x.conllu"), 1, 3)
+    assert only.words == ["vamos", "nos", "1-2"]
+    assert only.tags == ["VERB", "PRON", "NUM"]
+    assert only.where.endswith("line 3")
+    (tmp_path / "y.conll").write_text("# O\n2-3 O\n")
+    assert read_tagged(str(tmp_path / "y.conll"), 0, 1)[0].words == ["#", "2-3"]
 
 
 def test_labels_stand_at_the_first_token_of_a_word(file: str) -> None:

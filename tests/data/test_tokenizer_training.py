@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 
 from fourfold.core.errors import InputError
@@ -30,6 +32,28 @@ def test_vocabulary_is_no_larger_than_asked_and_min_frequency_counts():
     assert rare.encode("low")[1:] == [rare.core.token_to_id(c) for c in "low"]  # no merge
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "char"])
+def test_many_characters_leave_room_for_words_and_the_choice_is_always_the_same(kind):
+    rare = [chr(0x4E00 + i) for i in range(300)] + [chr(0x3B1 + i) * 2 for i in range(24)]
+    texts = ["so low", "so new"] * 9 + rare
+    config = TokenizerConfig(kind, 120)
+    first, *others = (train_tokenizer(config, texts, mask=True) for _ in range(3))
+    assert {other.to_str() for other in others} == {first.to_str()}
+    assert first.vocab_size <= 120
+    assert kind == "char" or len(first.encode("low")) == 1
+
+
+def test_training_holds_no_second_copy_of_the_text():
+    texts = ["low " * 2500] * 300
+    tracemalloc.start()
+    try:
+        train_tokenizer(TokenizerConfig("wordpiece", 60), texts, mask=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1e6  # of 3e6
+
+
 def test_a_vocabulary_that_the_text_does_not_fill_is_told(caplog):
     train_tokenizer(TokenizerConfig("char", 6), ["aab"], mask=False)
     assert not caplog.messages
@@ -49,3 +73,5 @@ def test_bad_options():
         train_tokenizer(TokenizerConfig("wrod"), TEXTS, mask=False)
     with pytest.raises(InputError, match="vocab_size=5 leaves no room"):
         train_tokenizer(TokenizerConfig("bpe", 5), TEXTS, mask=True)
+    with pytest.raises(InputError, match="vocab_size=9 gives no unigram tokenizer: The vocabulary"):
+        train_tokenizer(TokenizerConfig("unigram", 9), TEXTS, mask=True)

@@ -184,8 +184,8 @@ class Mix:
         kept = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
         targets = F.one_hot(labels, self.n_classes).to(kept.dtype)
         return (
-            shares * images[own] + (1 - shares) * images[partners],
-            kept * targets[own] + (1 - kept) * targets[partners],
+            torch.lerp(images[partners], images[own], shares),
+            torch.lerp(targets[partners], targets[own], kept),
         )
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:

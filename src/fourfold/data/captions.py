@@ -15,7 +15,7 @@ from fourfold.core.errors import InputError
 from fourfold.data.augment import Augment
 from fourfold.data.batch import CaptionBatch
 from fourfold.data.caption_sources import Captioned, described_digits, read_captions
-from fourfold.data.datamodule import BatchDataset
+from fourfold.data.datamodule import BatchDataset, batch_sizes
 from fourfold.data.image_split import ImageSplit
 from fourfold.data.images import native_size
 from fourfold.data.limits import fit_lengths
@@ -138,7 +138,7 @@ class CaptionData(TokenizedData):
             raise InputError("transform.mixup and cutmix mix labels, but captions cannot be mixed.")
         self.source, self.files = source, (captions, images)
         self.columns = (image_column, split_column, caption_column)
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self.sizes = batch_sizes(batch_size, eval_batch_size)
         self.max_len, self.too_long, self.cache = max_len, too_long, cache
         self._n_channels = n_channels
 
@@ -170,7 +170,7 @@ class CaptionData(TokenizedData):
         (ids,), _ = fit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
         training, channels = name == "train", self._n_channels
         assert channels is not None
-        rows = self.batch_size if training else self.eval_batch_size
+        rows = self.sizes["train" if training else "other"]
         plan = Plan(np.ones(len(raw.images)), max_rows=rows, seed=self.seed, shuffle=training)
         change: Augment | EvalTransform = EvalTransform(self.transform, self._size, channels)
         if training:

@@ -53,6 +53,18 @@ class BatchDataset(Dataset[Any]):
         return self.batch(index, keys[0].epoch, keys[0].position)
 
 
+def batch_sizes(train: int, other: int | None) -> dict[str, int]:
+    """Rows of a batch of training and of the "other" splits, by default equally many.
+
+    Raises:
+        InputError: one of them is below 1.
+    """
+    for name, size in (("batch_size", train), ("eval_batch_size", other)):
+        if size is not None and size < 1:
+            raise InputError(f"{name} must be at least 1, not {size}.")
+    return {"train": train, "other": train if other is None else other}
+
+
 def _as_is(batch: Any) -> Any:
     return batch
 
@@ -134,7 +146,7 @@ class EpochData(LightningDataModule):
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:
         dataset = self.split(name)
         rank, world = self._place()
-        if name != "train" and len(dataset) < world:
+        if len(dataset) < world:
             raise InputError(
                 f"The {name} split has {len(dataset)} rows, fewer than the {world} processes:"
                 " use fewer devices."

@@ -87,7 +87,7 @@ class TextSource:
     def _read_file(self, name: str) -> Rows:
         if is_table(name):
             return read_table(name, [self.column])
-        text = read_text(name)
+        text = read_text(name).replace("\r\n", "\n")
         if self.documents == "file":
             return Rows.of([[text]], f"{name}, document")
         if self.documents == "line":

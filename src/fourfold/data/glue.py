@@ -68,6 +68,8 @@ class GlueData(SequenceData):
         InputError: (on setup) as `SequenceData`.
     """
 
+    drop_uneven = True  # QQP's train.tsv has a line with 3 fields of 6
+
     def __init__(
         self,
         task: Task,

@@ -6,7 +6,9 @@ Legend: N images, C channels, H height, W width.
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,10 @@ class Images(ABC):
             UnreadableImage: the image is corrupt.
         """
         return decode(self.encoded(row), n_channels, self.name(row))
+
+    def glimpse(self, row: int) -> bytes:
+        """Equal for identical images and some others, where that is quicker found than `digest`."""
+        return b""
 
     def digest(self, row: int) -> bytes:
         """Equal for identical images."""
@@ -137,6 +143,12 @@ class FileImages(Images):
     def encoded(self, row: int) -> Path:
         return self.files[row]
 
+    def glimpse(self, row: int) -> bytes:
+        with self.files[row].open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 64))
+            return b"%d " % size + file.read()
+
 
 class OpenedImages(Images):
     """A map-style data set whose items begin with an opened image, such as torchvision's."""
@@ -169,6 +181,9 @@ class Subset(Images):
     def encoded(self, row: int) -> bytes | Path | Image.Image:
         return self.images.encoded(int(self.rows[row]))
 
+    def glimpse(self, row: int) -> bytes:
+        return self.images.glimpse(int(self.rows[row]))
+
 
 def cut(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
     """Parts a split in two, with the same share of each class, identical images on the same side.
@@ -188,9 +203,12 @@ def cut(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
         raise InputError(
             f"The share to cut from {images.origin} must lie between 0 and 1: {fraction}."
         )
-    twins: dict[bytes, list[int]] = {}
-    for row in range(len(images)):
-        twins.setdefault(images.digest(row), []).append(row)
+    glimpses = [images.glimpse(row) for row in range(len(images))]
+    n_alike = Counter(glimpses)
+    twins: dict[tuple[bytes, bytes], list[int]] = {}
+    for row, glimpse in enumerate(glimpses):
+        digest = images.digest(row) if n_alike[glimpse] > 1 else b""
+        twins.setdefault((glimpse, digest), []).append(row)
     by_class: dict[int, list[list[int]]] = {}
     for rows in twins.values():
         by_class.setdefault(int(images.labels[rows[0]]), []).append(rows)

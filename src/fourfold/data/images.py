@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from fourfold.core.errors import InputError
 from fourfold.data.augment import Augment, Mix
 from fourfold.data.batch import ImageBatch
-from fourfold.data.datamodule import BatchDataset, EpochData
+from fourfold.data.datamodule import BatchDataset, EpochData, batch_sizes
 from fourfold.data.image_sets import Images, cut
 from fourfold.data.image_sources import Splits, open_source
 from fourfold.data.image_split import ImageSplit
@@ -81,7 +81,7 @@ class ImageData(EpochData):
             raise InputError(f"n_channels must be 1 or 3, not {n_channels}.")
         self.source, self.download, self.cache = source, download, cache
         self.columns = (image_column, label_column)
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self.sizes = batch_sizes(batch_size, eval_batch_size)
         self.fractions, self.split_seed = (val_fraction, test_fraction), split_seed
         self.n_train = n_train
         self.transform = transform or TransformConfig()
@@ -140,7 +140,7 @@ class ImageData(EpochData):
         return few
 
     def _plan(self, images: Images, shuffle: bool) -> Plan:
-        rows = self.batch_size if shuffle else self.eval_batch_size
+        rows = self.sizes["train" if shuffle else "other"]
         return Plan(np.ones(len(images)), max_rows=rows, seed=self.seed, shuffle=shuffle)
 
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:

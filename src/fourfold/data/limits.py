@@ -18,7 +18,12 @@ TooLong = Literal["error", "truncate", "drop"]
 
 
 def fit_lengths(
-    columns: Sequence[Ragged], rows: Rows, limit: int, too_long: TooLong, split: str
+    columns: Sequence[Ragged],
+    rows: Rows,
+    limit: int,
+    too_long: TooLong,
+    split: str,
+    option: str = "max_len",
 ) -> tuple[list[Ragged], Rows]:
     """Makes every row of every column at most `limit` ids long.
 
@@ -28,6 +33,7 @@ def fit_lengths(
         limit: allowed length.
         too_long: "error", "truncate" or "drop", as `rows_that_fit`.
         split: name of the split.
+        option: what the limit follows from.
 
     Returns:
         The columns, and the rows they belong to.
@@ -36,7 +42,7 @@ def fit_lengths(
         InputError: as `rows_that_fit`.
     """
     lengths = np.max([column.lengths for column in columns], axis=0)
-    kept = rows_that_fit(lengths, rows, limit, too_long, split)
+    kept = rows_that_fit(lengths, rows, limit, too_long, split, option)
     if len(kept) < len(rows):
         return [column.take(kept) for column in columns], rows.select(kept)
     if lengths.max(initial=0) <= limit:
@@ -45,7 +51,12 @@ def fit_lengths(
 
 
 def rows_that_fit(
-    lengths: np.ndarray, rows: Rows, limit: int, too_long: TooLong, split: str
+    lengths: np.ndarray,
+    rows: Rows,
+    limit: int,
+    too_long: TooLong,
+    split: str,
+    option: str = "max_len",
 ) -> np.ndarray:
     """The numbers of the rows to keep; those among them that are too long are to be truncated.
 
@@ -58,6 +69,7 @@ def rows_that_fit(
         limit: allowed length.
         too_long: "error", "truncate" or "drop".
         split: name of the split.
+        option: what the limit follows from.
 
     Raises:
         InputError: a row is too long and `too_long` is "error", or no row is left.
@@ -70,7 +82,7 @@ def rows_that_fit(
         return everything
     if too_long == "error":
         raise InputError(
-            f"{rows.where(long[0])} has {lengths[long[0]]} tokens, but max_len allows {limit}"
+            f"{rows.where(long[0])} has {lengths[long[0]]} tokens, but {option} allows {limit}"
             f" ({len(long)} such rows in {split}): set too_long to truncate or drop."
         )
     drop = too_long == "drop" and split == "train"

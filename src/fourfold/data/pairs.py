@@ -63,10 +63,14 @@ def hold_out(
         rows: the texts.
         fraction: share of them to split off.
         salt: another one splits off others.
-        n_texts: how many of the columns are texts; what stands behind them (labels) may be shared.
+        n_texts: how many of the columns may not be shared, by default all; those behind them
+            (labels, the second texts of classified pairs) may.
 
     Returns:
         The remainder and the part split off.
+
+    Raises:
+        InputError: one of the two has no row; or the fraction does not lie between 0 and 1.
     """
     held = np.array([is_held_out(text, fraction, salt) for text in rows.columns[0]])
     columns = rows.columns[:n_texts]
@@ -77,8 +81,13 @@ def hold_out(
             for pair in zip(*columns, strict=True)
         ]
     )
-    if not held.any() or leaks.all():
+    if not held.any() or held.all():
         raise InputError(f"{rows.where(0)} and on: too few rows to hold out {fraction:g} of them.")
+    if leaks.all():
+        raise InputError(
+            f"{rows.where(0)} and on: no row is left to learn from if {fraction:g} are held out,"
+            " since each of the others shares a text with one of those."
+        )
     if dropped := int((leaks & ~held).sum()):
         log.warning("%d training pairs share a sentence with a held-out pair: dropped.", dropped)
     return rows.select(np.flatnonzero(~leaks)), rows.select(np.flatnonzero(held))

@@ -14,7 +14,7 @@ import torch
 
 from fourfold.core.errors import InputError
 from fourfold.data.batch import SpanBatch
-from fourfold.data.datamodule import BatchDataset
+from fourfold.data.datamodule import BatchDataset, batch_sizes
 from fourfold.data.parts import Part, read_parts
 from fourfold.data.questions import Question, read_questions
 from fourfold.data.ragged import Ragged
@@ -140,7 +140,7 @@ class QuestionData(TokenizedData):
         self.may_be_none = may_be_none
         self.max_len, self.stride, self.max_question = max_len, stride, max_question
         self.separators = separators
-        self.sizes = {"train": batch_size, "other": eval_batch_size or batch_size}
+        self.sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, list[Question]]:
         """The questions of the splits."""

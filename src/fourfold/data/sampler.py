@@ -41,6 +41,9 @@ class Order(Protocol):
     def n_batches(self) -> int:
         """Batches of every epoch, over all ranks."""
 
+    def fewest(self, n: int) -> int:
+        """Rows that the last `n` batches have at least, whatever the epoch."""
+
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """The epoch's batches, each an array of row numbers; may be made only when looked at."""
 
@@ -120,6 +123,15 @@ class Plan:
         """Batches of every epoch, over all ranks."""
         return len(self._cuts) + 1
 
+    def fewest(self, n: int) -> int:
+        """Rows that the last `n` batches have at least, whatever the epoch."""
+        rows = np.diff(self._cuts, prepend=0, append=self.n_rows)
+        if self.even:
+            return int(rows[-n:].sum())
+        rows.sort()
+        # The last one is among the fuller half, see `batches`.
+        return int(rows[: n - 1].sum() + rows[max(n - 1, len(rows) // 2)])
+
     def batches(self, epoch: int) -> list[np.ndarray]:
         """The epoch's batches, each an array of row numbers."""
         if not self.shuffle:
@@ -167,7 +179,8 @@ class EpochSampler(Sampler[list[Key]]):
 
     Step i of an epoch consumes the next `world` batches of the order, one a rank; the last step
     shares out the rows of what is left, so that every rank takes the same number of steps and no
-    row comes twice. If too few are left for all ranks, the step before takes them along.
+    row comes twice. Where some epoch may leave too few for all ranks, the step before takes them
+    along in every epoch.
 
     Evaluation leaves batches whole, so that a row is computed in the same company on any number of
     devices, and to the same digits; only fewer batches than ranks are shared out by rows.
@@ -181,7 +194,8 @@ class EpochSampler(Sampler[list[Key]]):
         still: every epoch is the first one again; None means: unless the plan shuffles.
 
     Raises:
-        InputError: fewer rows than ranks in the last step (while iterating).
+        InputError: (while iterating, on all ranks) fewer rows than ranks in the last step of
+            training: in all of the data, or behind the place where another number of ranks stopped.
     """
 
     def __init__(
@@ -214,46 +228,56 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
-        batches = self.plan.batches(0)
-        begins = self._begins(batches)
+        begins = self._begins()
+        if self.plan.shuffle:
+            return len(begins)
         # Evaluation repeats no row, so its last step may leave this rank nothing.
-        return len(begins) - (len(self._mine(batches[begins[-1] :])) == 0)
+        last = self.plan.batches(0)[begins[-1] :]
+        return len(begins) - (len(self._mine(last)) == 0)
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         batches = self.plan.batches(epoch)
-        begins = self._begins(batches, self.start[1] if epoch == self.start[0] else 0)
+        begins = self._begins(self.start[1] if epoch == self.start[0] else 0)
+        # All ranks must say so, or the others would wait for the one that does.
+        if self.plan.shuffle and sum(map(len, batches[begins[-1] :])) < self.world:
+            raise InputError(
+                f"The last step of an epoch has fewer rows than processes ({self.world}):"
+                " use fewer devices or smaller batches."
+            )
         for begin in begins:
             end = len(batches) if begin == begins[-1] else begin + self.world
             mine = self._mine(batches[begin:end])
             if len(mine):
                 yield [Key(epoch, end, row) for row in mine.tolist()]
-            elif self.plan.shuffle:
-                raise InputError(
-                    f"The last step of an epoch has fewer rows than processes ({self.world}):"
-                    " use fewer devices or smaller batches."
-                )
 
     def _mine(self, group: Sequence[np.ndarray]) -> np.ndarray:
         """This rank's rows of a step, if there are any."""
         if not self.plan.shuffle and self.plan.n_batches >= self.world:
             return group[self.rank] if self.rank < len(group) else np.array([], dtype=np.int64)
-        return _share_out(group, self.world)[self.rank]
+        return _share_out(group, self.world, self.plan.even)[self.rank]
 
-    def _begins(self, batches: Sequence[np.ndarray], first: int = 0) -> range:
-        """Where each step begins; it ends where the next one does."""
-        begins = range(first, len(batches), self.world)
-        # Not where lengths differ: there the last batch is a full one, and how many rows it has
-        # changes with the epoch, while the number of steps must not.
-        if self.plan.shuffle and self.plan.even and len(begins) > 1:
-            too_few = sum(map(len, batches[begins[-1] :])) < self.world
+    def _begins(self, first: int = 0) -> range:
+        """Where each step begins; it ends where the next one does. The same in every epoch."""
+        begins = range(first, self.plan.n_batches, self.world)
+        if self.plan.shuffle and len(begins) > 1:
+            too_few = self.plan.fewest(self.plan.n_batches - begins[-1]) < self.world
             return begins[:-1] if too_few else begins
         return begins
 
 
-def _share_out(group: Sequence[np.ndarray], world: int) -> list[np.ndarray]:
-    """As many parts as ranks: the fullest batch is halved until there are enough."""
-    parts = list(group) if len(group) <= world else np.array_split(np.concatenate(group), world)
+def _share_out(group: Sequence[np.ndarray], world: int, even: bool) -> list[np.ndarray]:
+    """As many parts as ranks: the emptiest batches are joined, or the fullest one halved.
+
+    Rows of one length are dealt out evenly if there are too many batches; of others, one long row
+    would pad many short ones.
+    """
+    if even and len(group) > world:
+        return np.array_split(np.concatenate(group), world)
+    parts = list(group)
+    while len(parts) > world:
+        parts.sort(key=len)
+        parts[:2] = [np.concatenate(parts[:2])]
     while len(parts) < world:
         fullest = max(range(len(parts)), key=lambda i: len(parts[i]))
         parts[fullest : fullest + 1] = np.array_split(parts[fullest], 2)

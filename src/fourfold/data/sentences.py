@@ -40,10 +40,10 @@ class Sentences:
         pieces: list[str] = []
         owners: list[int] = []
         for document, text in enumerate(texts):
-            for piece in _BREAK[sep].split(text):
-                if piece.strip():
-                    pieces.append(piece)
-                    owners.append(document)
+            found = [piece for piece in _BREAK[sep].split(text) if piece.strip()]
+            # The split took the white space that was before all sentences but the first.
+            pieces += [*found[:1], *map(tokenizer.behind_blank, found[1:])]
+            owners += [document] * len(found)
         encoded = tokenizer.encode_corpus(pieces)
         parts = -(-encoded.lengths // limit)  # none for a sentence without a token
         owner = np.repeat(np.array(owners, np.int64), parts)

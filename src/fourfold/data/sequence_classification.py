@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fourfold.core.errors import InputError
 from fourfold.data.batch import SequenceBatch
+from fourfold.data.datamodule import batch_sizes
 from fourfold.data.embedded_pairs import embedded_pairs
 from fourfold.data.hub import HubConfig, read_hub
 from fourfold.data.labels import class_numbers, draw, find_classes, numbers
@@ -30,7 +31,7 @@ class SequenceData(TokenizedData):
             hub.
         train: files: tables (.tsv, .csv, .jsonl; plain, .gz, .xz, .bz2 or `archive.zip/member`);
             relative names are also looked up under $FOURFOLD_DATA. hub: the name of the split.
-        val: as `train`, or a fraction of it to hold out.
+        val: as `train`, or a fraction of it to hold out, of pairs by their first text.
         test: as `val`.
         text: column with the text, or two of them for pairs; numbers count from 0 and mean that
             the table has no header.
@@ -57,6 +58,7 @@ class SequenceData(TokenizedData):
     """
 
     batch_class = SequenceBatch
+    drop_uneven: ClassVar[bool] = False  # lines of a table that have other columns than its header
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class SequenceData(TokenizedData):
         self.regression, self._class_names = regression, classes
         self.train_rows, self.draw_seed = train_rows, draw_seed
         self.max_len, self.separators, self.too_long = max_len, separators, too_long
-        self.sizes = {"train": batch_size, "other": eval_batch_size or batch_size}
+        self.sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, Rows]:
         """The texts of the splits, with their labels in the last column."""
@@ -128,8 +130,8 @@ class SequenceData(TokenizedData):
         raw: dict[str, Rows] = {}
         for name, part in self.parts.items():
             if isinstance(part, float):
-                n_texts = len(self.texts)
-                raw["train"], raw[name] = hold_out(raw["train"], part, name, n_texts)
+                # Of pairs by the first text: the second may be "yes" in a tenth of all rows.
+                raw["train"], raw[name] = hold_out(raw["train"], part, name, n_texts=1)
             elif part is not None:
                 raw[name] = self._read_part(part)
         return raw
@@ -138,7 +140,8 @@ class SequenceData(TokenizedData):
         columns = [*self.texts, self.label]
         if self.source == "files":
             names = [part] if isinstance(part, str) else part
-            return Rows.join([read_table(name, columns) for name in names])
+            tables = [read_table(name, columns, drop_uneven=self.drop_uneven) for name in names]
+            return Rows.join(tables)
         if self.source != "hub":
             raise InputError(f"source must be embedded, files or hub, not {self.source!r}.")
         if self.hub is None or not isinstance(part, str):

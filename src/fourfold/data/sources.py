@@ -10,8 +10,10 @@ import bz2
 import csv
 import gzip
 import io
+import logging
 import lzma
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,10 @@ import numpy as np
 from fourfold.core.errors import InputError
 from fourfold.data.json_text import parse_json
 
+log = logging.getLogger(__name__)
+
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_ARCHIVE = re.compile(r"\.(zip|7z|rar|tar(\.\w+)?|t(gz|xz|bz2?))$")
 _BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError)
 
 
@@ -45,11 +50,12 @@ class Rows:
     number: np.ndarray
 
     @classmethod
-    def of(cls, columns: list[list[str]], source: str, first: int = 1) -> Rows:
-        """All rows of one source, numbered from `first`."""
+    def of(cls, columns: list[list[str]], source: str, number: int | Sequence[int] = 1) -> Rows:
+        """All rows of one source; `number` is that of the first one, or of each."""
         n_rows = len(columns[0])
-        number = np.arange(first, first + n_rows)
-        return cls(columns, [source], np.zeros(n_rows, np.int64), number)
+        if isinstance(number, int):
+            number = range(number, number + n_rows)
+        return cls(columns, [source], np.zeros(n_rows, np.int64), np.array(number, np.int64))
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -100,12 +106,16 @@ def read_bytes(path: str) -> bytes:
     """The content of a file, unpacked by its suffix; `archive.zip/member` reads from an archive.
 
     Raises:
-        InputError: the file is missing, a folder, or broken.
+        InputError: the file is missing, a folder, an archive of files, or broken.
     """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
     if file.is_dir():
         raise InputError(f"{path} is a folder, not a file.")
+    if not is_member and _ARCHIVE.search(file.name):
+        raise InputError(
+            f"{path} is an archive of files: unpack it, or name a file in it as archive.zip/member."
+        )
     try:
         if is_member:
             with zipfile.ZipFile(file) as opened:
@@ -168,10 +178,16 @@ def is_table(path: str) -> bool:
     return not {".tsv", ".csv", ".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
 
 
-def read_table(path: str, columns: Sequence[str]) -> Rows:
+def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) -> Rows:
     """Columns of a JSON-lines file (.jsonl, .json), a CSV file (.csv), else of a tab-separated one.
 
     Columns are named after the first line. If all names are numbers (from 0) there is no such line.
+    Blank lines are no rows.
+
+    Args:
+        path: plain or compressed; a relative one may also lie under $FOURFOLD_DATA.
+        columns: their names or numbers.
+        drop_uneven: leave out lines with more or fewer fields than the first line, and say so.
 
     Raises:
         InputError: as `read_text`; or a column is missing, or a line is broken (names the line).
@@ -185,23 +201,40 @@ def read_table(path: str, columns: Sequence[str]) -> Rows:
     else:
         records = (line.split("\t") for line in read_lines(path))
         unit = "line"
-    has_header = not all(column.isdecimal() for column in columns)
-    header = next(records) if has_header else []
-    if missing := [column for column in columns if has_header and column not in header]:
-        raise InputError(f"{path} has no column {missing[0]!r}, only {', '.join(header)}.")
-    places = [header.index(c) if has_header else int(c) for c in columns]
+    filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
+    header: list[str] | None = None
+    if not all(column.isdecimal() for column in columns):
+        header = next(filled, (0, []))[1]
+        if missing := [column for column in columns if column not in header]:
+            raise InputError(f"{path} has no column {missing[0]!r}, only {', '.join(header)}.")
+    places = [header.index(c) if header else int(c) for c in columns]
     found: list[list[str]] = [[] for _ in columns]
-    for number, record in enumerate(records, start=1 + has_header):
-        for place, column, texts in zip(places, columns, found, strict=True):
-            if place >= len(record):
-                raise InputError(
-                    f"{path}, {unit} {number}: no column {column!r}, there are only"
-                    f" {len(record)} columns."
-                )
+    numbers, dropped = [], 0
+    for number, record in filled:
+        if drop_uneven and header and len(record) != len(header):
+            dropped += 1
+            continue
+        _check_fields(record, header, places, f"{path}, {unit} {number}")
+        numbers.append(number)
+        for place, texts in zip(places, found, strict=True):
             texts.append(record[place])
-    if not found[0]:
-        raise InputError(f"{path} has a header but no rows.")
-    return Rows.of(found, f"{path}, {unit}", 1 + has_header)
+    if not numbers:
+        raise InputError(f"{path} has {'a header but ' * bool(header)}no rows.")
+    if dropped:
+        log.warning("%s: %d rows with other columns than the header left out.", path, dropped)
+    return Rows.of(found, f"{path}, {unit}", numbers)
+
+
+def _check_fields(
+    record: list[str], header: list[str] | None, places: list[int], where: str
+) -> None:
+    """Another number of fields than in the header would shift columns in silence."""
+    if header and len(record) != len(header):
+        raise InputError(f"{where}: {len(record)} columns, but the header has {len(header)}.")
+    if max(places) >= len(record):
+        raise InputError(
+            f"{where}: no column {str(max(places))!r}, there are only {len(record)} columns."
+        )
 
 
 def _csv_rows(path: str) -> Iterator[list[str]]:
@@ -213,13 +246,26 @@ def _csv_rows(path: str) -> Iterator[list[str]]:
         raise InputError(f"{path}, line {reader.line_num}: broken CSV ({error}).") from error
 
 
+def read_json_lines(path: str) -> Iterator[tuple[str, int, Any]]:
+    """Where each record of a JSON-lines file stands, the number of its line, and the record.
+
+    Raises:
+        InputError: as `read_text`; or a line is broken.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, number, parse_json(line, where)
+
+
 def _read_json_lines(path: str, columns: Sequence[str]) -> Rows:
     found: list[list[str]] = [[] for _ in columns]
-    for number, line in enumerate(read_lines(path), start=1):
-        record = parse_json(line, f"{path}, line {number}")
+    numbers = []
+    for where, number, record in read_json_lines(path):
+        numbers.append(number)
         for column, texts in zip(columns, found, strict=True):
-            texts.append(pick(record, column, f"{path}, line {number}"))
-    return Rows.of(found, f"{path}, line")
+            texts.append(pick(record, column, where))
+    return Rows.of(found, f"{path}, line", numbers)
 
 
 def pick(record: object, column: str, where: str) -> str:

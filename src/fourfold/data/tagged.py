@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.core.errors import InputError
-from fourfold.data.json_text import parse_json
-from fourfold.data.sources import read_lines
+from fourfold.data.sources import read_json_lines, read_lines
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ def read_tagged(path: str, word: int | str, tag: int | str) -> list[Sentence]:
 
     A .jsonl holds `{"tokens": [...], "tags": [...]}` a line; any other file a word a line, columns
     apart by tabs or blanks, with an empty line between sentences and `-DOCSTART-` between
-    documents.
+    documents. Of CoNLL-U (`word: 1, tag: 3`) comments are left out, and lines with a range of words
+    (2-3) or with one that is not in the text (2.1).
 
     Args:
         path: plain or compressed; a relative one may also lie under $FOURFOLD_DATA.
@@ -42,19 +43,19 @@ def read_tagged(path: str, word: int | str, tag: int | str) -> list[Sentence]:
         InputError: a line has too few columns, a sentence not as many tags as words, or there is
             no sentence (names file and line).
     """
-    lines = read_lines(path)
     is_json = ".jsonl" in Path(path).suffixes
-    sentences = list(
-        _json(path, lines, str(word), str(tag)) if is_json else _columns(path, lines, word, tag)
-    )
+    sentences = list(_json(path, str(word), str(tag)) if is_json else _columns(path, word, tag))
     if not sentences:
         raise InputError(f"{path} has no sentence.")
     return sentences
 
 
-def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> Iterator[Sentence]:
+def _columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     if not isinstance(word, int) or not isinstance(tag, int):
         raise InputError(f"{path} has columns: say which by numbers from 0, not {word!r}, {tag!r}.")
+    lines = read_lines(path)
+    tabbed = any("\t" in line for line in lines)  # else "# O" is a word and its tag
+    numbered = 0 not in (word, tag)  # the first column is neither
     words: list[str] = []
     tags: list[str] = []
     begin = 1
@@ -64,8 +65,13 @@ def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> It
         if not line.strip() or fields[0] == "-DOCSTART-":
             if words:
                 yield Sentence(words, tags, f"{path}, line {begin}")
-            words, tags, begin = [], [], number + 1
+            words, tags = [], []
             continue
+        if tabbed and line.startswith("#") and "\t" not in line:
+            continue
+        if numbered and re.fullmatch(r"\d+[-.]\d+", fields[0]):
+            continue
+        begin = begin if words else number
         try:
             words.append(fields[word].strip())
             tags.append(fields[tag].strip())
@@ -77,10 +83,8 @@ def _columns(path: str, lines: list[str], word: int | str, tag: int | str) -> It
             raise InputError(f"{path}, line {number}: {line!r} has no tag.")
 
 
-def _json(path: str, lines: list[str], word: str, tag: str) -> Iterator[Sentence]:
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}, line {number}"
-        record = parse_json(line, where)
+def _json(path: str, word: str, tag: str) -> Iterator[Sentence]:
+    for where, _, record in read_json_lines(path):
         for key in (word, tag):
             if not isinstance(record, dict) or not isinstance(record.get(key), list):
                 raise InputError(f"{where}: {key!r} is no list.")

@@ -123,7 +123,7 @@ class CausalTextData(TokenizedData):
         self, name: str, raw: Rows, documents: Ragged, eos_id: int
     ) -> DocumentDataset:
         limit = self.block_size - 1
-        (kept,), rows = fit_lengths([documents], raw, limit, self.too_long, name)
+        (kept,), rows = fit_lengths([documents], raw, limit, self.too_long, name, "block_size")
         whole = documents if len(documents) == len(kept) else kept  # dropped, or maybe truncated
         share = kept.lengths / np.maximum(whole.lengths, 1)
         n_bytes, n_words = (

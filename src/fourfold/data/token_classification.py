@@ -14,7 +14,7 @@ import torch
 
 from fourfold.core.errors import InputError
 from fourfold.data.batch import TokenBatch
-from fourfold.data.datamodule import BatchDataset
+from fourfold.data.datamodule import BatchDataset, batch_sizes
 from fourfold.data.parts import Part, read_parts
 from fourfold.data.ragged import Ragged
 from fourfold.data.sampler import Plan
@@ -119,7 +119,7 @@ class TokenData(TokenizedData):
             raise InputError("tags is [], but there must be one at least.")
         self.parts: dict[str, Part] = {"train": train, "val": val, "test": test}
         self.columns, self.max_len, self._tags = (word, tag), max_len, tags
-        self.sizes = {"train": batch_size, "other": eval_batch_size or batch_size}
+        self.sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, list[Sentence]]:
         """The sentences of the splits."""

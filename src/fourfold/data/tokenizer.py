@@ -89,11 +89,17 @@ class Tokenizer:
         encodings = self.core.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def behind_blank(self, text: str) -> str:
+        """What to encode where `text` goes on behind a word or a sentence that came before it.
+
+        A byte-level tokenizer knows a word in a sentence by the blank before it.
+        """
+        return " " + text if self._is_bytes and text[:1] != " " else text
+
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """The ids of each word of each sentence, at least one: a word without any is unknown."""
         texts = [
-            # A byte-level tokenizer knows a word in a sentence by the blank before it.
-            [" " + word if self._is_bytes and i else word for i, word in enumerate(words)]
+            [self.behind_blank(word) if i else word for i, word in enumerate(words)]
             for words in sentences
         ]
         encodings = self.core.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)

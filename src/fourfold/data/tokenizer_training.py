@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,8 @@ class TokenizerConfig:
             (Devlin et al. 2019), unigram (Kudo 2018) or char. Only wordpiece, lowercase and
             characters never seen in training lose text on the way back.
         vocab_size: entries, special tokens included; an upper bound for small texts and for char.
+            Three quarters of bpe's and wordpiece's may be characters, the most frequent ones; the
+            256 bytes of byte_bpe are always there.
         min_frequency: how often a pair of pieces must occur to be merged.
         lowercase: lower-case all text (wordpiece also strips accents, as BERT does).
         file: instead of training: a `tokenizer.json`, BERT's `vocab.txt`, or GPT's `vocab.json`
@@ -78,7 +80,8 @@ def train_tokenizer(
         special: names of the special tokens in another order than the usual one.
 
     Raises:
-        InputError: an unknown kind, or a vocabulary without room.
+        InputError: an unknown kind, a vocabulary without room, or for unigram one with less than
+            the text's characters need.
     """
     special = list(special or (SPECIAL if mask else SPECIAL[:4]))
     if config.vocab_size <= len(special):
@@ -106,16 +109,31 @@ def _normalized(core: Core, lowercase: bool) -> Core:
     return core
 
 
+def _letters(texts: Iterable[str], most: int) -> list[str]:
+    """The `most` frequent characters, beginning with the most frequent one."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    return sorted(counts, key=lambda char: (-counts[char], char))[:most]
+
+
 def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
     core = Core(models.BPE(unk_token=SPECIAL[3]))
     core.normalizer, core.pre_tokenizer, core.decoder = _metaspace()
+    core = _normalized(core, config.lowercase)
+    # The trainer has all characters otherwise, however few entries are wanted. Its own choice among
+    # equally rare ones is another in every process.
+    most = (config.vocab_size - len(special)) * 3 // 4
+    letters = _letters(map(core.normalizer.normalize_str, texts), most)
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
         special_tokens=special,
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
         show_progress=False,
     )
-    _normalized(core, config.lowercase).train_from_iterator(texts, trainer)
+    core.train_from_iterator(texts, trainer)
     return core
 
 
@@ -145,7 +163,12 @@ def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[
         unk_token=SPECIAL[3],
         show_progress=False,
     )
-    _normalized(core, config.lowercase).train_from_iterator(texts, trainer)
+    try:
+        _normalized(core, config.lowercase).train_from_iterator(texts, trainer)
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(
+            f"vocab_size={config.vocab_size} gives no unigram tokenizer: {error}."
+        ) from error
     return core
 
 
@@ -163,15 +186,19 @@ def wordpiece(vocab: dict[str, int], special: list[str], lowercase: bool) -> Cor
 
 def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
     core = wordpiece({}, special, config.lowercase)
+    split = core.pre_tokenizer.pre_tokenize_str
+    most = (config.vocab_size - len(special)) * 3 // 8  # each may be there with and without "##"
+    found = _letters(map(core.normalizer.normalize_str, texts), most)
+    letters = sorted(letter for letter in found if split(letter))  # no blank
     # The trainer numbers "##x" pieces in the order of a hash map, so that ties between merges would
     # fall differently in every process, unless it finds them in place: it takes them as "special".
-    letters = sorted(set().union(*(core.normalizer.normalize_str(text) for text in texts)))
-    split = core.pre_tokenizer.pre_tokenize_str
     pieces = ["##" + letter for letter in letters if len(split("a" + letter + "a")) == 1]
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
         special_tokens=special + pieces,
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
@@ -179,11 +206,8 @@ def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: lis
 
 
 def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text.lower() if config.lowercase else text)
-    ranked = sorted(counts, key=lambda char: (-counts[char], char))
-    kept = ranked[: config.vocab_size - len(special)]
+    written = (text.lower() if config.lowercase else text for text in texts)
+    kept = _letters(written, config.vocab_size - len(special))
     vocab = {token: i for i, token in enumerate([*special, *kept])}
     core = Core(models.WordLevel(vocab, unk_token=SPECIAL[3]))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

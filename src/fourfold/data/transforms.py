@@ -30,9 +30,11 @@ class TransformConfig:
         crop_area: smallest part of the area that `resized` may take (0.08 in DeiT, 0.05 in
             big_vision).
         flip: mirror half of the images.
-        rand_augment: (operations, magnitude), RandAugment (Cubuk et al. 2020). The magnitude is on
-            the scale of that paper's code, timm and big_vision, where 10 turns by 30 degrees: 9
-            here is their 9, and 27 in torchvision's own 31 steps.
+        rand_augment: (operations, magnitude), torchvision's RandAugment (Cubuk et al. 2020). The
+            magnitude is on the scale of that paper's code, timm and big_vision, where 10 turns by
+            30 degrees: 9 is 27 in torchvision's own 31 steps, and turns, shears, shifts, solarises
+            and enhances about as timm's 9. But Posterize then keeps 4 bits, timm's increasing one
+            a single bit; and there is Identity, but neither Invert nor SolarizeAdd.
         auto_augment: the policy that Cubuk et al. 2019 found for imagenet or for cifar10; None for
             none.
         color_jitter: strength of random brightness, contrast and saturation; applied beside

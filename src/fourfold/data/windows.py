@@ -65,6 +65,10 @@ class WindowPlan:
         """Batches of every epoch, over all ranks."""
         return -(-self.n_rows // self.max_rows)
 
+    def fewest(self, n: int) -> int:
+        """Rows that the last `n` batches have at least, whatever the epoch."""
+        return self.n_rows - (self.n_batches - n) * self.max_rows
+
     def batches(self, epoch: int) -> WindowBatches:
         """The epoch's batches, each an array of row numbers, made when looked at."""
         return WindowBatches(self, epoch if self.shuffle else 0)
