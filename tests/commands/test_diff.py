@@ -49,8 +49,9 @@ def test_a_card_against_a_config(capsys: pytest.CaptureFixture[str], root: Path)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "name two recipes"),
-        (["bert_base"], "name two recipes"),
+        ([], "name two to 26 recipes"),
+        (["bert_base"], "name two to 26 recipes"),
+        (["bert_base"] * 27, "name two to 26 recipes"),
         (["bert_base", "bert_bose"], "did you mean bert_base?"),
         (["bert_base", "qqqq"], "Known are bert_base, beyer2022_s16"),
         (["bert_base", "configs/none.yaml"], "configs/none.yaml: there is no such config file"),

@@ -46,7 +46,7 @@ def test_numbers_by_hand() -> None:
 
 
 def test_a_comparison_shows_what_differs_and_why() -> None:
-    lines = compare(find_card("tensor2tensor_base"), find_card("fairseq_big"))
+    lines = compare([find_card("tensor2tensor_base"), find_card("fairseq_big")])
     page = "\n".join(lines)
     assert "penalty             gnmt" in page
     assert "gnmt: scores are divided by ((5 + n) / 6)^alpha" in page
@@ -58,7 +58,7 @@ def test_a_comparison_shows_what_differs_and_why() -> None:
 
 def test_a_recipe_and_itself_do_not_differ() -> None:
     card = find_card("bert_base")
-    page = "\n".join(compare(card, card))
+    page = "\n".join(compare([card, card]))
     assert "nothing differs" in page
     assert "What numbers come to" not in page
 
@@ -67,9 +67,46 @@ def test_different_words_may_mean_the_same() -> None:
     values = {"weight_decay": 0.1, "weight_decay_form": "times_lr", "lr": 1e-3,
               "schedule": "constant", "d_model": 8}  # fmt: skip
     own = {**values, "weight_decay": 1e-4, "weight_decay_form": "own"}
-    lines = compare(Card("a", "A", "s", values), Card("b", "B", "s", own))
+    lines = compare([Card("a", "A", "s", values), Card("b", "B", "s", own)])
     assert "     so they are the same" in lines
     assert "     own: each step takes off decay, the peak learning rate left out" in lines
+
+
+def test_three_recipes_stand_side_by_side() -> None:
+    names = ("vaswani2017_big", "tensor2tensor_base", "fairseq_big")
+    lines = compare([find_card(name) for name in names])
+    assert [line.split()[0] for line in lines[:6:2]] == ["A", "B", "C"]
+    rows = {words[0]: words[1:] for line in lines if (words := line.split())}
+    assert rows["norm_placement"] == ["post", "pre", "post"]
+    assert rows["penalty"] == ["gnmt", "gnmt", "power"]
+    assert rows["averaged"] == ["20", "(open)", "(open)"]
+    same = next(line for line in lines if line.startswith("The same in all: "))
+    assert "length_penalty 0.6" in same
+    assert "penalty gnmt" not in same  # of A and B only
+
+
+def test_one_alpha_of_three_is_two_things() -> None:
+    names = ("vaswani2017_big", "tensor2tensor_base", "fairseq_big")
+    lines = compare([find_card(name) for name in names])
+    start = next(i for i, line in enumerate(lines) if line.startswith("length penalty"))
+    assert lines[start + 4 : start + 8] == [
+        "     gnmt: scores are divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",
+        "     power: scores are divided by n^alpha",
+        "     so A and B are the same",
+        "     so length_penalty 0.6 of A and B is not that of C",
+    ]
+
+
+def test_what_is_noted_has_a_mark() -> None:
+    lines = compare([find_card("bert_base"), find_card("roberta_base")])
+    assert any("   from batch_rows 256, length 512*" in line for line in lines)
+    start = lines.index("Notes, on what has a *")
+    assert lines[start + 1].startswith("A length: 128 for")
+
+
+def test_what_is_the_same_and_comes_to_the_same_is_not_resolved() -> None:
+    names = ("vaswani2017_base", "tensor2tensor_base")  # neither decays; their rates differ
+    assert not any("weight decay" in line for line in compare([find_card(name) for name in names]))
 
 
 @pytest.mark.parametrize(

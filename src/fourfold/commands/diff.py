@@ -1,4 +1,4 @@
-"""`fourfold diff`: two recipes, only what differs, and what it comes to.
+"""`fourfold diff`: recipes side by side, only what differs, and what it comes to.
 
 A recipe is a card of the package, or a config file of this package.
 """
@@ -11,6 +11,7 @@ from fourfold.commands.inference import OptionParser
 from fourfold.core.errors import InputError
 from fourfold.papers.recipe_cards import KEYS, Card, cards, find_card
 
+MOST = 26  # recipes: each is called by a letter
 # What a config calls by another name, below its model, data and trainer.
 ELSEWHERE = {
     "optimizer": "optimizer.name",
@@ -36,7 +37,7 @@ FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the comparison of two recipes, or the cards that there are.
+    """Print the comparison of two recipes or more, or the cards that there are.
 
     Raises:
         InputError: A recipe that is not known, or a config that is wrong.
@@ -49,12 +50,14 @@ def main(argv: Sequence[str]) -> int:
         width = max(map(len, cards()))
         print("\n".join(f"{c.name:<{width}}  {c.title} ({c.source})" for c in cards().values()))
         return 0
-    if len(options.recipes) != 2:
-        raise InputError("name two recipes, cards or config files; `fourfold diff --list` has them")
+    if not 2 <= len(options.recipes) <= MOST:
+        raise InputError(
+            f"name two to {MOST} recipes, cards or config files; `fourfold diff --list` has them"
+        )
     found = [_card(name) for name in options.recipes]
     from fourfold.papers.differences import compare
 
-    print("\n".join(compare(*found)))
+    print("\n".join(compare(found)))
     return 0
 
 
