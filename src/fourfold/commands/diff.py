@@ -9,7 +9,7 @@ from typing import Any
 
 from fourfold.commands.inference import OptionParser
 from fourfold.core.errors import InputError
-from fourfold.papers.recipe_cards import KEYS, Card, cards, find_card
+from fourfold.papers.recipe_cards import KEYS, ONLY, Card, cards, find_card
 
 MOST = 26  # recipes: each is called by a letter
 # What a config calls by another name, below its model, data and trainer.
@@ -24,13 +24,27 @@ ELSEWHERE = {
     "warmup_steps": "schedule.warmup_steps",
     "clip": "gradient_clip_val",
     "steps": "max_steps",
+    "epochs": "max_epochs",
     "accumulation": "accumulate_grad_batches",
     "batch_tokens": "max_tokens",
     "batch_rows": "batch_size",
-    "length": "block_size",
     "mask_rate": "masking.rate",
     "static_masks": "masking.static",
     "averaged": "average_last",
+}
+# The tasks of this package in the words of cards; of others nothing is known to be absent.
+TASKS = {
+    "translation": ("Translation", "JoinedTranslation", "TextToText"),
+    "masked_lm": ("MaskedLanguageModeling",),
+    "causal_lm": ("CausalLanguageModeling", "RecurrentLanguageModeling"),
+    "downstream": (
+        "SequenceClassification",
+        "CausalSequenceClassification",
+        "RecurrentSequenceClassification",
+        "TokenClassification",
+        "QuestionAnswering",
+    ),
+    "images": ("ImageClassification", "ConvolutionalClassification"),
 }
 # How the optimizers of this package take a weight decay.
 FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
@@ -73,15 +87,20 @@ def read_config(name: str) -> Card:
     Raises:
         InputError: Whatever is wrong with it.
     """
-    from fourfold.commands.recipe import make_parser, parse
+    from fourfold.commands.recipe import LENGTH_KEYS, make_parser, parse
+    from fourfold.generation.prompts import EXTRA
     from fourfold.tasks.plain import flat
 
     config = parse(make_parser("fourfold diff"), ["--config", name]).as_dict()
-    said: dict[str, Any] = {}
+    kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
+    # A model's max_len is how long a row may be; how long it is is said by the data.
+    length = next((data[key] for key in LENGTH_KEYS if key in data), None)
+    task = next((task for task, kinds in TASKS.items() if kind in kinds), None)
+    said: dict[str, Any] = {"length": length, "task": task}
     for tree in (
         config["model"]["init_args"]["config"],
         config["model"]["init_args"],
-        config["data"]["init_args"],
+        data,
         config["trainer"],
         {key: value for key, value in config.items() if not isinstance(value, dict)},
     ):
@@ -96,5 +115,7 @@ def read_config(name: str) -> Card:
         values["weight_decay_form"] = FORMS[values["optimizer"]]
     if "bias" in values:
         values["attention_bias"] = values["bias"]  # one switch for all
-    task = config["model"]["class_path"].rsplit(".", 1)[-1]
-    return Card(name, f"{task} of fourfold", name, values)
+    if task == "translation":
+        values["extra_length"] = EXTRA  # of every encoder-decoder here
+    values = {key: v for key, v in values.items() if task in ONLY.get(key, (task,))}
+    return Card(name, f"{kind} of fourfold", name, values)

@@ -8,7 +8,7 @@ from fourfold.papers.cells import number
 from fourfold.papers.conventions import RESOLVED, Resolution
 from fourfold.papers.recipe_cards import KEYS, MEANINGS, Card
 
-OPEN = "(open)"
+OPEN, ABSENT = "(open)", "-"
 
 Numbers = tuple[float, ...]
 
@@ -32,7 +32,9 @@ def compare(recipes: Sequence[Card]) -> list[str]:
              for key, note in card.notes.items()]  # fmt: skip
     if notes:
         lines += ["", "Notes, on what has a *", *notes]
-    if same := [f"{key} {_text(recipes[0], key)}" for key in said if key not in differing]:
+    noted = {key for card in recipes for key in card.notes}
+    if same := [f"{key} {_text(recipes[0], key)}{'*' * (key in noted)}" for key in said
+                if key not in differing]:  # fmt: skip
         lines += ["", f"The same in {'both' if len(recipes) == 2 else 'all'}: {', '.join(same)}"]
     return lines
 
@@ -43,7 +45,7 @@ def _same(values: Iterator[Any]) -> bool:
 
 
 def _text(card: Card, key: str) -> str:
-    value: Any = card.values.get(key, OPEN)
+    value: Any = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -66,8 +68,7 @@ def _resolved(lettered: Mapping[str, Card]) -> Iterator[str]:
         yield quantity.title
         keys = (*quantity.needs, *quantity.optional)
         for letter, card in lettered.items():
-            numbers = found[letter]
-            shown = "not said" if numbers is None else ", ".join(number(x) for x in numbers)
+            shown = ", ".join(number(x) for x in found[letter] or ()) or _none(quantity, card)
             said = ", ".join(f"{key} {_noted(card, key)}" for key in keys if key in card.values)
             yield f"  {letter}  {shown}" + (f"   from {said}" if said else "")
         words = [(key, card.values.get(key)) for key in keys for card in lettered.values()]
@@ -75,6 +76,10 @@ def _resolved(lettered: Mapping[str, Card]) -> Iterator[str]:
         yield from (line for line in dict.fromkeys(meanings) if line not in meant)
         meant.update(meanings)
         yield from _conclusions(quantity, lettered, groups)
+
+
+def _none(quantity: Resolution, card: Card) -> str:
+    return ABSENT if any(card.lacks(key) for key in quantity.needs) else "not said"
 
 
 def _groups(found: Mapping[str, Numbers | None]) -> list[list[str]]:
