@@ -23,6 +23,14 @@ def test_two_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert "B  0.00098821   from lr 2, schedule noam" in page
 
 
+def test_three_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "vaswani2017_base", "tensor2tensor_base", "fairseq_base"]) == 0
+    page = capsys.readouterr().out
+    assert "penalty             gnmt                    gnmt                    power\n" in page
+    assert "     so length_penalty 0.6 of A and B is not that of C\n" in page
+    assert "The same in all: task translation, n_layers 6" in page
+
+
 def test_a_config_says_what_its_card_says(root: Path) -> None:
     values = read_config(str(root / "configs/vaswani2017/base.yaml")).values
     card = cards()["vaswani2017_base"].values

@@ -1,5 +1,7 @@
 """Recipe cards, and what their numbers come to: values by hand."""
 
+import re
+
 import pytest
 
 from fourfold.core.errors import InputError
@@ -12,7 +14,7 @@ from fourfold.papers.recipe_cards import KEYS, OF, TASKS, Card, cards, find_card
 
 @pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.name)
 def test_every_card_names_its_source_and_resolves(card: Card) -> None:
-    assert "/" in card.source or "arXiv" in card.source
+    assert re.match(r"[\w-]+/[\w.-]+ at [0-9a-f]{7,8}, .*\w\.\w|arXiv \d+\.\d+.*, ", card.source)
     assert set(card.values) | set(card.notes) <= set(KEYS)
     assert card.values["task"] in TASKS
     peak = PEAK(card.values)
@@ -114,6 +116,26 @@ def test_the_papers_base_and_two_toolkits() -> None:
     assert [TOKENS(v) for v in (paper, t2t, fairseq)] == [(25000,), (32768,), (28672,)]
     lines = compare([find_card(name) for name in names])
     assert "     so length_penalty 0.6 of A and B is not that of C" in lines
+
+
+def test_other_numbers_by_hand() -> None:
+    values = {name: card.values for name, card in cards().items()}
+    assert PEAK(values["tensor2tensor_base_single_gpu"]) == pytest.approx((0.1 / 16000**0.5,))
+    assert PEAK(values["tensor2tensor_big"]) == pytest.approx((6.99e-4,), rel=1e-3)
+    assert PEAK(values["tensor2tensor_base_v2"]) == PEAK(values["tensor2tensor_base"])
+    assert TOKENS(values["opennmt_base"]) == (4096 * 4 * 4,)
+    assert TOKENS(values["opennmt_big"]) == (50000,)
+    assert TOKENS(values["fairseq_wikitext103"]) == (2048 * 2 * 16,)
+    assert TOKENS(values["build_nanogpt_124M"]) == TOKENS(values["modded_nanogpt_adam"])
+    assert ROWS(values["annotated_transformer"]) == (320,)
+    assert ROWS(values["deit_b_384"]) == (512,)
+    assert DECAY(values["mosaic_bert_base"]) == pytest.approx((0.02,))
+    assert DECAY(values["mosaic_bert_mnli"]) == pytest.approx((0.1,))
+    assert DECAY(values["augreg_b16"]) == pytest.approx((0.1,))
+    assert DECAY(values["vit2020_i1k"]) is None  # the paper does not say
+    uniform, padless = (SMOOTHING(values[name]) for name in ("opennmt_big", "joeynmt_wmt17"))
+    assert uniform == pytest.approx((0.9 + 0.1 / 36000, 0.1 - 0.1 / 36000))
+    assert padless == pytest.approx((0.9, 0.1), rel=1e-9)  # V - 2 words share it, not V - 1
 
 
 def test_fairseqs_decay_is_adamws() -> None:

@@ -48,10 +48,10 @@ def divisors(values: Values) -> tuple[float, ...]:
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Probability of the target, and of each other word times V - 1."""
-    n_words = int(values["vocab_size"])
-    own, other = smoothing_weights(float(values["label_smoothing"]), values["smoothing"], n_words)
-    return own, other * (n_words - 1)
+    """Probability of the target, and of all other words together."""
+    epsilon, n_words = float(values["label_smoothing"]), int(values["vocab_size"])
+    own, _ = smoothing_weights(epsilon, values["smoothing"], n_words)
+    return own, 1.0 - own
 
 
 def peak(values: Values) -> tuple[float, ...] | None:
