@@ -159,6 +159,13 @@ def test_a_rate_without_a_width_is_known_but_for_noam() -> None:
     assert PEAK({"lr": 2.0, "schedule": "noam"}) is None
 
 
+def test_many_that_agree_are_listed() -> None:
+    rates = (1, 1, 1, 2)
+    recipes = [Card("a", "A", "s", {"lr": lr, "schedule": "linear", "d_model": i})
+               for i, lr in enumerate(rates)]  # fmt: skip
+    assert "     so A, B and C are the same" in compare(recipes)
+
+
 def test_what_is_noted_has_a_mark() -> None:
     lines = compare([find_card("bert_base"), find_card("roberta_base")])
     assert any("   from batch_rows 256, length 512*" in line for line in lines)

@@ -107,9 +107,15 @@ def _conclusions(
     for group in groups:
         if len(group) > 1:
             everyone = len(group) == len(lettered)
-            yield f"     so {'they' if everyone else ' and '.join(group)} are the same"
+            yield f"     so {'they' if everyone else _listed(group)} are the same"
     stated = {_text(lettered[letter], key) for key in quantity.needs[:1]
               for group in groups for letter in group}  # fmt: skip
     if len(stated) == 1 and len(groups) > 1:
-        whose = " is not that of ".join(" and ".join(group) for group in groups)
-        yield f"     so {quantity.needs[0]} {stated.pop()} of {whose}"
+        first, *others = map(_listed, groups)
+        number_of = f"{quantity.needs[0]} {stated.pop()} of {first}"
+        yield f"     so {number_of} is not that of {', nor that of '.join(others)}"
+
+
+def _listed(letters: Sequence[str]) -> str:
+    *others, last = letters
+    return f"{', '.join(others)} and {last}" if others else last
