@@ -19,8 +19,16 @@ def test_two_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "vaswani2017_base", "tensor2tensor_base"]) == 0
     page = capsys.readouterr().out
     assert "norm_placement      post                    pre" in page
-    assert "A  0.00069877   from schedule noam" in page
-    assert "B  0.00098821   from schedule noam" in page
+    assert "A  0.00069877   from lr 1, schedule noam" in page
+    assert "B  0.00098821   from lr 2, schedule noam" in page
+
+
+def test_three_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "vaswani2017_base", "tensor2tensor_base", "fairseq_base"]) == 0
+    page = capsys.readouterr().out
+    assert "penalty             gnmt                    gnmt                    power\n" in page
+    assert "     so length_penalty 0.6 of A and B is not that of C\n" in page
+    assert "The same in all: task translation, n_layers 6" in page
 
 
 def test_a_config_says_what_its_card_says(root: Path) -> None:
@@ -49,10 +57,11 @@ def test_a_card_against_a_config(capsys: pytest.CaptureFixture[str], root: Path)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "name two recipes"),
-        (["bert_base"], "name two recipes"),
+        ([], "name two to 26 recipes"),
+        (["bert_base"], "name two to 26 recipes"),
+        (["bert_base"] * 27, "name two to 26 recipes"),
         (["bert_base", "bert_bose"], "did you mean bert_base?"),
-        (["bert_base", "qqqq"], "Known are bert_base, beyer2022_s16"),
+        (["bert_base", "qqqq"], "there is no recipe qqqq; `fourfold diff --list` names all"),
         (["bert_base", "configs/none.yaml"], "configs/none.yaml: there is no such config file"),
         (["bert_base", "--lits"], "did you mean --list"),
     ],
@@ -62,6 +71,26 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     assert main(["diff", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_masked_lms_length_is_that_of_its_rows(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(root / "configs/bert/base.yaml")
+    assert main(["diff", "bert_base", config]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("length ") for line in lines)
+    assert "  A  131,072   from batch_rows 256, length 512*" in lines
+    assert "A length: 128 for the first 900,000 steps, which have 32,768 tokens each" in lines
+    assert "of each side of a pair" not in "".join(lines)
+
+
+def test_an_encoder_decoder_of_ours_writes_50_more_than_it_reads(root: Path) -> None:
+    values = read_config(str(root / "configs/vaswani2017/base.yaml")).values
+    assert (values["extra_length"], values["task"]) == (50, "translation")
+    assert "length" not in values  # rows are as long as their sentences
+    beyer = read_config(str(root / "configs/vit/s16_beyer2022.yaml")).values
+    assert not {"extra_length", "beam", "mask_rate"} & beyer.keys()
 
 
 def test_adam_takes_its_decay_into_the_gradient(

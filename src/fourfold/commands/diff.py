@@ -1,4 +1,4 @@
-"""`fourfold diff`: two recipes, only what differs, and what it comes to.
+"""`fourfold diff`: recipes side by side, only what differs, and what it comes to.
 
 A recipe is a card of the package, or a config file of this package.
 """
@@ -9,8 +9,9 @@ from typing import Any
 
 from fourfold.commands.inference import OptionParser
 from fourfold.core.errors import InputError
-from fourfold.papers.recipe_cards import KEYS, Card, cards, find_card
+from fourfold.papers.recipe_cards import KEYS, ONLY, Card, cards, find_card
 
+MOST = 26  # recipes: each is called by a letter
 # What a config calls by another name, below its model, data and trainer.
 ELSEWHERE = {
     "optimizer": "optimizer.name",
@@ -23,20 +24,34 @@ ELSEWHERE = {
     "warmup_steps": "schedule.warmup_steps",
     "clip": "gradient_clip_val",
     "steps": "max_steps",
+    "epochs": "max_epochs",
     "accumulation": "accumulate_grad_batches",
     "batch_tokens": "max_tokens",
     "batch_rows": "batch_size",
-    "length": "block_size",
     "mask_rate": "masking.rate",
     "static_masks": "masking.static",
     "averaged": "average_last",
+}
+# The tasks of this package in the words of cards; of others nothing is known to be absent.
+TASKS = {
+    "translation": ("Translation", "JoinedTranslation", "TextToText"),
+    "masked_lm": ("MaskedLanguageModeling",),
+    "causal_lm": ("CausalLanguageModeling", "RecurrentLanguageModeling"),
+    "downstream": (
+        "SequenceClassification",
+        "CausalSequenceClassification",
+        "RecurrentSequenceClassification",
+        "TokenClassification",
+        "QuestionAnswering",
+    ),
+    "images": ("ImageClassification", "ConvolutionalClassification"),
 }
 # How the optimizers of this package take a weight decay.
 FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the comparison of two recipes, or the cards that there are.
+    """Print the comparison of two recipes or more, or the cards that there are.
 
     Raises:
         InputError: A recipe that is not known, or a config that is wrong.
@@ -49,12 +64,14 @@ def main(argv: Sequence[str]) -> int:
         width = max(map(len, cards()))
         print("\n".join(f"{c.name:<{width}}  {c.title} ({c.source})" for c in cards().values()))
         return 0
-    if len(options.recipes) != 2:
-        raise InputError("name two recipes, cards or config files; `fourfold diff --list` has them")
+    if not 2 <= len(options.recipes) <= MOST:
+        raise InputError(
+            f"name two to {MOST} recipes, cards or config files; `fourfold diff --list` has them"
+        )
     found = [_card(name) for name in options.recipes]
     from fourfold.papers.differences import compare
 
-    print("\n".join(compare(*found)))
+    print("\n".join(compare(found)))
     return 0
 
 
@@ -70,15 +87,20 @@ def read_config(name: str) -> Card:
     Raises:
         InputError: Whatever is wrong with it.
     """
-    from fourfold.commands.recipe import make_parser, parse
+    from fourfold.commands.recipe import LENGTH_KEYS, make_parser, parse
+    from fourfold.generation.prompts import EXTRA
     from fourfold.tasks.plain import flat
 
     config = parse(make_parser("fourfold diff"), ["--config", name]).as_dict()
-    said: dict[str, Any] = {}
+    kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
+    # A model's max_len is how long a row may be; how long it is is said by the data.
+    length = next((data[key] for key in LENGTH_KEYS if key in data), None)
+    task = next((task for task, kinds in TASKS.items() if kind in kinds), None)
+    said: dict[str, Any] = {"length": length, "task": task}
     for tree in (
         config["model"]["init_args"]["config"],
         config["model"]["init_args"],
-        config["data"]["init_args"],
+        data,
         config["trainer"],
         {key: value for key, value in config.items() if not isinstance(value, dict)},
     ):
@@ -93,5 +115,7 @@ def read_config(name: str) -> Card:
         values["weight_decay_form"] = FORMS[values["optimizer"]]
     if "bias" in values:
         values["attention_bias"] = values["bias"]  # one switch for all
-    task = config["model"]["class_path"].rsplit(".", 1)[-1]
-    return Card(name, f"{task} of fourfold", name, values)
+    if task == "translation":
+        values["extra_length"] = EXTRA  # of every encoder-decoder here
+    values = {key: v for key, v in values.items() if task in ONLY.get(key, (task,))}
+    return Card(name, f"{kind} of fourfold", name, values)

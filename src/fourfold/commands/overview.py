@@ -160,13 +160,13 @@ and where its directory still is that has to be removed first. A run that fails 
 being run but those that start from it. The table is written when all is done or stopped, and after
 a row once a minute has gone by."""
 
-DIFF = """usage: fourfold diff A B
+DIFF = """usage: fourfold diff A B [C ...]
        fourfold diff --list
 
-Shows in what two recipes differ, and what their numbers come to where the same number means
+Shows in what two recipes or more differ, and what their numbers come to where the same number means
 different things: alpha of a length penalty, epsilon of label smoothing, weight decay, learning rate
-and batch. A and B are cards, such as vaswani2017_base, tensor2tensor_base, fairseq_big, each read
-from the file that it names, or config files of this package, such as configs/gpt2/small.yaml.
+and batch. A recipe is a card, such as vaswani2017_base, tensor2tensor_base, fairseq_big, read from
+the file that it names, or a config file of this package, such as configs/gpt2/small.yaml.
 
   --list    the cards there are, with their sources"""
 

@@ -17,7 +17,6 @@ from fourfold.optim import ScheduleConfig, learning_rate_factor
 
 Values = Mapping[str, Any]
 LENGTHS = (10, 20, 40)  # tokens of a hypothesis
-FAR = 10**6  # steps; where a recipe does not say how many
 
 
 @dataclass(frozen=True)
@@ -49,18 +48,21 @@ def divisors(values: Values) -> tuple[float, ...]:
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Probability of the target, and of each other word times V - 1."""
-    n_words = int(values["vocab_size"])
-    own, other = smoothing_weights(float(values["label_smoothing"]), values["smoothing"], n_words)
-    return own, other * (n_words - 1)
+    """Probability of the target, and of all other words together."""
+    epsilon, n_words = float(values["label_smoothing"]), int(values["vocab_size"])
+    own, _ = smoothing_weights(epsilon, values["smoothing"], n_words)
+    return own, 1.0 - own
 
 
-def peak(values: Values) -> float:
-    """The greatest learning rate; of noam it depends on width and warm-up."""
-    warmup = int(values.get("warmup_steps", 0))
-    config = ScheduleConfig(name=values["schedule"], warmup_steps=warmup)
-    total = max(int(values.get("steps", FAR)), warmup + 2)
-    return greatest_rate(config, float(values["lr"]), total, int(values["d_model"]))
+def peak(values: Values) -> tuple[float, ...] | None:
+    """The greatest learning rate: lr itself, but of noam it depends on width and warm-up."""
+    lr, warmup = float(values["lr"]), int(values.get("warmup_steps", 0))
+    if values["schedule"] != "noam":
+        return (lr,)
+    if "d_model" not in values:
+        return None
+    config = ScheduleConfig(name="noam", warmup_steps=warmup)
+    return (greatest_rate(config, lr, warmup + 2, int(values["d_model"])),)
 
 
 def greatest_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: int) -> float:
@@ -76,12 +78,15 @@ def decay(values: Values) -> tuple[float, ...] | None:
     given, form = float(values["weight_decay"]), values.get("weight_decay_form")
     if not given or form == "times_lr":
         return (given,)
-    known = form == "own" and {"lr", "schedule", "d_model"} <= values.keys()
-    return (given / peak(values),) if known else None
+    rate = peak(values) if form == "own" and {"lr", "schedule"} <= values.keys() else None
+    return rate and (given / rate[0],)
 
 
 def tokens(values: Values) -> tuple[float, ...] | None:
-    """How many lie between two optimizer steps, over all devices: as such, or in whole rows."""
+    """How many lie between two optimizer steps, over all devices: as such, or in whole rows.
+
+    Toolkits bound the longer side of a pair, padding included, as this package does.
+    """
     if "batch_tokens" in values:
         return (_a_step(values, int(values["batch_tokens"])),)
     if {"batch_rows", "length"} <= values.keys():
@@ -108,15 +113,14 @@ RESOLVED = (
         ("label_smoothing", "smoothing", "vocab_size"), smoothed,
     ),
     Resolution(
-        "peak learning rate", ("schedule", "lr", "d_model"), lambda v: (peak(v),),
-        optional=("warmup_steps",),
+        "peak learning rate", ("lr", "schedule"), peak, optional=("d_model", "warmup_steps"),
     ),
     Resolution(
         "weight decay as torch's AdamW counts it",
         ("weight_decay",), decay, optional=("weight_decay_form", "lr", "schedule", "d_model"),
     ),
     Resolution(
-        "tokens a step, of each side of a pair", (), tokens,
+        "tokens a step; of a pair to translate, on its longer side", (), tokens,
         optional=("batch_tokens", "batch_rows", "length", "devices", "accumulation"),
     ),
     Resolution(

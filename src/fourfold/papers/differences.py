@@ -1,76 +1,121 @@
-"""Two recipe cards side by side: what differs, and what that comes to."""
+"""Recipe cards side by side: what differs, and what that comes to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_uppercase
 from typing import Any
 
 from fourfold.papers.cells import number
-from fourfold.papers.conventions import RESOLVED
+from fourfold.papers.conventions import RESOLVED, Resolution
 from fourfold.papers.recipe_cards import KEYS, MEANINGS, Card
 
-OPEN = "(open)"
+OPEN, ABSENT = "(open)", "-"
+
+Numbers = tuple[float, ...]
 
 
-def compare(a: Card, b: Card) -> list[str]:
-    """The lines to print."""
-    width = max(24, *(len(_text(c, key)) + 2 for c in (a, b) for key in c.values))
-    lines = [f"A  {a.name}: {a.title}", f"   {a.source}", f"B  {b.name}: {b.title}",
-             f"   {b.source}", ""]  # fmt: skip
-    rows = [(key, _text(a, key), _text(b, key)) for key in _differing(a, b)]
-    lines += [f"{'':<20}{'A':<{width}}B", *(f"{k:<20}{x:<{width}}{y}" for k, x, y in rows)]
-    if not rows:
+def compare(recipes: Sequence[Card]) -> list[str]:
+    """The lines to print of two to 26 recipes: each has a letter."""
+    lettered = dict(zip(ascii_uppercase, recipes, strict=False))
+    lines = [line for letter, card in lettered.items()
+             for line in (f"{letter}  {card.name}: {card.title}", f"   {card.source}")]  # fmt: skip
+    said = [key for key in KEYS if any(key in card.values for card in recipes)]
+    differing = [key for key in said if not _same(card.values.get(key, OPEN) for card in recipes)]
+    rows = [["", *lettered], *([k, *(_noted(c, k) for c in recipes)] for k in differing)]
+    width = max(24, *(len(text) + 2 for row in rows for text in row))
+    lines += ["", *(f"{row[0]:<20}{''.join(f'{x:<{width}}' for x in row[1:])}".rstrip()
+                    for row in rows)]  # fmt: skip
+    if not differing:
         lines.append("nothing differs")
-    if resolved := list(_resolved(a, b)):
+    if resolved := list(_resolved(lettered)):
         lines += ["", "What numbers come to, once their conventions are resolved", *resolved]
-    notes = [f"{c} {key}: {note}" for c, card in (("A", a), ("B", b))
+    notes = [f"{letter} {key}: {note}" for letter, card in lettered.items()
              for key, note in card.notes.items()]  # fmt: skip
     if notes:
-        lines += ["", "Notes", *notes]
-    same = [key for key in KEYS if key in a.values and a.values[key] == b.values.get(key, OPEN)]
-    if same:
-        lines += ["", f"The same in both: {', '.join(f'{k} {_text(a, k)}' for k in same)}"]
+        lines += ["", "Notes, on what has a *", *notes]
+    noted = {key for card in recipes for key in card.notes}
+    if same := [f"{key} {_text(recipes[0], key)}{'*' * (key in noted)}" for key in said
+                if key not in differing]:  # fmt: skip
+        lines += ["", f"The same in {'both' if len(recipes) == 2 else 'all'}: {', '.join(same)}"]
     return lines
 
 
-def _differing(a: Card, b: Card) -> Iterator[str]:
-    for key in KEYS:
-        there = key in a.values or key in b.values
-        if there and a.values.get(key, OPEN) != b.values.get(key, OPEN):
-            yield key
+def _same(values: Iterator[Any]) -> bool:
+    first = next(values)
+    return all(value == first for value in values)
 
 
 def _text(card: Card, key: str) -> str:
-    value: Any = card.values.get(key, OPEN)
+    value: Any = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _resolved(a: Card, b: Card) -> Iterator[str]:
-    """For each quantity of which a part differs: both results, and what the words mean."""
+def _noted(card: Card, key: str) -> str:
+    return _text(card, key) + "*" * (key in card.notes)
+
+
+def _resolved(lettered: Mapping[str, Card]) -> Iterator[str]:
+    """For each quantity of which a part differs: the results, and what the words mean."""
+    meant: set[str] = set()
     for quantity in RESOLVED:
-        keys = (*quantity.needs, *quantity.optional)
-        if all(a.values.get(key) == b.values.get(key) for key in keys):
-            continue
-        found = [quantity.of(card.values) for card in (a, b)]
-        if found == [None, None]:
+        found = {letter: quantity.of(card.values) for letter, card in lettered.items()}
+        groups = _groups(found)
+        given = quantity.needs or quantity.optional
+        as_given = _same([c.values.get(key) for key in given] for c in lettered.values())
+        if not groups or (as_given and len(groups[0]) == len(lettered)):
             continue
         yield quantity.title
-        for letter, card, numbers in zip("AB", (a, b), found, strict=True):
-            shown = "not said" if numbers is None else ", ".join(number(x) for x in numbers)
-            said = ", ".join(f"{key} {_text(card, key)}" for key in keys if key in card.values)
+        keys = (*quantity.needs, *quantity.optional)
+        for letter, card in lettered.items():
+            shown = ", ".join(number(x) for x in found[letter] or ()) or _none(quantity, card)
+            said = ", ".join(f"{key} {_noted(card, key)}" for key in keys if key in card.values)
             yield f"  {letter}  {shown}" + (f"   from {said}" if said else "")
-        yield from _meanings(keys, a, b)
-        if None not in found and _close(*found):
-            yield "     so they are the same"
+        words = [(key, card.values.get(key)) for key in keys for card in lettered.values()]
+        meanings = [f"     {w}: {MEANINGS[k][w]}" for k, w in words if w in MEANINGS.get(k, {})]
+        yield from (line for line in dict.fromkeys(meanings) if line not in meant)
+        meant.update(meanings)
+        yield from _conclusions(quantity, lettered, groups)
 
 
-def _meanings(keys: tuple[str, ...], a: Card, b: Card) -> Iterator[str]:
-    for key in keys:
-        words = MEANINGS.get(key, {})
-        for word in dict.fromkeys(card.values.get(key) for card in (a, b)):
-            if word in words:
-                yield f"     {word}: {words[word]}"
+def _none(quantity: Resolution, card: Card) -> str:
+    return ABSENT if any(card.lacks(key) for key in quantity.needs) else "not said"
+
+
+def _groups(found: Mapping[str, Numbers | None]) -> list[list[str]]:
+    """The letters of what comes to the same."""
+    groups: list[list[str]] = []
+    for letter, numbers in found.items():
+        if numbers is None:
+            continue
+        near = (group for group in groups if _close(found[group[0]], numbers))
+        if (group := next(near, None)) is None:
+            groups.append([letter])
+        else:
+            group.append(letter)
+    return groups
 
 
 def _close(x: Any, y: Any) -> bool:
     return all(abs(p - q) <= 1e-9 * max(abs(p), abs(q)) for p, q in zip(x, y, strict=True))
+
+
+def _conclusions(
+    quantity: Resolution, lettered: Mapping[str, Card], groups: Sequence[Sequence[str]]
+) -> Iterator[str]:
+    """Who agrees after all, and where one number means two things."""
+    for group in groups:
+        if len(group) > 1:
+            everyone = len(group) == len(lettered)
+            yield f"     so {'they' if everyone else _listed(group)} are the same"
+    stated = {_text(lettered[letter], key) for key in quantity.needs[:1]
+              for group in groups for letter in group}  # fmt: skip
+    if len(stated) == 1 and len(groups) > 1:
+        first, *others = map(_listed, groups)
+        number_of = f"{quantity.needs[0]} {stated.pop()} of {first}"
+        yield f"     so {number_of} is not that of {', nor that of '.join(others)}"
+
+
+def _listed(letters: Sequence[str]) -> str:
+    *others, last = letters
+    return f"{', '.join(others)} and {last}" if others else last

@@ -17,14 +17,28 @@ from fourfold.papers.tables import make
 
 # What a card may say, in the order in which it is shown.
 KEYS = (
-    "n_layers", "d_model", "d_ff", "n_heads", "activation", "norm_placement", "norm_eps", "dropout",
-    "attn_dropout", "ff_dropout", "drop_path", "positions", "pool", "tie", "bias",
-    "attention_bias", "vocab_size", "optimizer", "bias_correction", "beta1", "beta2", "eps",
-    "weight_decay", "weight_decay_form", "clip", "schedule", "lr", "min_lr", "warmup_steps",
-    "steps", "batch_tokens", "batch_rows", "length", "devices", "accumulation", "label_smoothing",
-    "smoothing", "mask_rate", "static_masks", "averaged", "beam", "length_penalty", "penalty",
-    "extra_length",
+    "task", "n_layers", "d_model", "d_ff", "n_heads", "feed_forward", "activation",
+    "norm_placement", "norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "positions",
+    "pool", "tie", "bias", "attention_bias", "vocab_size", "optimizer", "bias_correction", "beta1",
+    "beta2", "eps", "weight_decay", "weight_decay_form", "clip", "schedule", "lr", "min_lr",
+    "warmup_steps", "steps", "epochs", "batch_tokens", "batch_rows", "length", "devices",
+    "accumulation", "label_smoothing", "smoothing", "mask_rate", "static_masks", "averaged", "beam",
+    "length_penalty", "penalty", "extra_length",
 )  # fmt: skip
+TASKS = ("translation", "masked_lm", "causal_lm", "downstream", "images")
+# What there is in some tasks only.
+ONLY = {
+    "mask_rate": ("masked_lm",),
+    "static_masks": ("masked_lm",),
+    "pool": ("images",),
+    "vocab_size": ("translation", "masked_lm", "causal_lm", "downstream"),
+    "length": ("masked_lm", "causal_lm", "downstream"),
+    "label_smoothing": ("translation", "downstream", "images"),
+    "smoothing": ("translation",),
+    **dict.fromkeys(("beam", "length_penalty", "penalty", "extra_length"), ("translation",)),
+}
+# What is the convention of another number, and of none if that is 0.
+OF = {"weight_decay_form": "weight_decay", "smoothing": "label_smoothing"}
 # Conventions that one number is read by, and what each means.
 MEANINGS = {
     "penalty": {
@@ -36,6 +50,16 @@ MEANINGS = {
         "uniform": "all V words share epsilon, the target too",
         "off_target": "the V - 1 others share epsilon",
         "off_target_pad": "V - 2 others share epsilon, padding gets none",
+    },
+    "schedule": {
+        "constant": "lr, once the warm-up is over",
+        "linear": "rises to lr in the warm-up, then falls in a line",
+        "cosine": "rises to lr in the warm-up, then falls as half a wave",
+        "inverse_sqrt": "rises to lr in the warm-up, then falls as step^-0.5",
+        "noam": "lr x d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5)",
+        "plateau": "lr, and less each time that a score does not get better",
+        "triangle": "rises to lr in a line and falls in another, over the time there is",
+        "trapezoid": "rises to lr in the warm-up, stays, then falls in a line",
     },
     "weight_decay_form": {
         "times_lr": "each step takes off learning rate x decay",
@@ -63,6 +87,12 @@ class Card:
     values: dict[str, Any]
     notes: dict[str, str] = field(default_factory=dict)
 
+    def lacks(self, key: str) -> bool:
+        """Whether there is no such thing in its task, or beside a 0."""
+        task = self.values.get("task")
+        elsewhere = task is not None and task not in ONLY.get(key, TASKS)
+        return elsewhere or self.values.get(OF.get(key, "")) == 0
+
 
 @cache
 def cards() -> dict[str, Card]:
@@ -79,17 +109,20 @@ def read_card(name: str, text: str) -> Card:
     """One file.
 
     Raises:
-        InputError: It says something that no card says, or a word that is no convention.
+        InputError: It says something that no card says, or that its task has not, or a word that is
+            no convention.
     """
     card: Card = make(Card, name, yaml.safe_load(text), name=name)
     for key in (*card.values, *card.notes):
         if key not in KEYS:
             raise InputError(f"{name}: a card says nothing of {key}")
-    for key, words in MEANINGS.items():
+    for key, words in {"task": TASKS, **MEANINGS}.items():
         if card.values.get(key, next(iter(words))) not in words:
             raise InputError(
                 f"{name}: {key} is {card.values[key]!r}, but must be one of {', '.join(words)}"
             )
+    if absent := [key for key in card.values if card.lacks(key)]:
+        raise InputError(f"{name}: there is no {absent[0]} here")
     return card
 
 
@@ -97,10 +130,10 @@ def find_card(name: str) -> Card:
     """The card of a name.
 
     Raises:
-        InputError: There is none; names those that there are.
+        InputError: There is none; says which is meant, or where all are named.
     """
     if name not in cards():
         close = get_close_matches(name, cards(), n=1, cutoff=0.5)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"there is no recipe {name}; {meant}Known are {', '.join(cards())}")
+        rest = f"did you mean {close[0]}?" if close else "`fourfold diff --list` names all"
+        raise InputError(f"there is no recipe {name}; {rest}")
     return cards()[name]
