@@ -301,8 +301,11 @@ def test_what_was_stopped_goes_on_to_the_same_table(
     command = ["reproduce", "p/t", "--tier", "laptop"]
     children.stop_at = stop_at
     assert main(command) == 75
-    stopped = cells(here / "results/p/t/laptop")
-    assert sum(bool(v) for v in stopped.values()) == 2 * (stop_at > 2)
+    there = here / "results/p/t/laptop"
+    if stop_at > 2:
+        assert sum(bool(v) for v in cells(there).values()) == 2
+    else:  # nothing was obtained, and of nothing there is no page
+        assert not there.exists()
     children.stop_at = None
     assert main(command) == 0
     page = (here / "results/p/t/laptop/table.json").read_text()
@@ -330,11 +333,47 @@ def test_a_budget_ends_before_a_run_that_does_not_fit(
     children.slow = 0.6  # twice a run
     assert main([*command, "--budget", "2s"]) == 0
     assert len(children.asked) == 2
-    assert "the budget ends here" in capsys.readouterr().out
+    assert "the budget ends here; runs left: 1" in capsys.readouterr().out
     assert main([*command, "--budget", "1s"]) == 2
     error = capsys.readouterr().err
-    assert "--budget 1s is too short: the next run takes about 1s, and 1 are to be done" in error
+    assert "--budget 1s is too short: the shortest run that is to be done, p/t, row two," in error
+    assert "takes about 1s" in error
     assert len(children.asked) == 2
+
+
+TIMES = PAPER.replace("one: {laptop: {}", "one: {laptop: {minutes: 280}").replace(
+    "about: tiny", "about: tiny\n        minutes: 3"
+)
+
+
+def test_a_budget_is_used_by_whichever_run_fits(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", TIMES)})
+    command = ["reproduce", "p/t", "--tier", "laptop", "--budget"]
+    assert main([*command, "2m"]) == 2
+    assert not children.asked
+    assert (
+        "--budget 2m is too short: the shortest run that is to be done, p/t, row two, seed 0,"
+        " takes about 3m" in capsys.readouterr().err
+    )
+    assert not (here / "results/p").exists()
+    assert main([*command, "30m"]) == 0
+    assert children.asked == [("fit", "two/seed_0"), ("test", "two/seed_0")]
+    assert "the budget ends here; runs left: 1" in capsys.readouterr().out
+    assert main([*command, "30m"]) == 2
+    assert "row one, seed 0, takes about 280m" in capsys.readouterr().err
+
+
+def test_what_starts_from_a_run_that_does_not_fit_is_left_with_it(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = CHAIN.replace("base: {laptop: {}", "base: {laptop: {minutes: 280, task: {minutes: 1}}")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "base", "scratch"]
+    assert main([*command, "--budget", "30m"]) == 0
+    assert children.asked == [("fit", "task/seed_0"), ("test", "task/seed_0")]
+    assert {row for (row, _), v in cells(Path("results/p/t/laptop")).items() if v} == {"scratch"}
 
 
 def test_a_run_that_outlasts_the_budget_is_stopped_and_gone_on_with(
@@ -344,8 +383,11 @@ def test_a_run_that_outlasts_the_budget_is_stopped_and_gone_on_with(
     children.slow = 1.0
     assert main([*command, "--budget", "0.4s"]) == 0
     assert children.asked == [("fit", "one/seed_0")]
-    assert "the budget ends here" in capsys.readouterr().out
-    assert cells(here / "results/p/t/laptop")["one", "ppl"] == []
+    said = capsys.readouterr().out
+    assert "row one, seed 0: how long it takes is not known, so it is saved and stopped if" in said
+    assert "nothing of p/t, tier laptop, was obtained yet: no page is written" in said
+    assert "the budget ends here" in said
+    assert not (here / "results/p").exists()
     children.slow = 0.0
     assert main(command) == 0
     assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
@@ -949,19 +991,21 @@ def test_the_same_training_of_two_tables_is_run_once(
 def test_a_budget_is_for_all_tables_together(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    text = PAPER + SECOND.replace("max_steps: 2", "max_steps: 3")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
-    children.slow = 0.5  # twice a run
-    assert main(["reproduce", "p", "--tier", "laptop", "--budget", "1.7s"]) == 0
-    assert children.asked == [("fit", "one/seed_0"), ("test", "one/seed_0")]
-    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
-    assert not (here / "results/p/u").exists()
-    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
-    assert len(children.asked) == 4
-    # The time of the second table's first run is not known yet: it begins, and is stopped.
+    longer = SECOND.replace("max_steps: 2", "max_steps: 3")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER + longer)})
+    children.slow = 1.0
     assert main(["reproduce", "p", "--tier", "laptop", "--budget", "0.4s"]) == 0
-    assert children.asked[4:] == [("fit", "one/seed_0")]
-    assert cells(here / "results/p/u/laptop")["one", "ppl"] == []
+    assert children.asked == [("fit", "one/seed_0")]
+    assert "the budget ends here; runs left: 4" in capsys.readouterr().out
+    # What does not fit of the first table keeps nothing of the second from being run.
+    children.slow = 0.0
+    children.asked.clear()
+    timed = PAPER.replace("about: tiny", "about: tiny\n        minutes: 280") + longer
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", timed)})
+    assert main(["reproduce", "p", "--tier", "laptop", "--budget", "30m"]) == 0
+    assert [run for verb, run in children.asked if verb == "fit"] == ["one/seed_0", "two/seed_0"]
+    assert not (here / "results/p/t").exists()
+    assert cells(here / "results/p/u/laptop")["one", "ppl"] == [5.0]
 
 
 def test_what_a_later_table_lacks_is_said_before_the_first_is_run(

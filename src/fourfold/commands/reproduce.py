@@ -71,8 +71,9 @@ def main(argv: Sequence[str]) -> int:
         if is_stop(code):
             return code
         first = first or code
-        if budget.is_over:
-            break
+    budget.refuse_none()
+    if budget.n_later:
+        print(f"the budget ends here; runs left: {budget.n_later}; the same command goes on")
     return first
 
 
@@ -240,6 +241,8 @@ def _trained(
 
     def write() -> str:
         cells, runs = table_of_runs(table, tier, options.seeds, place, record)
+        if not runs and not record.n_seeds(table.name):
+            return f"nothing of {table.name}, tier {tier}, was obtained yet: no page is written"
         return keep(cells, data=data, runs=runs)
 
     def write_seldom() -> None:
