@@ -18,6 +18,7 @@ from fourfold.commands import child, reproduce, row_plan
 from fourfold.commands.config_files import fingerprints
 from fourfold.commands.reproduce import parse_budget
 from fourfold.commands.row_plan import options, plan_runs
+from fourfold.commands.table_data import find_files, hashes
 from fourfold.papers import reading
 from fourfold.papers.reading import all_tables, read_paper
 
@@ -167,14 +168,74 @@ def test_bad_input_is_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("table", "tier", "name", "origin"),
+    [
+        ("vaswani2017/table3", "laptop", "translation/multi30k/train.en.gz", "Multi30k, task 1"),
+        ("bert2018/table5", "paper", "vocab/bert-base-uncased.vocab.txt", "SQuAD 1.1 (Raj"),
+        ("roberta2019/table3", "paper", "glue/MNLI/train.tsv.gz", "Wikipedia comes from the hub"),
+        ("deit2020/table8", "paper", "imagenet/train", "a folder a class"),
+    ],
+)
 def test_data_that_are_not_here_are_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    table: str, tier: str, name: str, origin: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
     monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
-    assert main(["reproduce", "vaswani2017/table3", "--tier", "laptop"]) == 2
+    if "glue" in name:  # what stands before it is there
+        (tmp_path / "vocab").mkdir()
+        (tmp_path / "vocab/bert-base-uncased.vocab.txt").touch()
+    assert main(["reproduce", table, "--tier", tier, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "needs translation/multi30k/train.en.gz: put it here, or under" in error
-    assert "Multi30k, task 1" in error
+    assert f"needs {name}: put it here, or under a directory that FOURFOLD_DATA names" in error
+    assert origin in error
+
+
+def test_glue_may_lie_there_plain_and_images_in_folders(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(here / "data"))
+    text = PAPER.replace("about: tiny", "about: tiny\n        files: [glue/X/dev.tsv.gz, pictures]")
+    table = read_paper("p.yaml", text).tables["t"]
+    picture = here / "data/pictures/cats/1.jpg"
+    for file in (here / "data/glue/X/dev.tsv", picture):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"a")
+
+    def now() -> dict[str, str]:
+        return hashes(find_files(table, "laptop"))
+
+    first = now()
+    assert first.keys() == {"glue/X/dev.tsv", "pictures"}
+    assert first["glue/X/dev.tsv"] == hashlib.sha256(b"a").hexdigest()
+    assert now() == first
+    picture.write_bytes(b"smaller")
+    second = now()
+    picture.rename(picture.with_name("2.jpg"))
+    assert len({first["pictures"], second["pictures"], now()["pictures"]}) == 3
+
+
+def test_weights_that_are_not_here_are_asked_for(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fetch(name: str, **more: Any) -> str:
+        raise OSError(f"{name}: no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    text = PAPER.replace("one: {laptop: {}", "one: {laptop: {model: {init_from: owner/gpt}}")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "p/t, row one, seed 0 needs weights: owner/gpt: there is no such path" in error
+    assert error.endswith("put their directory (config.json, weights, tokenizer) here as"
+                          " owner/gpt\n")  # fmt: skip
+    assert not children.asked
+    (here / "owner/gpt").mkdir(parents=True)
+    assert main(command) == 0
+    shutil.rmtree(here / "owner")
+    assert main(command) == 0  # what is on record needs them no more
 
 
 def test_what_trains_nothing_is_only_tested(
@@ -301,8 +362,11 @@ def test_what_was_stopped_goes_on_to_the_same_table(
     command = ["reproduce", "p/t", "--tier", "laptop"]
     children.stop_at = stop_at
     assert main(command) == 75
-    stopped = cells(here / "results/p/t/laptop")
-    assert sum(bool(v) for v in stopped.values()) == 2 * (stop_at > 2)
+    there = here / "results/p/t/laptop"
+    if stop_at > 2:
+        assert sum(bool(v) for v in cells(there).values()) == 2
+    else:  # nothing was obtained, and of nothing there is no page
+        assert not there.exists()
     children.stop_at = None
     assert main(command) == 0
     page = (here / "results/p/t/laptop/table.json").read_text()
@@ -330,11 +394,47 @@ def test_a_budget_ends_before_a_run_that_does_not_fit(
     children.slow = 0.6  # twice a run
     assert main([*command, "--budget", "2s"]) == 0
     assert len(children.asked) == 2
-    assert "the budget ends here" in capsys.readouterr().out
+    assert "the budget ends here; runs left: 1" in capsys.readouterr().out
     assert main([*command, "--budget", "1s"]) == 2
     error = capsys.readouterr().err
-    assert "--budget 1s is too short: the next run takes about 1s, and 1 are to be done" in error
+    assert "--budget 1s is too short: the shortest run that is to be done, p/t, row two," in error
+    assert "takes about 1s" in error
     assert len(children.asked) == 2
+
+
+TIMES = PAPER.replace("one: {laptop: {}", "one: {laptop: {minutes: 280}").replace(
+    "about: tiny", "about: tiny\n        minutes: 3"
+)
+
+
+def test_a_budget_is_used_by_whichever_run_fits(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", TIMES)})
+    command = ["reproduce", "p/t", "--tier", "laptop", "--budget"]
+    assert main([*command, "2m"]) == 2
+    assert not children.asked
+    assert (
+        "--budget 2m is too short: the shortest run that is to be done, p/t, row two, seed 0,"
+        " takes about 3m" in capsys.readouterr().err
+    )
+    assert not (here / "results/p").exists()
+    assert main([*command, "30m"]) == 0
+    assert children.asked == [("fit", "two/seed_0"), ("test", "two/seed_0")]
+    assert "the budget ends here; runs left: 1" in capsys.readouterr().out
+    assert main([*command, "30m"]) == 2
+    assert "row one, seed 0, takes about 280m" in capsys.readouterr().err
+
+
+def test_what_starts_from_a_run_that_does_not_fit_is_left_with_it(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = CHAIN.replace("base: {laptop: {}", "base: {laptop: {minutes: 280, task: {minutes: 1}}")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "base", "scratch"]
+    assert main([*command, "--budget", "30m"]) == 0
+    assert children.asked == [("fit", "task/seed_0"), ("test", "task/seed_0")]
+    assert {row for (row, _), v in cells(Path("results/p/t/laptop")).items() if v} == {"scratch"}
 
 
 def test_a_run_that_outlasts_the_budget_is_stopped_and_gone_on_with(
@@ -344,8 +444,11 @@ def test_a_run_that_outlasts_the_budget_is_stopped_and_gone_on_with(
     children.slow = 1.0
     assert main([*command, "--budget", "0.4s"]) == 0
     assert children.asked == [("fit", "one/seed_0")]
-    assert "the budget ends here" in capsys.readouterr().out
-    assert cells(here / "results/p/t/laptop")["one", "ppl"] == []
+    said = capsys.readouterr().out
+    assert "row one, seed 0: how long it takes is not known, so it is saved and stopped if" in said
+    assert "nothing of p/t, tier laptop, was obtained yet: no page is written" in said
+    assert "the budget ends here" in said
+    assert not (here / "results/p").exists()
     children.slow = 0.0
     assert main(command) == 0
     assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
@@ -400,6 +503,20 @@ def test_changes_become_options() -> None:
     ]  # fmt: skip
 
 
+def local_data(given: dict[str, Any]) -> set[str]:
+    """Files and directories that a config's data are read from, but for what runs leave."""
+    if "task" in given:  # GLUE's, by their directory
+        found = {f"{given['folder']}/{given['task']}"}
+    elif given.get("source") == "hub":
+        found = set()
+    else:
+        parts = [given.get(part) for part in ("train", "val", "test", "source")]
+        found = {part for part in parts if isinstance(part, str) and part != "files"}
+    words = (given.get("tokenizer") or {}).get("file")
+    found |= {words} if words and not words.startswith("runs/") else set()
+    return {name.replace("{lang}", lang) for name in found for lang in ("en", "de")}
+
+
 @pytest.mark.parametrize("table", RUNNING, ids=lambda table: table.name)
 def test_every_row_of_every_tier_is_a_recipe_that_parses(table: Any, root: Path) -> None:
     from fourfold.commands.recipe import make_parser, parse
@@ -422,6 +539,8 @@ def test_every_row_of_every_tier_is_a_recipe_that_parses(table: Any, root: Path)
                     given = [*given[:place], *given[place + 2 :]]
                 config = parse(parser, given)
                 assert config["run_dir"] == str(run.folder)
+                for needed in local_data(config["data"]["init_args"]):
+                    assert any(f"{name}/".startswith(f"{needed}/") for name in recipe.files), needed
             assert {*run.fit[::2]} <= {*run.test[::2]}
 
 
@@ -949,19 +1068,21 @@ def test_the_same_training_of_two_tables_is_run_once(
 def test_a_budget_is_for_all_tables_together(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    text = PAPER + SECOND.replace("max_steps: 2", "max_steps: 3")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
-    children.slow = 0.5  # twice a run
-    assert main(["reproduce", "p", "--tier", "laptop", "--budget", "1.7s"]) == 0
-    assert children.asked == [("fit", "one/seed_0"), ("test", "one/seed_0")]
-    assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
-    assert not (here / "results/p/u").exists()
-    assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
-    assert len(children.asked) == 4
-    # The time of the second table's first run is not known yet: it begins, and is stopped.
+    longer = SECOND.replace("max_steps: 2", "max_steps: 3")
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER + longer)})
+    children.slow = 1.0
     assert main(["reproduce", "p", "--tier", "laptop", "--budget", "0.4s"]) == 0
-    assert children.asked[4:] == [("fit", "one/seed_0")]
-    assert cells(here / "results/p/u/laptop")["one", "ppl"] == []
+    assert children.asked == [("fit", "one/seed_0")]
+    assert "the budget ends here; runs left: 4" in capsys.readouterr().out
+    # What does not fit of the first table keeps nothing of the second from being run.
+    children.slow = 0.0
+    children.asked.clear()
+    timed = PAPER.replace("about: tiny", "about: tiny\n        minutes: 280") + longer
+    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", timed)})
+    assert main(["reproduce", "p", "--tier", "laptop", "--budget", "30m"]) == 0
+    assert [run for verb, run in children.asked if verb == "fit"] == ["one/seed_0", "two/seed_0"]
+    assert not (here / "results/p/t").exists()
+    assert cells(here / "results/p/u/laptop")["one", "ppl"] == [5.0]
 
 
 def test_what_a_later_table_lacks_is_said_before_the_first_is_run(

@@ -41,8 +41,13 @@ def numbers(content: Any) -> list[float]:
 
 
 def measured(folder: Path) -> list[float]:
-    """All numbers in the JSON and CSV files of a folder."""
-    found = [n for f in folder.rglob("*.json") for n in numbers(json.loads(f.read_text()))]
+    """All results in the JSON and CSV files of a folder."""
+    found: list[float] = []
+    for file in folder.rglob("*.json"):
+        content = json.loads(file.read_text())
+        if file.name == "provenance.json":  # times and machines are no results
+            content = [run.get("metrics") for run in content.get("runs", [])]
+        found += numbers(content)
     for file in folder.rglob("*.csv"):
         for row in csv.reader(file.open(encoding="utf-8")):
             found += [float(cell) for cell in row if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
@@ -74,7 +79,7 @@ def test_a_table_says_how_it_was_obtained(file: Path) -> None:
         claimed = {(c["row"], seed) for c in whole["cells"] for seed in c["seeds"]}
         assert claimed <= run  # a row may start from one of another table
     if tier in TABLES[name].tiers:
-        assert about["data"]
+        assert bool(about["data"]) == bool(TABLES[name].tiers[tier].files)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,8 @@ def test_what_is_computed_is_still_what_is_written(file: Path) -> None:
     for row, column in table.cells("exact"):
         cell = exact_cell(table, row, column, partial(compute, table, row, column))
         before = kept.pop((row.name, column))
-        assert (cell.printed, cell.verdict) == (before["printed"], before["verdict"])
+        for name in ("printed", "verdict", "why", "source"):
+            assert getattr(cell, name) == before[name], f"{row.name}, {column}: {name}"
         wanted = before["values"]
         assert cell.values == (wanted if isinstance(wanted[0], str) else pytest.approx(wanted))
     assert not kept
@@ -147,6 +153,20 @@ def test_every_number_of_the_results_page_is_in_the_folder_it_links_to() -> None
             places = len(number.partition(".")[2])
             known = number in page or any(f"{n:.{places}f}" == number for n in there)
             assert known, f"{number} is not in {folder}"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(RESULTS.rglob("finding.md")), ids=lambda file: "/".join(named(file))
+)
+def test_every_number_of_a_finding_is_in_a_file_beside_it(file: Path) -> None:
+    cells = json.loads(file.with_name("table.json").read_text())["cells"]
+    there = measured(file.parent)
+    there += [float(c["printed"]) for c in cells if DECIMAL.fullmatch(c["printed"] or "")]
+    settings = {n for cell in cells for n in re.findall(r"\d+\.\d+", cell["row"])}
+    for number in DECIMAL.findall(file.read_text(encoding="utf-8")):
+        places = len(number.partition(".")[2])
+        known = number in settings or any(f"{n:.{places}f}" == number for n in there)
+        assert known, f"{number} is in no file of {file.parent}"
 
 
 def test_every_number_of_the_readme_is_among_the_results() -> None:

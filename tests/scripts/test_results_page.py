@@ -8,7 +8,7 @@ from fourfold.papers.order import compare_orders
 from fourfold.papers.reading import find_tables
 from fourfold.papers.report import content
 from scripts.bench_tables import BEGIN, END, put
-from scripts.results_page import ROOT, section
+from scripts.results_page import ROOT, pages, section
 
 
 def measured(results: Path, name: str, rows: int) -> Path:
@@ -32,13 +32,25 @@ def test_the_page_is_up_to_date() -> None:
     assert between.strip() == wanted, "run python scripts/results_page.py"
 
 
+def test_the_pages_of_tables_have_todays_texts() -> None:
+    found = pages(ROOT / "results")
+    assert len(found) > 10
+    for file, page in found.items():
+        assert file.read_text(encoding="utf-8") == page, "run python scripts/results_page.py"
+
+
 def test_a_training_shows_its_rows_their_order_and_what_to_make_of_it(tmp_path: Path) -> None:
     folder = measured(tmp_path, "vaswani2017/table3", 4)
+    orders = json.loads((folder / "table.json").read_text())["order"]
     (folder / "finding.md").write_text("Wider is better here, too.\n")
     page = section(tmp_path).splitlines()
     summary = next(line for line in page if "vaswani2017/table3/laptop/table.md" in line)
     assert "12 measured, 28 not run" in summary
-    assert "perplexity (dev) 0.20 of 6" in summary
+    (found,) = [o for o in orders if o["column"] == "perplexity (dev)"]
+    low, high = f"{found['low']:.2f}", f"{found['high']:.2f}"
+    assert float(low) < 0.2 < float(high)
+    assert f"perplexity (dev) 0.20 of 6 ({low} to {high})" in summary
+    assert "how seeds differ is not in it" in page[0]
     assert "**vaswani2017/table3, laptop.** Wider is better here, too." in page
     assert "| base | 4.92 / 1 | 25.8 / 2 |" in page
     assert "| big | 4.33 / not run | 26.4 / not run |" in page

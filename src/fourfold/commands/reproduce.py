@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     """Obtain tables in one tier, print and write them; or list what there is.
 
     Raises:
-        InputError: A table, tier, row or number that is not there; data that are missing; a budget
-            in which nothing can be done.
+        InputError: A table, tier, row or number that is not there; data or weights that are
+            missing; a budget in which nothing can be done.
     """
     options = _options(argv)
     if options.list:
@@ -71,8 +71,9 @@ def main(argv: Sequence[str]) -> int:
         if is_stop(code):
             return code
         first = first or code
-        if budget.is_over:
-            break
+    budget.refuse_none()
+    if budget.n_later:
+        print(f"the budget ends here; runs left: {budget.n_later}; the same command goes on")
     return first
 
 
@@ -228,18 +229,21 @@ def _trained(
     from fourfold.commands.row_record import Record
     from fourfold.commands.row_results import runs_of_table, table_of_runs
     from fourfold.commands.row_running import run_all
-    from fourfold.commands.table_data import find_files, hashes
+    from fourfold.commands.table_data import check_weights, find_files, hashes
 
     tier, place, out = options.tier, Path(options.runs), Path(options.out)
     data = hashes(find_files(table, tier))
     record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
     plan = plan_runs(table, tier, rows, options.seeds, place)
     record.refuse_changed(plan)
+    check_weights(record.due(plan))
     _announce(runs_of_table(table, tier, options.seeds, place, record), record, out)
     written = time.monotonic()
 
     def write() -> str:
         cells, runs = table_of_runs(table, tier, options.seeds, place, record)
+        if not runs and not record.n_seeds(table.name):
+            return f"nothing of {table.name}, tier {tier}, was obtained yet: no page is written"
         return keep(cells, data=data, runs=runs)
 
     def write_seldom() -> None:

@@ -112,9 +112,11 @@ class Record:
         """Whether it is done and others can start from it."""
         return run.has_weights and self.in_directory(run) is not None
 
-    def expected_seconds(self, runs: Sequence[Run], run: Run) -> float:
-        """The median of those like it that are done, else what the table says, else 0."""
+    def expected_seconds(self, runs: Sequence[Run], run: Run) -> float | None:
+        """The median of those like it that are done, else what the table says, if it does."""
         like = [r for r in runs if (r.recipe, r.minutes) == (run.recipe, run.minutes)]
         done = [found.get("seconds") for r in like if (found := self.find(r))]
         known = [seconds for seconds in done if isinstance(seconds, int | float)]
-        return statistics.median(known) if known else 60 * (run.minutes or 0.0)
+        if known:
+            return statistics.median(known)
+        return None if run.minutes is None else 60 * run.minutes

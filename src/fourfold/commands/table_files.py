@@ -44,7 +44,7 @@ def write(
             if all(before.get(key) == now.get(key) for key in ("runs", "data")):
                 text, provenance = _json(before), before
     write_whole(record, text)
-    write_whole(folder / "table.md", page + "\n" + _trace(provenance))
+    write_whole(folder / "table.md", with_trace(page, provenance))
     write_whole(folder / "table.csv", as_csv(table, cells))
     write_whole(folder / "table.json", _json(content(table, tier, cells, order)))
     draw(table, cells, folder / "table.png")
@@ -92,11 +92,12 @@ def kept_runs(file: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
         return [dict(run) for run in about["runs"]], dict(about.get("data", {}))
 
 
-def _trace(provenance: dict[str, Any]) -> str:
+def with_trace(page: str, provenance: dict[str, Any]) -> str:
+    """A table's page, and below it how it was obtained."""
     commit = provenance["machine"].get("commit", "unknown")
     return (
-        f"`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware, versions,"
-        " data and runs are in provenance.json.\n"
+        f"{page}\n`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware,"
+        " versions, data and runs are in provenance.json.\n"
     )
 
 

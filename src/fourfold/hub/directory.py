@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,12 @@ WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", OLD_WEIGHTS)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def located(place: str | Path) -> Path:
+def located(place: str | Path, files: Sequence[str] = WANTED) -> Path:
     """A path as it is; what is none and looks like `owner/name` is fetched from the hub.
+
+    Args:
+        place: The path or name.
+        files: What is fetched of it.
 
     Raises:
         InputError: It cannot be fetched.
@@ -41,7 +45,7 @@ def located(place: str | Path) -> Path:
             " pip install -e '.[hub]'"
         ) from error
     try:
-        return Path(snapshot_download(str(place), allow_patterns=list(WANTED)))
+        return Path(snapshot_download(str(place), allow_patterns=list(files)))
     except Exception as error:  # no network, no such model, no permission: many classes
         first = str(error).strip().split("\n")[0]
         raise InputError(

@@ -141,7 +141,8 @@ class Tier(Recipe):
     Args:
         config: As of any recipe; none where the parts of `then` all begin at random.
         about: How it differs from the paper.
-        files: What has to lie here or under $FOURFOLD_DATA; their hashes are kept with results.
+        files: Files and directories that have to lie here or under $FOURFOLD_DATA; their hashes are
+            kept with results. What comes from a hub is not among them.
         origin: What these files are and where they come from.
         train: Whether there is anything to train.
         like: Another tier, whose changes a row makes here where it says nothing of its own.
