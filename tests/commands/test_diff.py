@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fourfold import tasks
 from fourfold.cli import main
-from fourfold.commands.diff import read_config
+from fourfold.commands.diff import TASKS, read_config
+from fourfold.papers import recipe_cards
 from fourfold.papers.recipe_cards import cards
 
 
@@ -71,6 +73,23 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     assert main(["diff", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_every_task_is_called_by_a_word_of_the_cards() -> None:
+    assert TASKS.keys() == set(recipe_cards.TASKS)
+    named = {kind for kinds in TASKS.values() for kind in kinds}
+    there = {name for name, kind in vars(tasks).items() if isinstance(kind, type)} - {"Task"}
+    assert there - named == {"Captioning", "ContrastiveLearning"}  # no card is like them
+    assert named <= there
+
+
+def test_configs_of_other_tasks(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    names = ("captions", "finetune", "resnet", "t5")
+    assert main(["diff", *(str(root / "configs" / name / "tiny.yaml") for name in names)]) == 0
+    rows = {w[0]: w[1:] for line in capsys.readouterr().out.splitlines() if (w := line.split())}
+    assert rows["task"] == ["(open)", "downstream", "images", "translation"]
+    assert rows["extra_length"] == ["(open)", "-", "-", "50"]
+    assert rows["length"][1] != "(open)"
 
 
 def test_a_masked_lms_length_is_that_of_its_rows(

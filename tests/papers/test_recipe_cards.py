@@ -44,7 +44,7 @@ def test_numbers_by_hand() -> None:
     assert PEAK(find_card("nanogpt_124M").values) == pytest.approx((6e-4,), rel=1e-3)
     # big_vision's 1e-4, without the learning rate of 1e-3, is AdamW's 0.1.
     assert DECAY(find_card("beyer2022_s16").values) == pytest.approx((0.1,))
-    assert DECAY(find_card("mosaic_bert_base").values) == pytest.approx((0.02,))
+    assert DECAY(find_card("mosaic_hf_bert_base").values) == pytest.approx((0.02,))
     assert DECAY(find_card("bert_base").values) == (0.01,)
     assert TOKENS(find_card("fairseq_big").values) == (3584 * 8 * 16,)
     assert ROWS(find_card("roberta_base").values) == (2048,)

@@ -31,7 +31,7 @@ ONLY = {
     "mask_rate": ("masked_lm",),
     "static_masks": ("masked_lm",),
     "pool": ("images",),
-    "vocab_size": ("translation", "masked_lm", "causal_lm", "downstream"),
+    **dict.fromkeys(("vocab_size", "batch_tokens"), TASKS[:-1]),
     "length": ("masked_lm", "causal_lm", "downstream"),
     "label_smoothing": ("translation", "downstream", "images"),
     "smoothing": ("translation",),
