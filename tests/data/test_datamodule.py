@@ -151,7 +151,7 @@ def test_a_second_fit_of_the_same_data_starts_afresh(tmp_path):
     ("other", "message"),
     [
         (NumberData(seed=4), "data seed 3, not 4"),
-        (NumberData(n_rows=51), "batch 3 of epoch 0 of other training data"),
+        (NumberData(n_rows=51), "trained with other training data"),
         (RenamedData(), "holds no place in RenamedData"),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_state_knows_the_chunks(place, tmp_path):
     copy = shutil.copytree(place, tmp_path / "copy")
     make(copy).load_state_dict(state)  # the same chunks elsewhere are the same data
     for other in ({"window": 3}, {"block_size": 9}, {"batch_size": 2}):
-        with pytest.raises(InputError, match="other training data or batch sizes"):
+        with pytest.raises(InputError, match="other training data, or with batches"):
             make(place, **other).load_state_dict(state)
     shorter = np.zeros(SIZES[-1] - 1, np.uint16)  # as many rows, one of them shorter
     write_chunks(copy / "train", [*map(np.zeros, SIZES[:-1]), shorter])

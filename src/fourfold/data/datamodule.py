@@ -224,9 +224,8 @@ class EpochData(LightningDataModule):
             )
         if state_dict["plan"] != self.split("train").plan.fingerprint():
             raise InputError(
-                f"The checkpoint stands at batch {state_dict['position']} of epoch"
-                f" {state_dict['epoch']} of other training data or batch sizes:"
-                " resume with the data section it was made with."
+                "The run was trained with other training data, or with batches of another size:"
+                " give the data options that it was made with, or another --run_dir."
             )
         self.consumed = self._start = (state_dict["epoch"], state_dict["position"])
 
