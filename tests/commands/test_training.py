@@ -363,3 +363,13 @@ def test_processes_that_are_forked_hand_their_weights_over(
                  "--trainer.strategy=ddp_fork", "--data.max_rows=4")  # fmt: skip
     assert result.code == 0, result.err
     assert torch.load(here / "r/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+def test_tf32_where_it_is_asked_for(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    for more in ([], ["--fp32_products=high"]):
+        assert run("fit", "--config", configs["mt"], "--trainer.max_steps=1", *more).code == 0
+    assert asked == ["highest", "high"]

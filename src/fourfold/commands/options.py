@@ -49,6 +49,11 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "average_every_n_steps": (int | None, None, "Steps between snapshots; default: every epoch."),
     "ema_decay": (float | None, None, "Decay of an exponential moving average of the weights."),
     "compile": (bool, False, "Compile each block (torch.compile): the first steps take longer."),
+    "fp32_products": (
+        Literal["highest", "high", "medium"],
+        "highest",
+        "Precision of fp32 matrix products on a GPU: high is TF32, which torch leaves off.",
+    ),
     "wandb": (
         Literal["off", "offline", "online", "auto"],
         "off",

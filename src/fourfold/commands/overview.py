@@ -46,6 +46,7 @@ what is trained
   --model.KEY, --data.KEY, --trainer.KEY their arguments; a later list replaces, KEY+ appends
   --seed_everything N        weights, dropout and order of the data (default 0)
   --compile true             torch.compile each block: pays on a GPU, after a slow first step
+  --fp32_products high       TF32 for fp32 matrix products on a GPU (default highest: fp32)
 
 where it goes, and going on after an interruption
   --run_dir DIR              default runs/FOLDER/STEM of the first config file
@@ -62,7 +63,7 @@ checkpoints (DIR/checkpoints: last.ckpt, best.ckpt, average.ckpt)
   --average_every_n_steps N  a snapshot every N steps instead of every epoch
   --ema_decay D              keep an exponential moving average, validate and save it
 
-what one sees
+output
   --wandb off|offline|online|auto        Weights & Biases (default off; auto: online with a key)
   --wandb_project P, --wandb_name N      default: fourfold, the run directory's name
   --tensorboard true|false   default true where tensorboard is installed

@@ -113,6 +113,7 @@ class FourfoldCLI(LightningCLI):
         config = self.config[self.command]
         check_sections(config)
         check_options(config)
+        torch.set_float32_matmul_precision(config["fp32_products"])
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
         self.share_seed(config)
