@@ -9,7 +9,7 @@
 set -eu
 source=${PRETRAINED:-runs/vit/laptop_cifar10}
 for start in pretrained scratch; do
-    case $start in pretrained) more="--model.init_from $source" ;; *) more="" ;; esac
+    case $start in pretrained) more="--model.init_from $source/checkpoints/last.ckpt" ;; *) more="" ;; esac
     # shellcheck disable=SC2086  # several words are meant
     python -m fourfold seeds --seeds "${SEEDS:-0,1,2}" --run_dir "runs/flowers/$start" \
         --config configs/finetune/flowers.yaml $more

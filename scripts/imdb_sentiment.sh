@@ -13,7 +13,7 @@ for labels in ${*:-100 1000 20000}; do
     # Few labels are seen often: about 200, 600 and 2,500 steps.
     case $labels in 100) epochs=30 ;; 1000) epochs=10 ;; *) epochs=2 ;; esac
     for start in pretrained scratch; do
-        case $start in pretrained) more="--model.init_from $source" ;; *) more=$words ;; esac
+        case $start in pretrained) more="--model.init_from $source/checkpoints/last.ckpt" ;; *) more=$words ;; esac
         # shellcheck disable=SC2086  # several words are meant
         python -m fourfold seeds --seeds "${SEEDS:-0,1,2}" --run_dir "runs/imdb/$start/$labels" \
             --config configs/finetune/imdb.yaml --data.train_rows "$labels" \

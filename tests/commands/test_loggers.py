@@ -37,7 +37,7 @@ def test_a_key_of_wandb_login_counts(no_account: None, tmp_path: Path) -> None:
 def test_without_the_package(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fourfold.commands.loggers.find_spec", lambda name: None)
     assert wandb_mode("off") == "off"
-    with pytest.raises(InputError, match=r"pip install 'fourfold\[wandb\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[wandb\]'"):
         wandb_mode("offline")
 
 

@@ -104,7 +104,7 @@ def test_processes_share_it(far, tmp_path):
 
 def test_without_litdata_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "litdata.streaming.downloader", None)
-    with pytest.raises(InputError, match=r"s3://b/x.bin needs .* pip install 'fourfold\[stream\]'"):
+    with pytest.raises(InputError, match=r"s3://b/x.bin needs .* pip install -e '\.\[stream\]'"):
         chunk_cache.fetch("s3://b/x.bin", tmp_path / "x")
 
 

@@ -65,5 +65,5 @@ def test_missing_package_names_the_extra(monkeypatch):
         return really(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"pip install 'fourfold\[data\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[data\]'"):
         read_hub(HubConfig("x"), "train", ["y"])

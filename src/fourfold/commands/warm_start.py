@@ -11,6 +11,7 @@ from fourfold.commands.run_directory import RunDirectory
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.hub import directory, processing
+from fourfold.tasks.checkpoint import checkpoint_of
 from fourfold.tasks.start import read_source
 
 # What the task or the data decide, whatever the source had.
@@ -95,7 +96,8 @@ def _tokenizer(path: str, run: RunDirectory | None) -> dict[str, Any]:
     if kept is None:
         place = directory.located(path)
         found = processing.tokenizer_files(place) if directory.is_directory(place) else None
-        file = place / "checkpoints" / "last.ckpt" if place.is_dir() else place
-        return asdict(found or TokenizerConfig(file=str(file)))
+        if found is None:
+            found = TokenizerConfig(file=str(checkpoint_of(place) if place.is_dir() else place))
+        return asdict(found)
     Tokenizer.from_str(text).save(kept)
     return asdict(TokenizerConfig(file=str(kept)))

@@ -30,8 +30,8 @@ class TokenizerConfig:
             (Devlin et al. 2019), unigram (Kudo 2018) or char. Only wordpiece, lowercase and
             characters never seen in training lose text on the way back.
         vocab_size: entries, special tokens included; an upper bound for small texts and for char.
-            Three quarters of bpe's and wordpiece's may be characters, the most frequent ones; the
-            256 bytes of byte_bpe are always there.
+            Where bpe and wordpiece have no room for all characters, the most frequent ones take
+            three quarters of it; the 256 bytes of byte_bpe are always there.
         min_frequency: how often a pair of pieces must occur to be merged.
         lowercase: lower-case all text (wordpiece also strips accents, as BERT does).
         file: instead of training: a `tokenizer.json`, BERT's `vocab.txt`, or GPT's `vocab.json`
@@ -109,12 +109,17 @@ def _normalized(core: Core, lowercase: bool) -> Core:
     return core
 
 
-def _letters(texts: Iterable[str], most: int) -> list[str]:
-    """The `most` frequent characters, beginning with the most frequent one."""
+def _letters(texts: Iterable[str]) -> list[str]:
+    """All characters, beginning with the most frequent one."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
-    return sorted(counts, key=lambda char: (-counts[char], char))[:most]
+    return sorted(counts, key=lambda char: (-counts[char], char))
+
+
+def _fitting(letters: list[str], room: int) -> list[str]:
+    """Those that are entries: all if there is room, else so many that merges have some, too."""
+    return letters if len(letters) <= room else letters[: room * 3 // 4]
 
 
 def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
@@ -123,8 +128,8 @@ def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]
     core = _normalized(core, config.lowercase)
     # The trainer has all characters otherwise, however few entries are wanted. Its own choice among
     # equally rare ones is another in every process.
-    most = (config.vocab_size - len(special)) * 3 // 4
-    letters = _letters(map(core.normalizer.normalize_str, texts), most)
+    found = _letters(map(core.normalizer.normalize_str, texts))
+    letters = _fitting(found, config.vocab_size - len(special))
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
@@ -187,9 +192,9 @@ def wordpiece(vocab: dict[str, int], special: list[str], lowercase: bool) -> Cor
 def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
     core = wordpiece({}, special, config.lowercase)
     split = core.pre_tokenizer.pre_tokenize_str
-    most = (config.vocab_size - len(special)) * 3 // 8  # each may be there with and without "##"
-    found = _letters(map(core.normalizer.normalize_str, texts), most)
-    letters = sorted(letter for letter in found if split(letter))  # no blank
+    found = _letters(map(core.normalizer.normalize_str, texts))
+    room = (config.vocab_size - len(special)) // 2  # each may be there with and without "##"
+    letters = sorted(_fitting([letter for letter in found if split(letter)], room))  # no blank
     # The trainer numbers "##x" pieces in the order of a hash map, so that ties between merges would
     # fall differently in every process, unless it finds them in place: it takes them as "special".
     pieces = ["##" + letter for letter in letters if len(split("a" + letter + "a")) == 1]
@@ -207,7 +212,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: lis
 
 def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Core:
     written = (text.lower() if config.lowercase else text for text in texts)
-    kept = _letters(written, config.vocab_size - len(special))
+    kept = _letters(written)[: config.vocab_size - len(special)]
     vocab = {token: i for i, token in enumerate([*special, *kept])}
     core = Core(models.WordLevel(vocab, unk_token=SPECIAL[3]))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -147,7 +147,10 @@ def refuse_nan(logits: Tensor) -> Tensor:
         InputError: One is NaN: no token would be more likely than another.
     """
     if bool(logits.isnan().any()):
-        raise InputError("the model gives NaN for a next token: its weights or its precision do")
+        raise InputError(
+            "the model gives NaN for a next token: the checkpoint is damaged, its training"
+            " diverged, or the precision is too low for it"
+        )
     return logits
 
 

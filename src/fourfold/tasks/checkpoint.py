@@ -16,14 +16,14 @@ from fourfold.tasks.saved import check_arguments, check_content, check_training
 if TYPE_CHECKING:
     from fourfold.tasks.base import Task
 
-WORDS = ("best", "average", "last")  # of a run's checkpoints; the first there is tested and used
+WORDS = ("best", "average", "last")  # of a run's checkpoints; the first there is used
 MARKS = (b"P", b"\x80", b"")  # first byte of an archive, of a pickle, of a file cut off there
 # What a file gives that is cut off, or no archive.
 NOT_WHOLE = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
 
 
 def checkpoint_of(run: Path) -> Path:
-    """The checkpoint of a run directory that is tested, used and exported.
+    """The checkpoint of a run directory that is tested, exported, or begun with elsewhere.
 
     Raises:
         InputError: It has none.

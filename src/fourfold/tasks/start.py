@@ -14,7 +14,7 @@ from fourfold.hub import directory, files, processing
 from fourfold.hub.foreign import leftovers
 from fourfold.models.lora import merge_lora
 from fourfold.models.transfer import ROLES, Report, transfer
-from fourfold.tasks.checkpoint import read_checkpoint, read_file, rebuild
+from fourfold.tasks.checkpoint import checkpoint_of, read_checkpoint, read_file, rebuild
 
 # One path, or one for the encoder and one for the decoder.
 InitFrom = str | dict[str, str] | None
@@ -48,7 +48,7 @@ def read_source(path: str | Path) -> Source:
     if directory.is_directory(place):
         return read_foreign(place, headless=True)
     if place.is_dir():
-        place = place / "checkpoints" / "last.ckpt"
+        place = checkpoint_of(place)
     if files.is_foreign(read_weights(place)):
         return read_foreign(place, headless=True)
     task = rebuild(read_checkpoint(place), place)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fourfold.core.errors import InputError
 from fourfold.hub import directory
-from fourfold.tasks.checkpoint import load_task
+from fourfold.tasks.checkpoint import checkpoint_of, load_task
 from fourfold.tasks.plain import listed
 
 # What teacher and student must see alike, for they look at the same pixels.
@@ -20,7 +20,7 @@ class Teacher:
     """No module, so that neither its weights nor its gradients are the student's.
 
     Args:
-        path: A checkpoint of ours, or a run directory, whose last one is taken.
+        path: A checkpoint of ours, or a run directory, whose best one is taken.
         artifacts: Of the student's data.
 
     Raises:
@@ -31,7 +31,7 @@ class Teacher:
     def __init__(self, path: str, artifacts: Mapping[str, Any]) -> None:
         place: Path = directory.located(path)
         if place.is_dir():
-            place = place / "checkpoints" / "last.ckpt"
+            place = checkpoint_of(place)
         task = load_task(place, "ImageClassification")
         for name in SAME:
             theirs, ours = (listed(found.get(name)) for found in (task.artifacts, artifacts))
