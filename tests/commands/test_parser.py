@@ -19,6 +19,9 @@ WRONG = {
     "--model.init_args.config.d_modl=30": "did you mean model.config.d_model?",
     "--model.label_smothing=0.1": "did you mean model.label_smoothing?",
     "--data.batchsize=3": "did you mean data.batch_size?",
+    "--lr=1": "lr: there is no such key; did you mean model.optimizer.lr?",
+    "--warmup_steps=1": "did you mean model.schedule.warmup_steps?",
+    "--batch_size=3": "batch_size: there is no such key; did you mean data.batch_size?",
     "--checkpoint.keepbest=2": "did you mean checkpoint.keep_best?",
     "--model=ImageClasification": "there is no class ImageClasification; did you mean"
     " ImageClassification?",

@@ -8,13 +8,17 @@ innermost knows what is wrong, each outer one adds its key.
 import re
 from ast import literal_eval
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from typing import Any, NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
 from fourfold.core.errors import InputError
+from fourfold.data.datamodule import EpochData
+from fourfold.optim import OptimizerConfig, ScheduleConfig
 
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null",
          "str": "a text", "list": "a list", "tuple": "a list", "Iterable": "a list",
@@ -76,11 +80,20 @@ def unknown(key: str, known: Iterable[str]) -> OptionError:
     known = list(known)
     close = get_close_matches(key, known, n=1, cutoff=0.75)
     leaf = key.rsplit(".", 1)[-1]
-    elsewhere = [name for name in known if name.rsplit(".", 1)[-1] == leaf]
+    below = [*known, *nested_options()] if leaf == key else known
+    elsewhere = [name for name in below if name.rsplit(".", 1)[-1] == leaf]
     meant = close or elsewhere
     return OptionError(
         key, "there is no such key" + (f"; did you mean {meant[0]}?" if meant else "")
     )
+
+
+def nested_options() -> Iterator[str]:
+    """Names of options that the parser only knows once it has a task and its data."""
+    for part, config in (("optimizer", OptimizerConfig), ("schedule", ScheduleConfig)):
+        yield from (f"model.{part}.{field.name}" for field in fields(config))
+    for data in _subclasses(EpochData):
+        yield from (f"data.{name}" for name in signature(data).parameters)
 
 
 def known_options(parser: Any) -> Iterator[str]:
