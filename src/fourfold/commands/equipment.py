@@ -19,6 +19,7 @@ from fourfold.callbacks.replay import KeepForReplay
 from fourfold.callbacks.resume import ExactResume
 from fourfold.callbacks.run_files import RunFiles
 from fourfold.callbacks.step_metrics import StepMetrics
+from fourfold.callbacks.uneven import UnevenEvaluation
 from fourfold.callbacks.wandb_run import SendCheckpoints
 from fourfold.commands.run_directory import RunDirectory
 
@@ -43,7 +44,7 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
     if command != "fit":
         return shown
     # First of all the place in the data, which a checkpoint of the same batch must hold.
-    mine: list[Callback] = [ExactResume(), EpochEndResume(), StepMetrics()]
+    mine: list[Callback] = [ExactResume(), EpochEndResume(), StepMetrics(), UnevenEvaluation()]
     if config["compile"]:
         mine.append(CompileBlocks())
     if config["ema_decay"] is not None:
