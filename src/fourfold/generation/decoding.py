@@ -82,7 +82,7 @@ def generate(
     filler = pad_id if pad_id is not None else eos_id or 0
     with inference(model):
         step: Step
-        step, start = prompts.start(KVCache() if use_cache and not prompts.is_recurrent else None)
+        step, start = prompts.start(KVCache() if use_cache else None)
         if isinstance(step, CausalStep) and step.cache is not None and pays(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
         new = sample(step, start, limit, sampler, draws, eos_id=eos_id, pad_id=filler)
@@ -143,8 +143,7 @@ def beam_search(
         raise InputError(f"n_best is {n_best}, but must lie between 1 and {beam}, the beam")
     limit = prompts.limit("max_len", max_len, least=1)  # (B,)
     with inference(model):
-        cached = use_cache and not prompts.is_recurrent
-        step, start = prompts.start(beam_cache(model) if cached else None)
+        step, start = prompts.start(beam_cache(model) if use_cache else None)
         new, scores = search(
             step, start, limit,
             beam=beam, penalty=penalty, alpha=length_penalty,

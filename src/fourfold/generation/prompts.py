@@ -158,7 +158,7 @@ class Prompts:
             start = torch.full((len(self.ids), 1), self.bos_id, device=self.ids.device)
             return step, start
         assert isinstance(self.model, CausalModel)
-        return CausalStep(self.model, mask, cache), self.ids
+        return CausalStep(self.model, mask, None if self.is_recurrent else cache), self.ids
 
 
 def _describe(x: Tensor) -> str:
