@@ -68,11 +68,21 @@ def test_old_checkpoints(tmp_path: Path) -> None:
     tensors["text_model.embeddings.position_ids"] = torch.arange(23)[None]
     tensors["vision_model.embeddings.position_ids"] = torch.arange(10)[None]
     save_file(tensors, tmp_path / "model.safetensors")
-    rewrite(tmp_path, "text_config_dict", hidden_size=36, num_hidden_layers=1)
+    whole = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    # What the second telling leaves out is the default, and here so is the activation.
+    rewrite(tmp_path, "text_config_dict", **{k: v for k, v in whole.items() if k != "hidden_act"})
     old = fourfold.load(tmp_path).state_dict()
     assert all(torch.equal(new[key], old[key]) for key in new)
     rewrite(tmp_path, "text_config_dict", num_attention_heads=4)
     with pytest.raises(InputError, match="text_config_dict differ: num_attention_heads 3, 4"):
+        fourfold.load(tmp_path)
+
+
+def test_what_a_second_telling_leaves_out_is_the_default(tmp_path: Path) -> None:
+    make("clip").save_pretrained(tmp_path)
+    rewrite(tmp_path, "text_config_dict", vocab_size=61)
+    assert hf.CLIPConfig.from_pretrained(tmp_path).text_config.hidden_size == 512
+    with pytest.raises(InputError, match="_dict differ: hidden_size 36, 512"):
         fourfold.load(tmp_path)
 
 

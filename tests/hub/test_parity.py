@@ -10,11 +10,13 @@ import transformers as hf
 from torch import Tensor, nn
 
 import fourfold
+from fourfold.core.errors import InputError
 from fourfold.hub import directory, foreign
 from fourfold.losses import IGNORED
 from fourfold.models import (
     CLIP,
     CausalLM,
+    CausalLMConfig,
     EncoderDecoder,
     MaskedLM,
     SequenceClassifier,
@@ -216,6 +218,19 @@ def mapped_gradients(theirs: Any, ours: nn.Module, folder: Path) -> dict[str, Te
         for p, value in zip(theirs.parameters(), values, strict=True):
             p.copy_(value)
     return {key: mapped[key] for key in gradients(ours)}
+
+
+def test_gpt_1_has_its_own_words_for_activations(tmp_path: Path) -> None:
+    """Its code knows no others, not even those that config.json may hold elsewhere."""
+    shape = {"d_model": 12, "n_layers": 1, "n_heads": 2, "d_ff": 48, "vocab_size": 9, "max_len": 8}
+    for activation in ("relu", "gelu_tanh", "silu"):
+        config = CausalLMConfig(**shape, norm_placement="post", activation=activation)
+        fourfold.save(CausalLM(config), tmp_path / activation)
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path / activation)
+        assert fourfold.load(tmp_path / activation).config.activation == activation
+    config = CausalLMConfig(**shape, norm_placement="post", activation="quick_gelu")
+    with pytest.raises(InputError, match="openai-gpt cannot have 'quick_gelu'"):
+        fourfold.save(CausalLM(config), tmp_path / "quick")
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal_halves", "learned"])

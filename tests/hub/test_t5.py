@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ def test_padding_on_either_side_of_both_texts(side: str, longest: int, tmp_path:
     ).logits  # fmt: skip
     found = ours(src, tgt, mask, tgt_mask)
     torch.testing.assert_close(found[tgt_mask], out[tgt_mask], rtol=1e-10, atol=1e-10)
+
+
+def test_a_changed_setting_leaves_the_numbers_of_tokens(tmp_path: Path) -> None:
+    """They are those of its tokenizer: another end, and `generate` would write on."""
+    numbers = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    model = fourfold.load(saved(make("t5"), tmp_path / "theirs", **numbers))
+    model.config = replace(model.config, dropout=0.2, attn_dropout=0.2, ff_dropout=0.2)
+    fourfold.save(model, tmp_path / "again")
+    before, after = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("theirs", "again")
+    )
+    assert after == before | {"dropout_rate": 0.2}
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,30 @@ def test_the_pooler_of_our_own_next_sentences(texts: Path, tmp_path: Path, capsy
     torch.testing.assert_close(found.weight, learned.weight, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("name", "tables"), [("roberta", 1), ("bart", 2)])
+def test_positions_that_transformers_counts_from_two(
+    name: str, tables: int, tmp_path: Path
+) -> None:
+    """The two rows of padding, which are kept for the way back, are not the table."""
+    pytest.importorskip("transformers")
+    from tests.hub.foreign_models import make
+
+    theirs = make(name)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path)
+    source = read_source(str(tmp_path)).model
+    model = type(source)(source.config)
+    report = start_from(model, str(tmp_path), None, "bicubic")
+    assert "resized" not in report
+    found = {k: x for k, x in model.state_dict().items() if k.endswith("positions.weight")}
+    given = [x[2:] for k, x in theirs.state_dict().items() if ".position_embeddings." in k
+             or ".embed_positions." in k]  # fmt: skip
+    assert len(found) == len(given) == tables
+    assert all(torch.equal(x, y) for x, y in zip(found.values(), given, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["ViTModel", "DeiTModel", "DeiTForImageClassification"])
 def test_images_without_all_heads(kind: str, tmp_path: Path) -> None:
     hf = pytest.importorskip("transformers")

@@ -68,6 +68,12 @@ class Tokenizer:
             found[role] or 0 for role in ("pad", "bos", "eos", "unk")
         )
         self.mask_id = found["mask"]
+        # What its own template puts in front of a text, if that is the begin token (BART).
+        bare, whole = (
+            core.encode("a", add_special_tokens=special).ids for special in (False, True)
+        )
+        opened = len(whole) > len(bare) and whole[0] == self.bos_id
+        self.opening = self.bos_id if opened else None
         added = {i for i, token in core.get_added_tokens_decoder().items() if token.special}
         self.special_ids = sorted(added | {i for i in found.values() if i is not None})
         self._is_wordpiece = described["model"]["type"] == "WordPiece"

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 class PairDataset(BatchDataset):
     """One split of encoded pairs: the source ends with EOS, the target runs from BOS to EOS.
 
+    A source begins with what the tokenizer puts in front of a text, of ours nothing.
+
     Args:
         src: (rows) source ids.
         tgt: (rows) target ids.
@@ -44,7 +46,7 @@ class PairDataset(BatchDataset):
     def __init__(
         self, src: Ragged, tgt: Ragged, texts: Rows, tokenizer: Tokenizer, **plan: Any
     ) -> None:
-        self.src = src.wrap(after=tokenizer.eos_id)
+        self.src = src.wrap(before=tokenizer.opening, after=tokenizer.eos_id)
         self.tgt = tgt.wrap(before=tokenizer.bos_id, after=tokenizer.eos_id)
         self.texts, self.pad_id = texts, tokenizer.pad_id
         # The decoder reads one token less than the target has.
@@ -150,7 +152,8 @@ class TranslationData(TokenizedData):
 
     def encode(self, name: str, raw: Rows, tokenizer: Tokenizer) -> PairDataset:
         encoded = [tokenizer.encode_corpus(column) for column in raw.columns]
-        (src, tgt), rows = fit_lengths(encoded, raw, self.max_len - 1, self.too_long, name)
+        room = self.max_len - 1 - (tokenizer.opening is not None)
+        (src, tgt), rows = fit_lengths(encoded, raw, room, self.too_long, name)
         return PairDataset(
             src,
             tgt,

@@ -90,13 +90,11 @@ def field(ours: str, *theirs: str, default: Any = None) -> Field:
 def activation(
     theirs: str | tuple[str, ...], default: str, words: Mapping[str, str] | None = None
 ) -> Field:
-    """The activation by their word for it; `words` are an architecture's own."""
+    """The activation by their word for it; `words` to ours are all that an architecture knows."""
     keys = (theirs,) if isinstance(theirs, str) else theirs
-    own = words or {}
-    ours = {word: name for name, several in ACTIVATION_WORDS.items() for word in several}
-    ours.update(own)
-    writes = {name: several[0] for name, several in ACTIVATION_WORDS.items()}
-    writes.update({name: word for word, name in own.items()})
+    general = {word: name for name, several in ACTIVATION_WORDS.items() for word in several}
+    ours = words or general
+    writes = {name: word for word, name in reversed(list(ours.items()))}  # the first word of each
     return Field(
         "activation", keys, default,
         lambda word: ours.get(word, word), lambda name: writes[name],

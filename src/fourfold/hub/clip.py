@@ -28,18 +28,6 @@ def _tower(ours: str, section: str, width: int, heads: int) -> tuple[Field, ...]
     )
 
 
-def _sections_agree(names: Collection[str], config: Any) -> dict[str, Any]:
-    """Old files tell a tower twice, and transformers goes by the second telling."""
-    for section in ("text_config", "vision_config"):
-        first, second = config.get(section) or {}, config.get(section + "_dict") or {}
-        for key, value in second.items():
-            if first.get(key, value) != value:
-                raise InputError(
-                    f"{section} and {section}_dict differ: {key} {first[key]}, {value}"
-                )
-    return {}
-
-
 def _layers(ours: str, theirs: str) -> Iterator[Line]:
     block, layer = ours + "_stack.blocks.{i}.", theirs + "_model.encoder.layers.{i}."
     for part in "qkv":
@@ -52,28 +40,45 @@ def _layers(ours: str, theirs: str) -> Iterator[Line]:
     yield Ignored(theirs + "_model.embeddings.position_ids")
 
 
+_FIELDS = (
+    *_tower("", _TEXT, 512, 8),
+    *_tower("image_", _IMAGE, 768, 12),
+    field("vocab_size", _TEXT + "vocab_size", default=49408),
+    field("max_len", _TEXT + "max_position_embeddings", default=77),
+    Field(
+        "eos_id",
+        (_TEXT + "eos_token_id",),
+        49407,
+        lambda theirs: None if theirs == _HIGHEST else theirs,
+        lambda ours: _HIGHEST if ours is None else ours,
+    ),
+    field("image_size", _IMAGE + "image_size", default=224),
+    field("patch_size", _IMAGE + "patch_size", default=32),
+    field("n_channels", _IMAGE + "num_channels", default=3),
+    field("d_embed", "projection_dim", default=512),
+    activation((_TEXT + "hidden_act", _IMAGE + "hidden_act"), "quick_gelu"),
+    _both("norm_eps", "layer_norm_eps", 1e-5),
+    _both("attn_dropout", "attention_dropout", 0.0),
+)
+
+
+def _sections_agree(names: Collection[str], config: Any) -> dict[str, Any]:
+    """Old files tell a tower twice; transformers goes by the second telling and its defaults."""
+    for entry in _FIELDS:
+        for section, key in (name.split(".") for name in entry.theirs if "." in name):
+            tellings = config.get(section) or {}, config.get(section + "_dict")
+            if tellings[1]:
+                here, there = (telling.get(key, entry.default) for telling in tellings)
+                if here != there and entry.read(here) is not None:  # OpenAI's rule for eos_id
+                    raise InputError(f"{section} and {section}_dict differ: {key} {here}, {there}")
+    return {}
+
+
 CLIP = Architecture(
     model_type="clip",
     family=Model,
     config=CLIPConfig,
-    fields=(
-        *_tower("", _TEXT, 512, 8),
-        *_tower("image_", _IMAGE, 768, 12),
-        field("vocab_size", _TEXT + "vocab_size", default=49408),
-        field("max_len", _TEXT + "max_position_embeddings", default=77),
-        Field(
-            "eos_id", (_TEXT + "eos_token_id",), 49407,
-            lambda theirs: None if theirs == _HIGHEST else theirs,
-            lambda ours: _HIGHEST if ours is None else ours,
-        ),
-        field("image_size", _IMAGE + "image_size", default=224),
-        field("patch_size", _IMAGE + "patch_size", default=32),
-        field("n_channels", _IMAGE + "num_channels", default=3),
-        field("d_embed", "projection_dim", default=512),
-        activation((_TEXT + "hidden_act", _IMAGE + "hidden_act"), "quick_gelu"),
-        _both("norm_eps", "layer_norm_eps", 1e-5),
-        _both("attn_dropout", "attention_dropout", 0.0),
-    ),
+    fields=_FIELDS,
     fixed={"norm_placement": "pre", "dropout": 0.0},
     must={_TEXT + "model_type": "clip_text_model", _IMAGE + "model_type": "clip_vision_model"},
     told=_sections_agree,

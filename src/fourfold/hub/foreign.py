@@ -141,13 +141,18 @@ def _kept(
     new: Mapping[str, Any],
     names: Mapping[str, Tensor],
 ) -> dict[str, Any]:
-    """An old config.json with those of its keys renewed that no longer say the same."""
+    """An old config.json with those of its keys renewed that no longer say the same.
+
+    Its numbers of special tokens stay: they are its tokenizer's and not ours.
+    """
     before = architecture.read_config(old, names, architecture.model_type)
     after = architecture.read_config(new, names, architecture.model_type)
     changed = [f for f in architecture.fields if getattr(before, f.ours) != getattr(after, f.ours)]
     kept = {"architectures": new["architectures"], **old}
     renewed = [key for field in changed for key in field.theirs]
-    for key in (*renewed, *(architecture.written(after) if renewed else ())):
+    if renewed:
+        renewed += [k for k in architecture.written(after) if not k.endswith("_token_id")]
+    for key in renewed:
         for value in said_of(new, key):
             say(kept, key, value)
     return kept

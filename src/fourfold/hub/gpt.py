@@ -74,8 +74,10 @@ GPT1 = Architecture(
         # Its feed-forward layer is always four times as wide as the model.
         Field("d_ff", ("n_embd",), 768, lambda width: 4 * width, lambda width: width // 4),
         field("d_model", "n_embd", default=768),
-        # What it calls gelu is the approximation by tanh.
-        activation("afn", "gelu", {"gelu": "gelu_tanh"}),
+        # What it calls gelu is the approximation by tanh, and it knows no other words.
+        activation(
+            "afn", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+        ),
         *(entry for entry in _FIELDS if entry.ours != "max_len"),
         field("max_len", "n_positions", default=512),
     ),

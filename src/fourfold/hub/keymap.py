@@ -166,11 +166,14 @@ class KeyMap:
     def read_some(
         self, theirs: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str
     ) -> dict[str, Tensor]:
-        """Those of their tensors that have a place among `wanted`, by our names."""
+        """Those of their tensors that have a place among `wanted`, by our names.
+
+        Not what a layout has kept under the name of a tensor that it read: that is no whole one.
+        """
         ours: dict[str, Tensor] = {}
         for name in theirs:
             found = self._rule_of(name, wanted)
-            if found is not None and found[0].our_names:
+            if found is not None and found[0].our_names and found[0].layout.rest is None:
                 self._apply(*found, theirs, ours, {}, where)
         return ours
 

@@ -62,12 +62,19 @@ def _told(names: Collection[str], config: Any) -> dict[str, Any]:
     return {"output_bias": "final_logits_bias" in names}
 
 
+def _told_bart(names: Collection[str], config: Any) -> dict[str, Any]:
+    """A decoder of theirs begins with the end of a text, and the begin comes second."""
+    start, bos = config.get("decoder_start_token_id", 2), config.get("bos_token_id", 0)
+    return {**_told(names, config), "start_id": None if start == bos else start}
+
+
 def _tokens(config: EncoderDecoderConfig) -> dict[str, Any]:
     """The numbers that our own tokenizers give; theirs by default lie beyond most vocabularies.
 
     By default theirs force a last token, too: padding, of our numbers, or the begin of a sentence.
     """
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    start = 1 if config.start_id is None else config.start_id
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": start}
     return ids | {"forced_eos_token_id": None}
 
 
@@ -128,7 +135,7 @@ BART = Architecture(
     fields=_fields(),
     fixed={**_FIXED, "norm_placement": "post", "positions": "learned", "embed_norm": True},
     must=_MUST,
-    told=_told,
+    told=_told_bart,
     class_of=lambda config: "BartForConditionalGeneration",
     prefix="model.",
     written=_tokens,

@@ -93,7 +93,9 @@ def write_tokenizer(
     (path / TOKENIZER).write_text(core.to_str(), encoding="utf-8")
     (path / TOKENIZER_CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     # With which token a decoder begins.
-    begins = {"decoder_start_token_id": ids["bos"]} if isinstance(model, Seq2Seq) else {}
+    given = getattr(model.config, "start_id", None)
+    start = ids["bos"] if given is None else given
+    begins = {"decoder_start_token_id": start} if isinstance(model, Seq2Seq) else {}
     return begins | {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
 
 

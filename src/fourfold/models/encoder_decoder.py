@@ -33,6 +33,7 @@ class EncoderDecoderConfig(TransformerConfig):
         embed_scale: Whether token vectors are multiplied by sqrt(d_model) (the paper, 3.4).
         embed_norm: Whether the sum of token and position is normalised (BART).
         output_bias: Whether each word has a free number of its own (Marian, BART).
+        start_id: What a decoder reads before the begin of a text (BART); None for nothing.
         init: A row of INITS.
     """
 
@@ -44,6 +45,7 @@ class EncoderDecoderConfig(TransformerConfig):
     embed_scale: bool = True
     embed_norm: bool = False
     output_bias: bool = False
+    start_id: int | None = None
     init: str = "vaswani"
 
     def __post_init__(self) -> None:

@@ -99,7 +99,7 @@ def transfer(
     check_word("resize", resize, tuple(RESIZES))
     check_word("role", role, tuple(ROLES))
     _refuse_other_layers(source.config, target.config, role)
-    stored = {**source.state_dict(), **(more or {})}
+    stored = {**(more or {}), **source.state_dict()}
     report, used, ours = Report(), set[str](), target.state_dict()
     prefixes = {**_pooler(stored, target), **ROLES[role]}
     theirs = _renamed({**dict(source.named_buffers()), **stored}, prefixes)

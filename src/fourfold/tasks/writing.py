@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.callbacks.media import Maps, Media, Table
@@ -62,6 +63,12 @@ class Writing(Task):
         self.length_penalty, self.penalty = length_penalty, penalty
         self.ppl, self.scores = Perplexity(), CorpusScores()
 
+    @property
+    def start_id(self) -> int:
+        """What a decoder begins with."""
+        given = getattr(self.config, "start_id", None)
+        return self.tokenizer.bos_id if given is None else given
+
     def pairs(self, batch: Any) -> PairBatch:
         """Sources and targets of a batch."""
         pairs: PairBatch = batch
@@ -78,10 +85,15 @@ class Writing(Task):
 
     def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         memory = self.model.encode(batch.src, batch.src_mask)
+        tgt = batch.tgt
+        targets = tgt.masked_fill(~batch.tgt_mask, IGNORED)
+        if getattr(self.config, "start_id", None) is None:
+            targets = targets[:, 1:]  # a begin is given
+        else:
+            tgt = F.pad(tgt, (1, 0), value=self.start_id)
         # No target mask: padding stands to the right, where a causal decoder never looks.
-        h = self.model.decode(batch.tgt[:, :-1], memory, batch.src_mask)
+        h = self.model.decode(tgt[:, :-1], memory, batch.src_mask)
         h, weight, bias = self.model.head.output(h.flatten(0, 1))
-        targets = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], IGNORED)
         return h, weight, bias, targets.flatten()
 
     def evaluate(self, batch: Any, split: str) -> None:
@@ -104,7 +116,7 @@ class Writing(Task):
         results: dict[str, Any] = self.ppl.compute()
         self.ppl.reset()
         if self.val_beam or split == "test":
-            results |= self.scores.compute()
+            results |= self.scores.compute(self.artifacts.get("tgt_lang", ""))
             self.scores.reset()
         return results
 
@@ -139,7 +151,7 @@ class Writing(Task):
         src = batch.src[row][batch.src_mask[row]][:MOST_TOKENS] if is_text else batch.src[row]
         words = self.tokenizer
         longest = min(MOST_TOKENS, getattr(self.config, "max_len", None) or MOST_TOKENS)
-        ids = [words.bos_id, *words.encode(written[row]), words.eos_id][: longest + 1]
+        ids = [self.start_id, *words.encode(written[row]), words.eos_id][: longest + 1]
         # At each place it looks for the token that comes next.
         tgt, rows = torch.tensor(ids[:-1], device=src.device), token_names(words, ids[1:])
         columns = token_names(words, src.tolist()) if is_text else []
@@ -150,11 +162,17 @@ class Writing(Task):
 
     @torch.inference_mode()
     def write_texts(self, src: Tensor, src_mask: Tensor | None, beam: int) -> list[str]:
-        """The best text for each row of `src` (B, S), or for each image (B, C, side, side)."""
-        tokenizer = self.tokenizer
+        """The best text for each row of `src` (B, S), or for each image (B, C, side, side).
+
+        Of a text at most 50 tokens more than it has; of an image, as many as the data's captions.
+        """
+        tokenizer, most = self.tokenizer, None
+        if src.ndim > 2:
+            limits = self.artifacts["max_len"] - 1, getattr(self.config, "max_len", None)
+            most = min(limit for limit in limits if limit is not None)
         ids, _ = beam_search(
             self.model, src, src_mask=src_mask, beam=beam, length_penalty=self.length_penalty,
-            penalty=self.penalty, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
+            penalty=self.penalty, bos_id=self.start_id, eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id, max_len=most,
         )  # fmt: skip
         return tokenizer.decode_batch(ids.tolist())

@@ -1,5 +1,7 @@
 """`fourfold translate`: a sentence to its translation."""
 
+from typing import Any
+
 from fourfold.commands.lines import Item
 from fourfold.commands.verbs.base import TextVerb, given, one_line
 from fourfold.generation import beam_search
@@ -9,20 +11,23 @@ class Translate(TextVerb):
     """Beam search as the checkpoint was tested, unless options say otherwise."""
 
     def prepare(self, line: str) -> Item:
-        """Source ids with EOS."""
-        ids = self.fit(self.tokenizer.encode(line), special=1)
-        return Item([*ids, self.tokenizer.eos_id], len(ids))
+        """Source ids with EOS, and what the tokenizer puts in front of them."""
+        tokenizer = self.tokenizer
+        before = [] if tokenizer.opening is None else [tokenizer.opening]
+        ids = self.fit(tokenizer.encode(line), special=len(before) + 1)
+        return Item([*before, *ids, tokenizer.eos_id], len(ids))
 
     def run(self, items: list[Item]) -> list[str]:
         """The best translation of each, or the N best with tabs between."""
-        options, task, tokenizer = self.options, self.task, self.tokenizer
+        task: Any = self.task
+        options, tokenizer = self.options, self.tokenizer
         src, mask = self.pad([item.content for item in items])
         best, _ = beam_search(
             self.model, src, src_mask=mask,
             beam=given(options.beam, max(task.beam, options.n_best)),
             length_penalty=given(options.length_penalty, task.length_penalty),
             penalty=given(options.penalty, task.penalty),
-            bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id,
+            bos_id=task.start_id, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id,
             max_len=options.max_new, n_best=options.n_best,
         )  # fmt: skip
         n = options.n_best

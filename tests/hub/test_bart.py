@@ -1,0 +1,99 @@
+"""BART: a tokenizer that opens texts itself, and a decoder that begins with the end of one."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import fourfold
+from fourfold.cli import main
+from fourfold.data import TranslationData
+from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.tasks.checkpoint import load_task
+from tests.hub.foreign_models import SEQ2SEQ
+
+LINES = ["w1 w2 w3", "w9 w30 w31 w5", "w40"]
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A directory, its model and its tokenizer, with the special tokens of the released ones."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(56))]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens(words[:5])
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )  # fmt: skip
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", pad_token="<pad>", eos_token="</s>",
+        unk_token="<unk>", mask_token="<mask>",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    config = hf.BartConfig(**{**SEQ2SEQ, "decoder_start_token_id": 2})
+    model = hf.BartForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    folder = tmp_path_factory.mktemp("bart")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert main(["import", str(folder), str(folder / "x.ckpt")]) == 0
+    return folder, model, tokenizer
+
+
+def test_translating_from_the_shell_is_their_generate(
+    bart: tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    folder, theirs, tokenizer = bart
+    given = tokenizer(LINES, return_tensors="pt", padding=True, return_token_type_ids=False)
+    written = theirs.generate(**given, max_new_tokens=9, num_beams=1, do_sample=False)
+    expected = tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert len({*expected, ""}) == 4
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+    options = ["--beam", "1", "--max-new", "9", "--device", "cpu"]
+    assert main(["translate", "--checkpoint", str(folder / "x.ckpt"), *options]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_the_loss_of_a_pair_is_theirs(bart: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder, theirs, tokenizer = bart
+    targets = ["w7 w8", "w50", "w11 w12 w13 w14"]
+    for name, lines in (("en", LINES), ("de", targets)):
+        (tmp_path / f"text.{name}").write_text("\n".join(lines) + "\n")
+    files = str(tmp_path / "text.{lang}")
+    data = TranslationData(
+        "files",
+        train=files,
+        val=files,
+        tokenizer=TokenizerConfig(file=str(folder / "tokenizer.json")),
+    )
+    data.setup("fit")
+    task = load_task(folder / "x.ckpt")
+    task.label_smoothing = 0.0
+    total, count = task.step(next(iter(data.val_dataloader())))
+    given = tokenizer(LINES, return_tensors="pt", padding=True, return_token_type_ids=False)
+    labels = tokenizer(targets, return_tensors="pt", padding=True)["input_ids"]
+    labels = labels.masked_fill(labels == 1, -100)
+    with torch.no_grad():
+        expected = theirs(**given, labels=labels).loss
+    assert count == (labels != -100).sum()
+    torch.testing.assert_close(total / count, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_there_and_back(bart: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder, _, _ = bart
+    model = fourfold.load(folder)
+    assert model.config.start_id == 2
+    del model.origin  # as after a training of ours
+    fourfold.save(model, tmp_path / "back")
+    said = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert said["decoder_start_token_id"] == 2
+    assert fourfold.load(tmp_path / "back").config == model.config
