@@ -20,6 +20,8 @@ from fourfold.models import (
     CLIPConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
+    ResNet,
+    ResNetConfig,
     ViT,
     ViTConfig,
 )
@@ -316,6 +318,13 @@ def test_depths() -> None:
     assert (towers["image_norm.weight"], towers["image_stack.norm.bias"]) == (0, 1)
     assert towers["text_projection.weight"] == towers["log_scale"] == 2
     assert (pair["encoder.blocks.0.attn.q.weight"], pair["decoder.blocks.1.attn.q.bias"]) == (1, 2)
+    stages, top = depths(ResNet(ResNetConfig(image_size=32, n_classes=2)))
+    assert top == 5
+    assert stages["net.conv1.weight"] == stages["net.bn1.bias"] == 0
+    assert [stages[f"net.layer{i}.0.conv1.weight"] for i in range(1, 5)] == [1, 2, 3, 4]
+    assert {name for name, depth in stages.items() if depth == top} == {
+        "net.fc.weight", "net.fc.bias"
+    }  # fmt: skip
 
 
 def test_layer_decay() -> None:

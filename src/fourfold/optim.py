@@ -175,21 +175,27 @@ def depths(model: nn.Module) -> tuple[dict[str, int], int]:
     """How deep each parameter stands, by name; and how deep a head stands, whether there is one.
 
     0 for what enters, i + 1 for block i, and one more than there are blocks for what stands on top
-    of the last; a last norm goes with the last block, and so does a stack without blocks.
+    of the last; a last norm goes with the last block, and so does a stack without blocks. Of a
+    residual network the four stages are the blocks.
     """
-    numbers = {n: re.search(r"\bblocks\.(\d+)\.", n) for n, _ in model.named_parameters()}
-    last = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
-    enters = re.compile(r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.")
+    block = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")
+    enters = re.compile(
+        r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
+    )
     closes = re.compile(r"(\w+_)?(stack|encoder|decoder)\.")
+    found = {name: block.search(name) for name, _ in model.named_parameters()}
+    # Blocks are counted from 0, stages from 1.
+    numbers = {n: int(x[1]) + 1 if x[1] else int(x[2]) for n, x in found.items() if x}
+    last = max(numbers.values(), default=0)
 
-    def depth(name: str, number: re.Match[str] | None) -> int:
-        if number:
-            return int(number[1]) + 1
+    def depth(name: str) -> int:
+        if name in numbers:
+            return numbers[name]
         if enters.match(name):
             return 0
         return last if closes.match(name) else last + 1
 
-    return {name: depth(name, number) for name, number in numbers.items()}, last + 1
+    return {name: depth(name) for name in found}, last + 1
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:

@@ -19,6 +19,12 @@ from fourfold.models import (
     JoinedConfig,
     MaskedLM,
     MaskedLMConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    SpanExtractor,
+    SpanExtractorConfig,
+    TokenClassifier,
+    TokenClassifierConfig,
     ViT,
     ViTConfig,
 )
@@ -55,6 +61,33 @@ def test_text_flops_are_torchs(changes: dict[str, object]) -> None:
     assert forward_flops(causal, 13).total == counted(lambda: models[0](ids))
     assert forward_flops(masked, 13).total == counted(lambda: models[1](ids))
     assert forward_flops(pair, 13, source=9).total == counted(lambda: models[2](source, ids))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (SequenceClassifier, SequenceClassifierConfig(**TEXT, n_classes=3)),
+        (SequenceClassifier, SequenceClassifierConfig(**TEXT, n_classes=3, pool="mean")),
+        (TokenClassifier, TokenClassifierConfig(**TEXT, n_classes=5)),
+        (TokenClassifier, TokenClassifierConfig(**TEXT, n_classes=5, layers=(0, 1), mix="concat")),
+        (SpanExtractor, SpanExtractorConfig(**TEXT)),
+    ],
+)
+def test_what_reads_words_without_scoring_them(kind: type, config: TransformerConfig) -> None:
+    with torch.device("meta"):
+        model, ids = kind(config), torch.zeros(1, 13).long()
+    assert forward_flops(config, 13).total == counted(lambda: model(ids))
+
+
+def test_a_bilstm_counts() -> None:
+    """Four gates, both ways, of what comes in and the state: torch's counter does not see them."""
+    plain, read = (
+        TokenClassifierConfig(**TEXT, n_classes=5, lstm=u, lstm_layers=2) for u in (0, 6)
+    )
+    gates = 13 * 2 * 4 * 6 * ((32 + 6) + (12 + 6))
+    narrower = 13 * 5 * (12 - 32)
+    more = forward_flops(read, 13).total - forward_flops(plain, 13).total
+    assert more == 2 * (gates + narrower)
 
 
 @pytest.mark.parametrize(

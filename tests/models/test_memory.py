@@ -8,7 +8,13 @@ from fourfold.core.attention import attention_backend
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.core.stack import Stack
-from fourfold.models import CausalLMConfig, EncoderDecoderConfig, ViTConfig
+from fourfold.models import (
+    CausalLMConfig,
+    EncoderDecoderConfig,
+    MaskedLMConfig,
+    SequenceClassifierConfig,
+    ViTConfig,
+)
 from fourfold.models.memory import activation_bytes, split_batch, training_memory
 
 B, T, S = 8, 40, 24
@@ -94,6 +100,12 @@ def test_the_loss_never_holds_all_logits() -> None:
     tokens = 512 * 1024
     memory = training_memory(CausalLMConfig(), 124_439_808, tokens)
     assert memory.loss < tokens * 50257 * 4 / 30
+
+
+def test_what_scores_no_words_holds_no_logits() -> None:
+    reads = SequenceClassifierConfig(n_classes=2)
+    assert training_memory(reads, 109_483_778, 4096).loss == 0
+    assert training_memory(MaskedLMConfig(), 109_514_298, 4096).loss > 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("precision", "fp7"), ("optimizer", "lion")])

@@ -15,10 +15,12 @@ from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
 from fourfold.core.errors import InputError
 from fourfold.core.stack import Stack
 from fourfold.models.causal_lm import CausalLMConfig
+from fourfold.models.classifiers import SequenceClassifierConfig, TokenClassifierConfig
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.joined import CaptionerConfig, JoinedConfig
 from fourfold.models.masked_lm import MaskedLMConfig
+from fourfold.models.reader import ReaderConfig
 from fourfold.models.recurrent import LSTMStack, RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
 
@@ -142,8 +144,26 @@ def _(config: RecurrentLMConfig, length: int, source: int | None) -> Parts:
 @_family_macs.register
 def _(config: MaskedLMConfig, length: int, source: int | None) -> Parts:
     blocks = config.n_layers * block_macs(config, length)
-    rows = _known("vocab_size", config.vocab_size)
-    return Parts(0, blocks, length * config.d_model * (config.d_model + rows))
+    rows = _known("vocab_size", config.vocab_size) if config.head else 0
+    head = length * config.d_model * (config.d_model + rows) if config.head else 0
+    return Parts(0, blocks, head)
+
+
+@_family_macs.register
+def _(config: ReaderConfig, length: int, source: int | None) -> Parts:
+    blocks = config.n_layers * block_macs(config, length)
+    width = config.d_model * (len(config.layers) if config.mix == "concat" else 1)
+    head = 0
+    for _ in range(config.lstm_layers if config.lstm else 0):
+        head += length * 2 * 4 * config.lstm * (width + config.lstm)  # both ways, four gates
+        width = 2 * config.lstm
+    if isinstance(config, SequenceClassifierConfig):
+        head += width * (width + _known("n_classes", config.n_classes))
+    elif isinstance(config, TokenClassifierConfig):
+        head += length * width * _known("n_classes", config.n_classes)
+    else:
+        head += length * width * 2  # SpanExtractor: where an answer begins and ends
+    return Parts(0, blocks, head)
 
 
 @_family_macs.register

@@ -160,7 +160,7 @@ def _loss_bytes(config: TransformerConfig, tokens: int, source: int, compute: in
     if isinstance(config, CLIPConfig):
         return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
     rows = getattr(config, "vocab_size", None)
-    if rows is None:
+    if rows is None or not getattr(config, "head", True):  # an encoder that scores no words
         return 0
     slice_ = compute * min(SLICE, tokens * rows) + 2 * 4 * min(TILE_CUDA, tokens * rows)
     return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
