@@ -63,6 +63,13 @@ def test_files_of_one_name_from_two_places_are_two(far, tmp_path):
     assert far == [1, 1]
 
 
+def test_what_was_written_anew_at_the_same_place_is_fetched_anew(far, tmp_path):
+    cache = ChunkCache(tmp_path / "cache", 9 * SIZE)
+    for version in ("a", "b", "a"):
+        cache.open("s3://bucket/1.bin", SIZE, version).close()
+    assert far == [1, 1]
+
+
 def test_what_a_killed_process_left_is_removed_and_what_is_not_ours_stays(far, tmp_path):
     cache = ChunkCache(tmp_path / "cache", SIZE)
     content(cache, 1)

@@ -266,6 +266,20 @@ def test_what_is_no_source_is_named(tmp_path, monkeypatch) -> None:
         open_source("torchvision:CIFAR10", "image", "label", False)
 
 
+def test_a_test_split_whose_labels_are_a_secret_is_left_out(tmp_path, caplog) -> None:
+    cells = [png(tmp_path / f"{k}.png", k) for k in range(2)]
+    for split, labels in (("train", [0, 1]), ("validation", [1, 0]), ("test", [-1, -1])):
+        write_parquet(tmp_path / f"{split}.parquet", cells, labels, ["a", "b"])
+    assert list(opened(tmp_path)) == ["train", "val"]
+    assert "test.parquet has no labels: all of them are -1. It is left out." in caplog.text
+    write_parquet(tmp_path / "test.parquet", cells, [-1, 0], ["a", "b"])
+    with pytest.raises(InputError, match=r"test\.parquet, row 0 has label -1"):
+        opened(tmp_path)
+    write_parquet(tmp_path / "validation.parquet", cells, [-1, -1], ["a", "b"])
+    with pytest.raises(InputError, match=r"validation\.parquet has no labels"):
+        opened(tmp_path)
+
+
 def test_splits_must_have_the_same_classes(tmp_path) -> None:
     cells = [png(tmp_path / f"{k}.png", k) for k in range(2)]
     write_parquet(tmp_path / "train.parquet", cells, [0, 1], ["a", "b"])

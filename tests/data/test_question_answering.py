@@ -53,6 +53,15 @@ def test_every_window_that_holds_the_answer_says_where(tmp_path: Path) -> None:
             assert batch.mask[row].sum() == len(window.ids) <= 60
 
 
+@pytest.mark.parametrize("kind", ["byte_bpe", "bpe", "wordpiece"])
+def test_an_answer_has_no_blank_in_front(kind: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "x.json", question(0, "24-10"))
+    words = TokenizerConfig(kind=kind, vocab_size=290)
+    dataset = QuestionData(file, val=file, tokenizer=words, max_len=200).questions("val")
+    (window,) = dataset.windows
+    assert window.text(CONTEXT, *window.span) == "24-10"
+
+
 def test_the_windows_cover_the_context(tmp_path: Path) -> None:
     dataset = data(write(tmp_path / "x.json", question(0, "24-10"))).questions("val")
     seen = {place for window in dataset.windows for place, _ in window.offsets}

@@ -194,3 +194,26 @@ def test_fingerprint_sees_data_bounds_and_seed():
         Plan(np.array([1, 2, 3]), max_rows=2, max_tokens=9),
     ]
     assert base not in {plan.fingerprint() for plan in others}
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_the_same_batches_each_epoch_also_after_a_resume(stopped):
+    """`overfit_batches`: a checkpoint names epoch 0, in whichever epoch it was written."""
+    plan = Plan(np.ones(40, np.int64), max_rows=4, seed=0)
+
+    def served(start, first, epochs):
+        sampler = EpochSampler(plan, start=start, steps=3, still=True)
+        found = []
+        for epoch in range(first, first + epochs):
+            if epoch > first or start == (0, 0):  # not before the first epoch of a resumed run
+                sampler.set_epoch(epoch)
+            found.append([[key.row for key in batch] for batch in itertools.islice(sampler, 3)])
+        return found
+
+    whole = served((0, 0), 0, 1)[0]
+    assert served((0, 0), 0, 3) == [whole] * 3
+    rest = whole[stopped:]
+    assert [epoch[: 3 - stopped] or epoch for epoch in served((0, stopped), 2, 1)] == [
+        rest or whole
+    ]
+    assert served((0, stopped), 2, 3)[1:] == [whole] * 2

@@ -21,6 +21,13 @@ def chunks(folder) -> TokenChunks:
     return TokenChunks(str(folder), ChunkCache(folder / "cache", 0))
 
 
+def test_another_index_is_another_version(folder):
+    before = chunks(folder).version
+    assert chunks(folder).version == before
+    change(folder, chunk_bytes=1)
+    assert chunks(folder).version != before
+
+
 def change(folder, **config):
     index = json.loads((folder / "index.json").read_text())
     index["config"] |= config

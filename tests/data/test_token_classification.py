@@ -70,6 +70,19 @@ def test_comments_and_lines_that_are_no_words_of_conll_u_are_left_out(tmp_path: 
     assert read_tagged(str(tmp_path / "y.conll"), 0, 1)[0].words == ["#", "2-3"]
 
 
+def test_where_a_sentence_of_germeval_is_from_is_no_word(tmp_path: Path) -> None:
+    lines = ["#\thttp://de.example.org/x\t[2009-10-17]", "1\tAufgrund\tO\tO", "2\tBonns\tB-LOC\tO"]
+    (tmp_path / "x.tsv").write_text("\n".join([*lines, ""]))
+    (only,) = read_tagged(str(tmp_path / "x.tsv"), 1, 2)
+    assert (only.words, only.tags) == (["Aufgrund", "Bonns"], ["O", "B-LOC"])
+
+
+def test_a_no_break_space_is_inside_a_word(tmp_path: Path) -> None:
+    (tmp_path / "x.conll").write_text("10\u00a0000  O \n New\u00a0York B-LOC\n")
+    (only,) = read_tagged(str(tmp_path / "x.conll"), 0, 1)
+    assert (only.words, only.tags) == (["10\u00a0000", "New\u00a0York"], ["O", "B-LOC"])
+
+
 def test_labels_stand_at_the_first_token_of_a_word(file: str) -> None:
     found = data(file)
     batch: Any = found.split("train").batch(np.array([1]), 0, 0)

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 import pytest
 import sacrebleu
@@ -111,6 +112,18 @@ def test_sentences_are_forgotten_between_epochs() -> None:
     metric.update([0], [HYPOTHESES[0]], [REFERENCES[0]])
     assert metric.compute()["exact_match"] == 1.0
     assert metric.compute()["bleu"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("language", "tokens"),
+    [("zh", "zh"), ("zh_TW", "zh"), ("ja", "ja-mecab|char"), ("de", "13a"), ("", "13a")],
+)
+def test_bleu_cuts_words_as_the_language_does(language: str, tokens: str) -> None:
+    metric = CorpusScores()
+    metric.update([0], ["那只猫坐在垫子上面。"], ["那只猫坐在垫子上。"])
+    found = metric.compute(language)
+    assert re.search(rf"tok:({tokens})(\W|$)", found["bleu_signature"])
+    assert (found["bleu"] > 50) == (tokens != "13a")
 
 
 def test_lists_of_unequal_length_are_refused() -> None:

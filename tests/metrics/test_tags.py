@@ -18,6 +18,7 @@ from fourfold.metrics.tags import entities
         ("B-A I-B", [("A", 0, 1), ("B", 1, 2)]),
         ("O I-A O I-A", [("A", 1, 2), ("A", 3, 4)]),
         ("B-A I-A E-A S-A", [("A", 0, 3), ("A", 3, 4)]),  # IOBES
+        ("B-A I-A L-A U-A", [("A", 0, 3), ("A", 3, 4)]),  # BILOU
         ("S-A I-A", [("A", 0, 1), ("A", 1, 2)]),
         ("E-A I-A", [("A", 0, 1), ("A", 1, 2)]),
         ("B-A-B I-A-B", [("A-B", 0, 2)]),  # a type with a hyphen
@@ -68,6 +69,21 @@ def test_parts_of_speech_are_no_entities() -> None:
     scores = TagScores()
     scores.update([(0, 0)], [["NN", "VB", "NN"]], [["NN", "NN", "NN"]])
     assert scores.compute() == {"accuracy": pytest.approx(2 / 3)}
+
+
+def test_parts_of_speech_may_have_hyphens() -> None:
+    scores = TagScores()
+    scores.update([(0, 0)], [["-LRB-", "NN", "-RRB-"]], [["-LRB-", "NN", "NN"]])
+    assert scores.compute() == {"accuracy": pytest.approx(2 / 3)}
+
+
+def test_entities_may_have_no_type() -> None:
+    """As in BioBERT's files, which know one kind each."""
+    scores = TagScores()
+    scores.update([(0, 0)], [["B", "I", "O", "B"]], [["B", "I", "O", "O"]])
+    assert scores.compute() == pytest.approx(
+        {"precision": 1.0, "recall": 0.5, "f1": 2 / 3, "accuracy": 0.75}
+    )
 
 
 def test_a_cut_sentence_is_one_and_a_duplicate_counts_once() -> None:

@@ -19,7 +19,7 @@ from fourfold.models.lora import is_lora
 from fourfold.optim import OptimizerConfig, depths, make_optimizer
 from fourfold.tasks import load_task
 from fourfold.tasks.tuning import TuningConfig, adapt
-from scripts.tiny_tasks import DOWNSTREAM, causal, sequences
+from scripts.tiny_tasks import DOWNSTREAM, causal, images, sequences
 
 tasks = pytest.mark.parametrize("name", DOWNSTREAM)
 
@@ -297,4 +297,12 @@ def test_a_head_with_fewer_classes_than_the_data(texts: Path, tmp_path: Path) ->
     task, data = sequences(texts)
     task.config = replace(task.config, n_classes=2)
     with pytest.raises(InputError, match="n_classes is 2, but the data need 3"):
+        trainer(tmp_path, max_steps=1).fit(task, data)
+
+
+def test_a_head_with_more_classes_than_the_images(texts: Path, tmp_path: Path) -> None:
+    """A recipe for ImageNet on ten classes: nothing could name what it answers."""
+    task, data = images(texts)
+    task.config = replace(task.config, n_classes=1000)
+    with pytest.raises(InputError, match="n_classes is 1000, but the data need 10: null takes"):
         trainer(tmp_path, max_steps=1).fit(task, data)

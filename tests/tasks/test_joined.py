@@ -16,7 +16,7 @@ from fourfold.data import CaptionData
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.metrics import CorpusScores
 from fourfold.models import CaptionerConfig, JoinedConfig
-from fourfold.tasks import load_task
+from fourfold.tasks import load_task, writing
 from fourfold.tasks.convert import export_checkpoint
 from fourfold.tasks.start import read_source, same_words
 from scripts.tiny_tasks import FAMILIES, JOINED, captions, causal, images, joined, masked
@@ -224,6 +224,29 @@ def test_transformers_has_no_place_for_it_yet(family: str, texts: Path, tmp_path
     with pytest.raises(InputError, match=r"no architecture .* is this Joined"):
         export_checkpoint(tmp_path / "d.ckpt", tmp_path / "there")
     assert [file.name for file in tmp_path.iterdir()] == ["d.ckpt"]
+
+
+def test_a_caption_may_be_as_long_as_those_it_learnt_from(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image is no text, of which fifty tokens more than it has would be enough."""
+    task, _ = captions(texts)
+    data = CaptionData(tokenizer=TokenizerConfig(vocab_size=150), batch_size=64)
+    task = changed(task, config=replace(task.config, max_len=80))
+    fitted(task, data, tmp_path)
+    asked = []
+
+    def search(*args: Any, **options: Any) -> Any:
+        asked.append(options["max_len"])
+        return torch.zeros(2, 1, dtype=torch.long), None
+
+    monkeypatch.setattr(writing, "beam_search", search)
+    images = next(iter(data.test_dataloader())).images[:2]
+    task.write_texts(images, None, 1)
+    task.config = replace(task.config, max_len=60)
+    task.write_texts(images, None, 1)
+    task.write_texts(torch.ones(2, 3, dtype=torch.long), None, 1)
+    assert asked == [data.max_len - 1, 60, None] == [76, 60, None]
 
 
 def test_references_are_uncut(tmp_path: Path) -> None:

@@ -33,13 +33,18 @@ class ChunkCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
 
-    def open(self, address: str, size: int) -> BinaryIO:
+    def open(self, address: str, size: int, version: str = "") -> BinaryIO:
         """The file at `address`, fetched if it is not here.
+
+        Args:
+            address: of the file.
+            size: its bytes.
+            version: what changes when others may stand at the same address.
 
         Raises:
             InputError: it cannot be fetched, or has not `size` bytes.
         """
-        digest = hashlib.blake2b(address.encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(f"{address} {version}".encode(), digest_size=8).hexdigest()
         file = self.folder / f"{digest}-{address.rpartition('/')[2]}"
         while True:
             try:

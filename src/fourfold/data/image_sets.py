@@ -22,6 +22,10 @@ from fourfold.core.errors import InputError
 from fourfold.data.pixels import UnreadableImage, decode
 
 
+class UnlabelledImages(InputError):
+    """None of a split's images has a label: all are -1, as where a test's are kept secret."""
+
+
 class Images(ABC):
     """A split: N images with labels, decoded when asked for.
 
@@ -46,6 +50,8 @@ class Images(ABC):
         self.class_names, self.origin, self.n_channels = class_names, origin, n_channels
         if not len(self.labels):
             raise InputError(f"{origin} holds no images.")
+        if (self.labels == -1).all():
+            raise UnlabelledImages(f"{origin} has no labels: all of them are -1.")
         wrong = (self.labels < 0) | (self.labels >= len(class_names))
         if wrong.any():
             row = int(wrong.nonzero()[0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,8 +25,10 @@ from fourfold.data.image_files import (
     parquet,
     read_idx,
 )
-from fourfold.data.image_sets import ArrayImages, Images, OpenedImages, cut
+from fourfold.data.image_sets import ArrayImages, Images, OpenedImages, UnlabelledImages, cut
 from fourfold.data.sources import resolve
+
+log = logging.getLogger(__name__)
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -96,13 +99,23 @@ def _from_folder(folder: Path, image: str, label: str) -> Splits:
 def _open_each(
     places: Mapping[str, Any], open_one: Callable[[Any, list[str] | None], Images]
 ) -> Splits:
-    """Opens the splits there are, the training split first: its classes hold for all."""
+    """Opens the splits there are, the training split first: its classes hold for all.
+
+    A test split whose labels are a secret (ImageNet's) is left out, which is said.
+    """
     splits: Splits = {}
     for split, place in places.items():
         if not place:
             continue
         names = splits["train"].class_names if splits else None
-        splits[split] = images = open_one(place, names)
+        try:
+            images = open_one(place, names)
+        except UnlabelledImages as error:
+            if split != "test":
+                raise
+            log.warning("%s It is left out.", error)
+            continue
+        splits[split] = images
         if split != "train" and not names:
             raise InputError(
                 f"There are {split} images, but no training images, at {images.origin}."

@@ -46,7 +46,9 @@ class Window:
 
     def text(self, context: str, start: int, end: int) -> str:
         """What stands in the context from token `start` of the row to token `end`, inclusive."""
-        return context[self.offsets[start - self.first][0] : self.offsets[end - self.first][1]]
+        # A byte-level token of a word has the blank before it.
+        begin, behind = self.offsets[start - self.first][0], self.offsets[end - self.first][1]
+        return context[begin:behind].strip()
 
 
 class SpanDataset(BatchDataset):

@@ -223,8 +223,7 @@ class EpochSampler(Sampler[list[Key]]):
         Lightning calls it on evaluation's samplers too, with the epoch of training; evaluation
         reads epoch 0 each time, or its masks would change from one validation to the next.
         """
-        if not self.still:
-            self.epoch = epoch
+        self.epoch = epoch
 
     def __len__(self) -> int:
         """Steps of a whole epoch: Lightning counts from its beginning even if it resumes inside."""
@@ -236,9 +235,9 @@ class EpochSampler(Sampler[list[Key]]):
         return len(begins) - (len(self._mine(last)) == 0)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        epoch = self.epoch
+        epoch = 0 if self.still else self.epoch
         batches = self.plan.batches(epoch)
-        begins = self._begins(self.start[1] if epoch == self.start[0] else 0)
+        begins = self._begins(self.start[1] if self.epoch == self.start[0] else 0)
         # All ranks must say so, or the others would wait for the one that does.
         if self.plan.shuffle and sum(map(len, batches[begins[-1] :])) < self.world:
             raise InputError(

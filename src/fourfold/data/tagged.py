@@ -32,7 +32,7 @@ def read_tagged(path: str, word: int | str, tag: int | str) -> list[Sentence]:
     A .jsonl holds `{"tokens": [...], "tags": [...]}` a line; any other file a word a line, columns
     apart by tabs or blanks, with an empty line between sentences and `-DOCSTART-` between
     documents. Of CoNLL-U (`word: 1, tag: 3`) comments are left out, and lines with a range of words
-    (2-3) or with one that is not in the text (2.1).
+    (2-3) or with one that is not in the text (2.1); of GermEval those that name the source.
 
     Args:
         path: plain or compressed; a relative one may also lie under $FOURFOLD_DATA.
@@ -61,7 +61,8 @@ def _columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     begin = 1
     for number, line in enumerate([*lines, ""], start=1):
         line = line.strip("\ufeff")  # files that were pasted together have one in their middle
-        fields = line.split("\t") if "\t" in line else line.split()
+        # Not at a no-break space, which stands inside words.
+        fields = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
         if not line.strip() or fields[0] == "-DOCSTART-":
             if words:
                 yield Sentence(words, tags, f"{path}, line {begin}")
@@ -69,7 +70,8 @@ def _columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
             continue
         if tabbed and line.startswith("#") and "\t" not in line:
             continue
-        if numbered and re.fullmatch(r"\d+[-.]\d+", fields[0]):
+        # A range of words or one that is not there; "#" before where a sentence is from (GermEval).
+        if numbered and re.fullmatch(r"\d+[-.]\d+|#", fields[0]):
             continue
         begin = begin if words else number
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,7 +49,8 @@ class TokenChunks:
     def __init__(self, place: str, cache: ChunkCache) -> None:
         self.place, self.cache = place.rstrip("/"), cache
         self.remote = "://" in place or place.startswith("local:")
-        index = self._index()
+        text = self.read_text(INDEX)
+        self.version, index = blake2b(text.encode()).hexdigest(), self._index(text)
         try:
             self.dtype = _dtype(index["config"])
             chunks = index["chunks"]
@@ -65,8 +67,7 @@ class TokenChunks:
         if not self.names:
             raise InputError(f"{self.place}/{INDEX} lists no chunks.")
 
-    def _index(self) -> dict[str, Any]:
-        text = self.read_text(INDEX)
+    def _index(self, text: str) -> dict[str, Any]:
         try:
             index = json.loads(text)
         except json.JSONDecodeError as error:
@@ -114,7 +115,8 @@ class TokenChunks:
     def _open(self, chunk: int) -> BinaryIO:
         name = self.names[chunk]
         if self.remote:
-            return self.cache.open(f"{self.place}/{name}", int(self.n_bytes[chunk]))
+            address, size = f"{self.place}/{name}", int(self.n_bytes[chunk])
+            return self.cache.open(address, size, self.version)
         try:
             return (resolve(self.place) / name).open("rb")
         except FileNotFoundError as error:

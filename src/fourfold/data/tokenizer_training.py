@@ -33,7 +33,8 @@ class TokenizerConfig:
             Where bpe and wordpiece have no room for all characters, the most frequent ones take
             three quarters of it; the 256 bytes of byte_bpe are always there.
         min_frequency: how often a pair of pieces must occur to be merged.
-        lowercase: lower-case all text (wordpiece also strips accents, as BERT does).
+        lowercase: lower-case all text (wordpiece also strips accents, as BERT does). Of files it
+            holds for `vocab.txt` alone: the others say it themselves.
         file: instead of training: a `tokenizer.json`, BERT's `vocab.txt`, or GPT's `vocab.json`
             (then with `merges`), or a checkpoint of ours, whose tokenizer is taken.
         merges: GPT-2's `vocab.bpe` or GPT-1's `merges.txt`.

@@ -1,5 +1,6 @@
 """Scores of translations and captions."""
 
+import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -18,16 +19,20 @@ class CorpusScores(ByRow):
         """Add texts of the given rows, and the reference of each or its several references."""
         self.rows.update(zip(rows, zip(hypotheses, references, strict=True), strict=True))
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self, language: str = "") -> dict[str, Any]:
         """bleu, chrf and exact_match in percent, 0 to 1 for the last, and the BLEU signature.
 
         Of several references a hypothesis may match any, as sacreBLEU has it.
+
+        Args:
+            language: Of the texts, like "de": where words are not apart (zh, ja, ko) BLEU needs to
+                know it.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         hypotheses = [hypothesis for hypothesis, _ in pairs]
         several = [[given] if isinstance(given, str) else given for _, given in pairs]
         columns = list(zip_longest(*several)) or [()]
-        bleu, chrf = BLEU(), CHRF()
+        bleu, chrf = _bleu(language), CHRF()
         scores: dict[str, Any] = {
             "bleu": bleu.corpus_score(hypotheses, columns).score,
             "chrf": chrf.corpus_score(hypotheses, columns).score,
@@ -36,3 +41,11 @@ class CorpusScores(ByRow):
         }
         scores["bleu_signature"] = str(bleu.get_signature())
         return scores
+
+
+def _bleu(language: str) -> BLEU:
+    """sacreBLEU with its tokenizer for a language; by characters where that is not installed."""
+    try:
+        return BLEU(trg_lang=re.split("[-_]", language)[0].lower())
+    except RuntimeError:  # Japanese and Korean need mecab
+        return BLEU(tokenize="char")

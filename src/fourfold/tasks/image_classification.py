@@ -45,6 +45,7 @@ class ImageClassification(Task):
     config: ViTConfig
     unit = "images"
     from_data = ("n_classes",)
+    exact = ("n_classes",)
 
     def __init__(
         self,
