@@ -19,7 +19,10 @@ class FakeTrainer(SimpleNamespace):
             _skip_next_val=False,
             batch_progress=SimpleNamespace(is_last_batch=True),
         )
-        self.fit_loop = SimpleNamespace(epoch_loop=loop, _data_fetcher=object())
+        self.fit_loop = SimpleNamespace(
+            epoch_loop=loop, _data_fetcher=object(), _can_stop_early=True
+        )
+        more = {"datamodule": SimpleNamespace(splits={"train": None, "val": None}), **more}
         self.state = SimpleNamespace(fn="fit")
         super().__init__(
             global_step=0, max_steps=-1, max_epochs=-1, should_stop=False, current_epoch=0,

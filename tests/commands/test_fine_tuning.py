@@ -230,6 +230,26 @@ def test_several_seeds(run: Run, configs: dict[str, Path], here: Path) -> None:
     assert (result.code, "was measured by" in result.err) == (2, True)
 
 
+def test_a_config_that_is_edited_meanwhile(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.commands import seeds
+
+    config = here / "c.yaml"
+    config.write_text(configs["classes"].read_text())
+    asked = []
+
+    def train(verb: str, options: Any, *more: Any) -> int:
+        asked.append(verb)
+        config.write_text(config.read_text() + "ema_decay: 0.5\n")
+        return 0
+
+    monkeypatch.setattr(seeds.child, "run", train)
+    result = run("seeds", "--seeds", "0,1", "--run_dir", "s", "--config", config)
+    assert (result.code, asked) == (2, ["fit"])
+    assert "c.yaml has changed since this command began" in result.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -42,6 +42,14 @@ def test_a_checkpoint_to_start_from_wants_a_new_directory(tmp_path: Path) -> Non
         old.resume_from("auto", "best")
 
 
+def test_a_directory_to_start_from_means_where_it_stopped(tmp_path: Path) -> None:
+    new, old = run_with(tmp_path / "new"), run_with(tmp_path / "old", "last", "best")
+    assert new.resume_from("auto", str(old.path)) == old.last
+    assert new.find(str(old.path)) == old.checkpoints / "best.ckpt"
+    with pytest.raises(InputError, match=f"{tmp_path}: there is no checkpoint to go on from"):
+        new.resume_from("auto", str(tmp_path))
+
+
 def test_an_evaluation_takes_best_then_average_then_last(tmp_path: Path) -> None:
     names = ["best", "average", "last"]
     for skipped in range(3):

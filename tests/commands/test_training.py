@@ -1,5 +1,9 @@
 import csv
+import errno
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ def test_a_run_directory_holds_what_one_needs(
     folder = here / "runs/small/mt"  # after the config's folder and name
     names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert names == {
-        *("config.yaml", "metrics.csv", "tokenizer.json", "checkpoints/last.ckpt"),
+        *(".lock", "config.yaml", "metrics.csv", "tokenizer.json", "checkpoints/last.ckpt"),
         *("checkpoints/previous.ckpt", "checkpoints/best.ckpt", "checkpoints/step=00000006.ckpt"),
     }
     # Its config describes the run completely: the same again, elsewhere.
@@ -160,13 +164,19 @@ def test_seed(run: Run, configs: dict[str, Path], here: Path) -> None:
     call = ["fit", "--config", configs["lm"], "--trainer.max_steps=1"]
     assert run(*call, "--run_dir=a", "--seed_everything=7").code == 0
     config = yaml.safe_load((here / "a/config.yaml").read_text())
-    assert config["data"]["init_args"]["seed"] == config["seed_everything"] == 7
+    assert config["seed_everything"] == 7
+    # Not as if the user had wanted it apart: by this file another seed is another for the data.
+    assert "seed" not in config["data"]["init_args"]
+    again = [*call[:2], here / "a/config.yaml", "--trainer.max_steps=1"]
+    assert run(*again, "--run_dir=d", "--seed_everything=8").code == 0
+    assert run(*call, "--run_dir=e", "--seed_everything=8").code == 0
     assert run(*call, "--run_dir=b", "--seed_everything=7", "--data.seed=0").code == 0
     config = yaml.safe_load((here / "b/config.yaml").read_text())
     assert config["data"]["init_args"]["seed"] == 0
     assert run(*call, "--run_dir=c").code == 0
-    a, b, c = (weights(here / x / "checkpoints/last.ckpt") for x in "abc")
+    a, b, c, d, e = (weights(here / x / "checkpoints/last.ckpt") for x in "abcde")
     name = "model.embed.tokens.weight"
+    assert torch.equal(d[name], e[name])
     assert not torch.equal(a[name], b[name])  # other data
     assert not torch.equal(b[name], c[name])  # other weights at the start
 
@@ -199,6 +209,148 @@ def test_early_stopping_on_what_is_not_measured(
                  "--trainer.max_steps=-1", "--trainer.max_epochs=1")  # fmt: skip
     assert result.code == 2
     assert "EarlyStopping cannot monitor val_loss" in result.err
+
+
+def test_what_stopped_early_stays(run: Run, configs: dict[str, Path], here: Path) -> None:
+    monitor = "{monitor: val/loss, patience: 1, min_delta: 99.0}"
+    stop = f"--trainer.callbacks+={{class_path: EarlyStopping, init_args: {monitor}}}"
+    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=-1"]
+    more = ["--trainer.max_epochs=9", "--trainer.limit_train_batches=2"]
+    assert "trained to step 4 in" in run(*call, *more, stop).out
+    last = here / "r/checkpoints/last.ckpt"
+    before = last.read_bytes()
+    for _ in range(2):
+        said = run(*call, *more, stop).out
+        assert "nothing to do: the run is complete at step 4; to go on, leave out" in said
+        assert last.read_bytes() == before
+    assert "trained to step 18 in" in run(*call, *more).out
+
+
+def test_a_run_that_must_not_stop_yet_is_saved_as_any_other(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = saves(monkeypatch)
+    monitor = "{monitor: val/loss, patience: 1, min_delta: 99.0}"
+    stop = f"--trainer.callbacks+={{class_path: EarlyStopping, init_args: {monitor}}}"
+    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=-1", stop]
+    more = ["--trainer.max_epochs=9", "--trainer.limit_train_batches=2", "--trainer.min_steps=7"]
+    assert run(*call, *more, "--checkpoint.every_n_epochs=0").code == 0
+    assert saved == [7]
+
+
+@pytest.mark.parametrize("val", [[], ["--data.val=null"]])
+def test_last_is_saved_where_a_validation_would_be_due(
+    val: list[str], run: Run, configs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    saved = saves(monkeypatch)
+    call = ["fit", "--config", configs["mt"], "--run_dir=r", "--checkpoint.every_n_steps=2"]
+    call += ["--trainer.val_check_interval=2", "--trainer.check_val_every_n_epoch=null"]
+    assert run(*call, *val, "--trainer.max_steps=5", "--model.val_beam=0").code == 0
+    assert [step for step in saved if step % 2 == 0] == [2, 4]
+
+
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of all last.ckpt that are saved from now on."""
+    from fourfold.callbacks.checkpoints import Checkpoints
+
+    found, before = list[int](), Checkpoints.save_last
+
+    def save_last(self: Any, trainer: Any) -> None:
+        found.append(trainer.global_step)
+        before(self, trainer)
+
+    monkeypatch.setattr(Checkpoints, "save_last", save_last)
+    return found
+
+
+def test_two_trainings_in_one_directory(run: Run, configs: dict[str, Path], here: Path) -> None:
+    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=1"]
+    holds = "import sys; from fourfold.commands.run_directory import RunDirectory as R\n"
+    holds += "with R('r').claimed(): print('held', flush=True), sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"held\n"
+    result = run(*call)
+    assert result.code == 2
+    assert "r: another training is at work there" in result.err
+    other.kill()  # a lock does not outlive who holds it
+    other.wait()
+    assert run(*call).code == 0
+    assert run(*call, "--trainer.max_steps=2").code == 0
+
+
+def test_an_average_that_was_not_written_is_made_up_for(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--average_last=2"]
+    call += ["--average_every_n_steps=1", "--trainer.max_steps=3"]
+    assert run(*call).code == 0
+    average = here / "r/checkpoints/average.ckpt"
+    before = weights(average)
+    average.unlink()  # as where a machine ran out of memory over it
+    assert "nothing to do" in run(*call).out
+    assert all(torch.equal(x, before[name]) for name, x in weights(average).items())
+    written = average.stat().st_mtime_ns
+    assert "nothing to do" in run(*call).out
+    assert average.stat().st_mtime_ns == written
+
+
+def test_a_moving_average_is_not_gone_on_with_as_weights(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=2"]
+    assert run(*call, "--ema_decay=0.5").code == 0
+    result = run(*call, "--trainer.max_steps=3")
+    assert result.code == 2
+    assert "last.ckpt: the run averages its weights: give --ema_decay again" in result.err
+    assert run(*call, "--trainer.max_steps=3", "--ema_decay=0.5").code == 0
+    assert run("validate", "--config", configs["vit"], "--run_dir=r").code == 0
+
+
+def test_speed_is_that_of_all_micro_batches(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.callbacks import step_metrics
+
+    covered = []
+
+    class Recorder(step_metrics.Meter):
+        batches = 0
+
+        def add(self, amount: float) -> None:
+            self.batches += 1
+            super().add(amount)
+
+        def read(self) -> float:
+            covered.append(self.batches)
+            self.batches = 0
+            return super().read()
+
+    monkeypatch.setattr(step_metrics, "Meter", Recorder)
+    call = ["fit", "--config", configs["vit"], "--trainer.accumulate_grad_batches=2"]
+    assert run(*call, "--trainer.limit_train_batches=4", "--trainer.max_steps=4").code == 0
+    assert covered == [4, 4]  # two steps of two, as often as is logged
+
+
+def test_the_users_loggers_hear_of_tests_too(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    logger = "{class_path: CSVLogger, init_args: {save_dir: csv}}"
+    call = ["--config", configs["vit"], "--run_dir=r", f"--trainer.logger={logger}"]
+    for verb, number in (("fit", 0), ("test", 1), ("validate", 2)):
+        assert run(verb, *call).code == 0
+        written = (here / f"csv/lightning_logs/version_{number}/metrics.csv").read_text()
+        assert ("test/top1" if verb == "test" else "val/top1") in written
+
+
+def test_a_full_disk_is_a_sentence() -> None:
+    from fourfold.commands.errors import input_error
+
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        found = input_error(OSError(number, os.strerror(number)))
+        assert "no space left on the disk" in str(found)
 
 
 def test_averages_are_used_by_name(run: Run, configs: dict[str, Path], here: Path) -> None:

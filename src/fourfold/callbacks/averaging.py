@@ -23,7 +23,7 @@ class AverageLast(Checkpoint):
 
     def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
         self.n, self.every_n_steps = n, every_n_steps
-        self.folder, self.snapshots = folder, folder / "snapshots"
+        self.snapshots, self.average = folder / "snapshots", folder / "average.ckpt"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget snapshots that lie beyond the checkpoint from which the run goes on."""
@@ -53,16 +53,26 @@ class AverageLast(Checkpoint):
             for _, file in self._taken()[: -self.n]:
                 file.unlink()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the mean, as a checkpoint that all commands take."""
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the mean, as a checkpoint that all commands take.
+
+        Also where training had ended, but was killed before it had written this.
+        """
         # The first process wrote the snapshots, and others may not see them yet.
-        if not trainer.strategy.broadcast(bool(self._taken())):
+        if not trainer.strategy.broadcast(self._is_due()):
             return
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
         files = [file for _, file in self._taken()] if trainer.is_global_zero else []
         checkpoint["state_dict"] = mean_of(files)  # the first process writes it
         checkpoint["averaged"] = [file.name for file in files]
-        trainer.strategy.save_checkpoint(checkpoint, self.folder / "average.ckpt")
+        trainer.strategy.save_checkpoint(checkpoint, self.average)
+
+    def _is_due(self) -> bool:
+        """Whether there are snapshots, and no mean that is younger than the last."""
+        files = [file for _, file in self._taken()]
+        if not files or not self.average.is_file():
+            return bool(files)
+        return self.average.stat().st_mtime_ns < files[-1].stat().st_mtime_ns
 
     def _file(self, step: int) -> Path:
         return self.snapshots / f"step={step:08d}.pt"

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from fourfold.core.errors import InputError
 from fourfold.files import whole
 from fourfold.metrics import less_is_better
 
+NOT_STOPPED = EarlyStoppingReason.NOT_STOPPED
 MONITORS = ("val/bleu", "val/top1", "val/loss")  # the first that is logged decides
 
 
@@ -51,6 +53,7 @@ class Checkpoints(Checkpoint):
         self.waits = False  # last.ckpt is due, once the validation at hand is over
         self.stops = False  # somebody asked for it in the middle of a window
         self.in_window = False  # what is being saved lacks the gradient of its first micro-batches
+        self.stopped = False  # last.ckpt is where a callback ended the run
         self.scores: dict[str, float] = {}  # file name: score, of those kept
 
     @property
@@ -64,7 +67,14 @@ class Checkpoints(Checkpoint):
         return self.folder / "best.ckpt"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so, if the best are chosen on what they will be tested on."""
+        """Say so, if the best are chosen on what they will be tested on.
+
+        What EarlyStopping had ended stays so: another start of the command is to change nothing.
+        """
+        if self.stopped:
+            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+            early = [c for c in callbacks if isinstance(c, EarlyStopping)]
+            trainer.should_stop = any(c.stopping_reason != NOT_STOPPED for c in early)
         data = getattr(trainer, "datamodule", None)
         chooses = self.keep_best and trainer.enable_validation and trainer.is_global_zero
         if chooses and getattr(data, "tests_on_val", False):
@@ -87,7 +97,7 @@ class Checkpoints(Checkpoint):
             return
         due = self.every_n_steps is not None and step % self.every_n_steps == 0
         # The end of a run inside an epoch: only here does a checkpoint know its place in the data.
-        ends = step == trainer.max_steps or trainer.should_stop
+        ends = step == trainer.max_steps or stops_now(trainer)
         accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
         if (due or ends) and not accumulating:
             # A checkpoint from before a validation would never make up for it when resumed.
@@ -110,7 +120,7 @@ class Checkpoints(Checkpoint):
         complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         due = bool(self.every_n_epochs) and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         # The last one here, since at the end of training a moving average is in the model's place.
-        if complete and (due or is_over(trainer) or trainer.should_stop):
+        if complete and (due or is_over(trainer) or stops_now(trainer)):
             self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -123,7 +133,9 @@ class Checkpoints(Checkpoint):
         self.saved_step, self.waits = trainer.global_step, False
         if trainer.is_global_zero and self.last.is_file():
             _link(self.last, self.folder / "previous.ckpt")
+        self.stopped = stops_now(trainer)
         trainer.save_checkpoint(self.last)
+        self.stopped = False
 
     # best.ckpt
 
@@ -138,7 +150,7 @@ class Checkpoints(Checkpoint):
         self._close_window(trainer)
         # One that stops here must be saved now: afterwards Lightning has counted the epoch as done,
         # and a moving average is in the model's place.
-        if self.waits or trainer.should_stop:
+        if self.waits or stops_now(trainer):
             self.save_last(trainer)
 
     def _keep_best(self, trainer: Trainer) -> None:
@@ -190,16 +202,18 @@ class Checkpoints(Checkpoint):
     # What a resumed run must know.
 
     def state_dict(self) -> dict[str, Any]:
-        """The step of last.ckpt, the scores, and whether training could go on from here."""
+        """The step of last.ckpt, the scores, and whether training could or should go on here."""
         return {
             "saved_step": self.saved_step,
             "scores": dict(self.scores),
             "in_window": self.in_window,
+            "stopped": self.stopped,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take them up again; files that somebody deleted do not count."""
         self.saved_step = state_dict["saved_step"]
+        self.stopped = state_dict.get("stopped", False)
         scores = state_dict["scores"]
         self.scores = {f: s for f, s in scores.items() if (self.folder / f).is_file()}
 
@@ -208,7 +222,14 @@ def validates_now(trainer: Trainer) -> bool:
     """Whether a validation follows the training batch that has just ended."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     assert fetcher is not None  # training is under way
+    if "val" not in trainer.datamodule.splits:  # type: ignore[attr-defined]
+        return False  # Lightning would begin one, and find nothing to do
     return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
+
+
+def stops_now(trainer: Trainer) -> bool:
+    """Whether a callback ends the run here: not before its least steps and epochs."""
+    return trainer.should_stop and trainer.fit_loop._can_stop_early
 
 
 def is_over(trainer: Trainer) -> bool:

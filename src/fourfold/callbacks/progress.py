@@ -107,10 +107,11 @@ class Progress(ProgressBar):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say why nothing was done, of a run that was complete."""
         if not self._started:
-            self.print(
-                f"nothing to do: the run is complete at step {trainer.global_step:,}; to go on,"
-                " give a greater --trainer.max_steps or max_epochs"
-            )
+            how = "give a greater --trainer.max_steps or max_epochs"
+            if trainer.should_stop:  # an early end that it had come to
+                how = "leave out the callback that stopped it, or give that more time"
+            step = f"{trainer.global_step:,}"
+            self.print(f"nothing to do: the run is complete at step {step}; to go on, {how}")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

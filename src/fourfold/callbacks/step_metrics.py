@@ -39,9 +39,9 @@ class StepMetrics(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch."""
+        """Count the batch, and log how fast all micro-batches since the last time were."""
         self.meter.add(pl_module.size(batch) * trainer.world_size)  # type: ignore[operator]
-        if is_logged(trainer):
+        if is_logged(trainer) and not trainer.fit_loop.epoch_loop._should_accumulate():
             pl_module.log(f"train/{pl_module.unit}_per_second", self.meter.read())
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,20 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
         text = json.dumps(content, sort_keys=True, default=str)
         found[str(file)] = hashlib.sha256(text.encode()).hexdigest()
     return found
+
+
+def refuse_edited(before: Mapping[str, str], arguments: list[str]) -> None:
+    """Make sure that config files still say what they did when their `fingerprints` were taken.
+
+    Raises:
+        InputError: Names the first that does not.
+    """
+    for file, now in fingerprints(arguments).items():
+        if before.get(file) != now:
+            raise InputError(
+                f"{file} has changed since this command began: put it back, or start it again with"
+                " another run directory"
+            )
 
 
 def check_files(files: Iterable[Path], keys: Iterable[str]) -> None:

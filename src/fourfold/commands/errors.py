@@ -22,7 +22,7 @@ KNOWN = {
     r"can't allocate memory|not enough memory: you tried|Storage size calculation overflowed|"
     r"Unable to allocate": "the machine has too little memory for the model or a batch: make them"
     " smaller",
-    r"No space left on device": "there is no space left on the disk",
+    r"No space left on device|Disk quota exceeded": "there is no space left on the disk",
 }
 
 

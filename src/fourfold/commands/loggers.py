@@ -26,10 +26,8 @@ def make_loggers(run: RunDirectory, config: Any, text: str) -> list[Any]:
         config: All options of the command.
         text: The same as YAML, as config.yaml has it.
     """
-    given = config["trainer"]["logger"]
-    if given is False:
+    if config["trainer"]["logger"] is False:
         return []
-    theirs = [] if given in (None, True) else given if isinstance(given, list) else [given]
     loggers: list[Any] = [MetricsCSV(run.path)]
     if config["tensorboard"] and find_spec("tensorboard"):
         from lightning.pytorch.loggers import TensorBoardLogger
@@ -38,13 +36,22 @@ def make_loggers(run: RunDirectory, config: Any, text: str) -> list[Any]:
     mode = wandb_mode(config["wandb"])
     if mode != "off":
         loggers.append(wandb_run(mode, run, config, config=yaml.safe_load(text)))
-    return loggers + theirs
+    return loggers + users_loggers(config)
 
 
 def loggers_of_a_test(run: RunDirectory, config: Any) -> list[Any]:
-    """The W&B run of the training, where that is asked for: its summary gets what is measured."""
-    mode = "off" if config["trainer"]["logger"] is False else wandb_mode(config["wandb"])
-    return [] if mode == "off" else [wandb_run(mode, run, config, testing=True)]
+    """The user's, and the W&B run of the training, whose summary gets what is measured."""
+    if config["trainer"]["logger"] is False:
+        return []
+    mode = wandb_mode(config["wandb"])
+    ours = [] if mode == "off" else [wandb_run(mode, run, config, testing=True)]
+    return [*ours, *users_loggers(config)]
+
+
+def users_loggers(config: Any) -> list[Any]:
+    """What `trainer.logger` names."""
+    given = config["trainer"]["logger"]
+    return [] if given in (None, True, False) else given if isinstance(given, list) else [given]
 
 
 def wandb_mode(wanted: str) -> str:

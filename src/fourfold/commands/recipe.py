@@ -132,6 +132,9 @@ class Recipe:
             batches = self.data.n_train_batches()
         except InputError:
             return None  # the data are elsewhere; everything else can still be said
+        limit = trainer["limit_train_batches"]
+        if limit is not None:  # a share, or a number
+            batches = int(batches * limit) if isinstance(limit, float) else min(batches, int(limit))
         epochs = epochs or 1000  # Lightning's own default
         ends = -(-batches // int(trainer["accumulate_grad_batches"])) * int(epochs)
         return min(ends, int(most)) if most > 0 else ends

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands import child
-from fourfold.commands.config_files import fingerprints
+from fourfold.commands.config_files import fingerprints, refuse_edited
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.files import write_whole
 from fourfold.papers.tables import Recipe
@@ -143,6 +143,7 @@ class Run:
         write_whole(self._note, json.dumps(noted))
         try:
             for verb, options in (("fit", self.fit), ("test", self.test)):
+                refuse_edited(self.configs, self.test)  # each child reads them anew
                 left = None if limit is None else max(0.0, limit - (time.monotonic() - begin))
                 if options and (code := child.run(verb, options, environment, [held], left)):
                     return code

@@ -3,13 +3,14 @@
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
 
+import errno
 import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ import yaml
 
 from fourfold.commands.config_files import fingerprints
 from fourfold.core.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # a system without it has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 
 class RunDirectory:
@@ -32,6 +38,7 @@ class RunDirectory:
         self.last = self.checkpoints / "last.ckpt"
         self.config = self.path / "config.yaml"
         self.is_new = not self.path.exists()
+        self.new_parents = [folder for folder in self.path.parents if not folder.exists()]
 
     @classmethod
     def of(cls, config: Any) -> "RunDirectory":
@@ -72,7 +79,10 @@ class RunDirectory:
                 " `--resume never` to continue it"
             )
         if given is not None:
-            chosen = self.find(given)
+            run = RunDirectory(given)
+            if run.path.is_dir() and not next(run.resumable(), None):
+                raise InputError(f"{given}: there is no checkpoint to go on from")
+            chosen = run._newest_whole() if run.path.is_dir() else self.find(given)
             if there and not chosen.samefile(there):
                 raise InputError(
                     f"{self.path} already holds a training: leave out --ckpt_path to continue it,"
@@ -114,10 +124,34 @@ class RunDirectory:
                 broken.rename(broken.with_name(broken.name + ".broken"))
         return chosen
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Meanwhile no other process may train in it.
+
+        Raises:
+            InputError: One is at work there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            # Not `flock`, which the workers of a training that was killed would hold on to.
+            if fcntl is not None:
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno in (errno.EACCES, errno.EAGAIN):
+                        raise InputError(
+                            f"{self.path}: another training is at work there: wait for it, or give"
+                            " another --run_dir"
+                        ) from error  # any other: a file system that knows no locks
+            yield
+
     def remove_if_new(self) -> None:
         """Leave nothing of a run that ended before its first checkpoint, if this run made it."""
         if self.is_new and not self.checkpoints.exists():
             shutil.rmtree(self.path, ignore_errors=True)
+            for folder in self.new_parents:
+                with suppress(OSError):  # something else is there by now
+                    folder.rmdir()
 
     def find(self, which: str | None) -> Path:
         """The checkpoint that `which` means: best, average, last or a path; None: the first there.
@@ -133,6 +167,8 @@ class RunDirectory:
                 raise InputError(f"{found}: there is no such checkpoint{self._others()}")
             return found
         if which is not None:
+            if Path(which).is_dir():
+                return checkpoint_of(Path(which))
             if not Path(which).is_file():
                 raise InputError(
                     f"{which}: there is no such checkpoint file; give a path or one of"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands import child
+from fourfold.commands.config_files import fingerprints, refuse_edited
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
 
@@ -28,12 +29,13 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(options.run_dir)
     # In Weights & Biases, where that is asked for, the seeds stand together.
     environment = {"WANDB_RUN_GROUP": folder.name, **os.environ}
-    found = {}
+    found, configs = {}, fingerprints(rest)
     for seed in seeds:
         run = RunDirectory(folder / f"seed_{seed}")
         given = [*rest, "--run_dir", str(run.path), "--seed_everything", str(seed)]
         with child.locked(run.path) as held:
             for verb in () if run.metrics_of(given) else ("fit", "test"):
+                refuse_edited(configs, rest)  # each child reads them anew
                 if code := child.run(verb, given, environment, [held]):
                     return code
             found[seed] = run.metrics_of(given) or {}

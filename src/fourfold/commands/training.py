@@ -9,6 +9,7 @@ import logging
 import shlex
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
@@ -34,7 +36,7 @@ from fourfold.commands.config_files import (
 )
 from fourfold.commands.equipment import make_callbacks
 from fourfold.commands.errors import hidden_input_error, input_error
-from fourfold.commands.loggers import loggers_of_a_test, make_loggers
+from fourfold.commands.loggers import loggers_of_a_test, make_loggers, users_loggers
 from fourfold.commands.options import add_options, check_options
 from fourfold.commands.parser import Parser, known_options
 from fourfold.commands.results import show_table, write_metrics
@@ -73,6 +75,8 @@ class FourfoldCLI(LightningCLI):
 
     run: RunDirectory
     start: Path | None  # the checkpoint that the command begins with
+    shares_seed: bool  # whether the data have no seed of their own
+    held: ExitStack  # what is given back when the command ends
 
     def __init__(self, command: str, options: list[str]) -> None:
         self.command, self.arguments = command, [command, *options]
@@ -132,7 +136,8 @@ class FourfoldCLI(LightningCLI):
     def share_seed(self, config: Any) -> None:
         """The data take over `seed_everything`, unless they are given a seed of their own."""
         args, seed = config["data"].get("init_args", {}), config["seed_everything"]
-        if "seed" in args and not is_given("data.seed", self.arguments):
+        self.shares_seed = "seed" in args and not is_given("data.seed", self.arguments)
+        if self.shares_seed:
             args["seed"] = int(seed)
 
     def recipe(self) -> dict[str, Any]:
@@ -172,6 +177,8 @@ class FourfoldCLI(LightningCLI):
         config = self.config[self.command].clone()
         config.pop("config", None)
         config["ckpt_path"] = None
+        if self.shares_seed:  # or with another `seed_everything` it would keep this one
+            del config["data"]["init_args"]["seed"]
         parser = self._parser(self.command)
         text: str = parser.dump(config, skip_unset=False, skip_validation=True)
         return text
@@ -179,19 +186,27 @@ class FourfoldCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run; of a training that bad input stopped before its first checkpoint, leave nothing."""
         try:
-            super()._run_subcommand(subcommand)
+            with ExitStack() as self.held:
+                super()._run_subcommand(subcommand)
         except Exception as error:
             if subcommand == "fit" and input_error(error) is not None:
                 self.run.remove_if_new()
             raise
 
     def before_fit(self) -> None:
-        """Refuse bad data before a logger has made its first file."""
+        """Refuse bad data, and another training in the run's directory, before a file is made."""
         if self.trainer.world_size == 1:  # else the ranks must agree on a tokenizer as they build
             self.datamodule.setup("fit")
         if not self.config_init["fit"]["trainer"]["fast_dev_run"]:
+            if getattr(rank_zero_only, "rank", 0) == 0:  # for the other processes, too
+                self.held.enter_context(self.run.claimed())
             config = self.config_init[self.command]
             self.trainer.loggers = make_loggers(self.run, config, self.dump())
+
+    def before_validate(self) -> None:
+        """Tell the user's loggers what is measured."""
+        if not self.config_init["validate"]["trainer"]["fast_dev_run"]:
+            self.trainer.loggers = users_loggers(self.config_init["validate"])
 
     def before_test(self) -> None:
         """Measure into the W&B run of the training, where the user asks for one."""

@@ -19,7 +19,11 @@ from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
 from fourfold.tasks.plain import from_plain
-from fourfold.tasks.sameness import refuse_another, refuse_other_settings
+from fourfold.tasks.sameness import (
+    refuse_another,
+    refuse_lost_average,
+    refuse_other_settings,
+)
 from fourfold.tasks.sharding import FSDP2, fit_strategy
 from fourfold.tasks.start import InitFrom, start_from
 from fourfold.tasks.steps import optimizer_steps, warn_of_warm_up
@@ -151,7 +155,9 @@ class Task(LightningModule):
             given = getattr(self.config, field)
             found = getattr(self.trainer.datamodule, field)  # type: ignore[attr-defined]
             if given is not None and (given < found or (field in self.exact and given != found)):
-                raise InputError(f"the model's {field} is {given}, but the data need {found}")
+                raise InputError(
+                    f"the model's {field} is {given}, but the data need {found}: null takes theirs"
+                )
             if given is None:
                 self.config = replace(self.config, **{field: found})
                 self.init_args["config"][field] = found
@@ -263,6 +269,8 @@ class Task(LightningModule):
                 self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
             refuse_another(checkpoint.get("fourfold"), type(self).__name__, self.artifacts)
             training = self._trainer is not None and self.trainer.state.fn == "fit"
+            if training:
+                refuse_lost_average(checkpoint, self.trainer.callbacks)  # type: ignore[attr-defined]
             saved = checkpoint["fourfold"]["init_args"]
             refuse_other_settings(saved, self.init_args, training=training)
         except InputError as error:

@@ -1,7 +1,9 @@
 """Whether a checkpoint is of the task that is to go on with it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from lightning.pytorch.callbacks import WeightAveraging
 
 from fourfold.core.errors import InputError
 from fourfold.tasks.plain import flat, listed
@@ -25,6 +27,17 @@ def refuse_another(
     for name in ("tokenizer", "class_names"):
         if artifacts.get(name) != saved["data"].get(name):
             raise InputError(f"the checkpoint's {name} is not that of the data given")
+
+
+def refuse_lost_average(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
+    """Refuse to go on from a moving average of weights as if it were the weights.
+
+    Raises:
+        InputError: A checkpoint holds both, and no callback is there that knows them apart.
+    """
+    knows = any(isinstance(callback, WeightAveraging) for callback in callbacks)
+    if "current_model_state" in checkpoint and not knows:
+        raise InputError("the run averages its weights: give --ema_decay again to go on with it")
 
 
 def refuse_other_settings(
