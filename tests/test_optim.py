@@ -69,9 +69,16 @@ def test_noam_multiplies_its_rate() -> None:
 def test_linear() -> None:
     found = rates(ScheduleConfig("linear", warmup_steps=4), 8.0, 12)
     assert found == pytest.approx([2, 4, 6, *(8 * (13 - step) / 9 for step in range(4, 13))])
-    # Without a warm-up from the peak on, as BERT's code and transformers have it.
+    # Without a warm-up from the peak on, as transformers has it.
     assert rates(ScheduleConfig("linear"), 8.0, 4) == pytest.approx([8, 6, 4, 2])
     assert rates(ScheduleConfig("linear"), 8.0, 1) == [8.0]
+
+
+def test_linear_from_start() -> None:
+    """BERT's `polynomial_decay` counts from the first step, whatever the warm-up took."""
+    found = rates(ScheduleConfig("linear_from_start", warmup_steps=4), 8.0, 12)
+    assert found == pytest.approx([2, 4, 6, *(8 * (13 - step) / 12 for step in range(4, 13))])
+    assert rates(ScheduleConfig("linear_from_start"), 8.0, 4) == pytest.approx([8, 6, 4, 2])
 
 
 def test_linear_to_a_floor() -> None:

@@ -67,10 +67,11 @@ class ScheduleConfig:
     """How the learning rate moves; it steps once an optimizer step.
 
     Args:
-        name: constant, linear, cosine, inverse_sqrt or noam.
+        name: constant, linear, linear_from_start (falls from the first step on, the warm-up apart:
+            BERT's code), cosine, inverse_sqrt or noam.
         warmup_steps: Steps of linear growth at the start.
-        total_steps: Where linear and cosine end; None means the end of the run.
-        min_lr: Where linear and cosine end, as a learning rate: cosine with the last step, linear
+        total_steps: Where those that fall to an end have it; None means the end of the run.
+        min_lr: What they fall to, as a learning rate: cosine with the last step, the linear ones
             behind it.
     """
 
@@ -247,8 +248,12 @@ def _constant(step: int, total: int, warmup: int, d_model: int) -> float:
 
 
 def _linear(step: int, total: int, warmup: int, d_model: int) -> float:
-    # Zero is reached behind the last step, so that this one still learns (BERT's code).
+    # Zero is reached behind the last step, so that this one still learns.
     return max(0.0, (total - step + 1) / max(1, total - max(1, warmup) + 1))
+
+
+def _linear_from_start(step: int, total: int, warmup: int, d_model: int) -> float:
+    return _linear(step, total, 0, d_model)
 
 
 def _cosine(step: int, total: int, warmup: int, d_model: int) -> float:
@@ -267,14 +272,15 @@ def _noam(step: int, total: int, warmup: int, d_model: int) -> float:
 # Each: (step from 1, total steps, warm-up steps, D) to a factor on the peak learning rate.
 SCHEDULES: dict[str, Callable[[int, int, int, int], float]] = {
     "constant": _constant,
-    "linear": _linear,  # BERT, GPT fine-tuning
+    "linear": _linear,  # RoBERTa
+    "linear_from_start": _linear_from_start,  # BERT's code: it falls as if nothing had been before
     "cosine": _cosine,  # Loshchilov and Hutter 2016; GPT, DeiT
     "inverse_sqrt": _inverse_sqrt,  # fairseq's form: peak at the end of the warm-up
     "noam": _noam,  # Vaswani et al. 2017, eq. 3
 }
 
 # Those that reach their floor at the end of the run.
-ENDING = ("linear", "cosine")
+ENDING = ("linear", "linear_from_start", "cosine")
 
 
 def learning_rate_factor(

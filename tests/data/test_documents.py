@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from fourfold.core.errors import InputError
@@ -17,7 +19,7 @@ def read(tmp_path, text=TEXT, name="t.txt", *, val=None, test=None, **options):
     [
         ("file", [TEXT]),
         ("line", ["A first line.", "A second.", "Another paragraph.", "A third."]),
-        ("paragraph", ["A first line.\nA second.", "Another paragraph.", "A third.\n"]),
+        ("paragraph", ["A first line.\nA second.", "Another paragraph.", "A third."]),
     ],
 )
 def test_what_a_document_is(tmp_path, unit, documents):
@@ -92,3 +94,23 @@ def test_bad_sources(kind, train, message):
 
 def test_sizes():
     assert sizes(["für dich", ""]) == ([9, 0], [2, 0])
+
+
+def test_any_number_of_blank_lines_is_between_two_paragraphs(tmp_path):
+    text = "\nCHAPTER I\n\n\nIt was so.\n\nAgain.\n \n\n\nCHAPTER II\n\n\nIt was so.\n"
+    (found,) = read(tmp_path, text, documents="paragraph")["train"].columns
+    assert found == ["CHAPTER I", "It was so.", "Again.", "CHAPTER II", "It was so."]
+
+
+def test_rows_without_text_are_no_documents(tmp_path, caplog):
+    """A third of WikiText's rows on the hub."""
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in ("a b", "", " \n", "c"))
+    assert read(tmp_path, rows, "t.jsonl")["train"].columns == [["a b", "c"]]
+    assert "train: 2 of 4 rows hold no text: dropped." in caplog.text
+
+
+def test_words_and_bytes_of_a_long_text(monkeypatch):
+    text = "one two\nthree\x1cfour  \n fünf\tsix\n" * 9
+    whole = sizes([text, ""])
+    monkeypatch.setattr("fourfold.data.tokenizer._CHUNK", 7)
+    assert sizes([text, ""]) == whole == ([len(text.encode()), 0], [len(text.split()), 0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fourfold.data.tokenizer as module
 from fourfold.core.errors import InputError
-from fourfold.data.tokenizer import Tokenizer
+from fourfold.data.tokenizer import Tokenizer, cut
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 
 TEXTS = [
@@ -97,10 +97,37 @@ def test_long_texts_are_cut_without_a_trace(kind, text):
         assert tokenizer.encode_corpus([text, text])[1].tolist() == whole
 
 
+def test_what_is_encoded_at_once_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_MOST", 30)
+    tokenizer, texts = trained("bpe"), [*TEXTS, "", "x" * 99]
+    asked, encode = [], Tokenizer.encode_batch
+
+    def noted(self, rows):
+        asked.append(sum(map(len, rows)))
+        return encode(self, rows)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", noted)
+    corpus = tokenizer.encode_corpus(texts)
+    assert [row.tolist() for row in map(corpus.__getitem__, range(len(corpus)))] == [
+        tokenizer.encode(text) for text in texts
+    ]
+    assert len(asked) > 5
+    assert all(n <= 30 or n in map(len, texts) for n in asked)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece"])
+def test_a_long_text_trains_as_a_whole(kind, monkeypatch):
+    text = "\n".join(" ".join(TEXTS) for _ in range(3))
+    whole = train_tokenizer(TokenizerConfig(kind, 300), [text], mask=False).to_str()
+    monkeypatch.setattr(module, "_CHUNK", 20)
+    pieces = train_tokenizer(TokenizerConfig(kind, 300), [text], mask=False).to_str()
+    assert pieces == whole
+
+
 def test_long_texts_are_really_cut(monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 5)
     for kind in ("bpe", "byte_bpe"):
-        assert len(list(trained(kind)._cut("one two\nthree four\nfive six\nseven"))) > 1
+        assert len(list(cut("one two\nthree four\nfive six\nseven", metaspace=kind == "bpe"))) > 1
 
 
 def test_special_tokens_are_left_out_of_decoded_text():

@@ -42,12 +42,17 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return seen
 
 
+def lasting(weight: Tensor) -> Tensor:
+    """As a model holds it."""
+    return nn.Parameter(weight, requires_grad=False)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("n_out", "n_in"), [(192, 128), (400, 96), (17, 1024), (1000, 65)])
 def test_it_is_f_linear(n_out: int, n_in: int, dtype: torch.dtype, laid_out: list[Tensor]) -> None:
     torch.manual_seed(0)
-    weight, bias = torch.randn(n_out, n_in, dtype=dtype), torch.randn(n_out, dtype=dtype)
-    weight /= n_in**0.5
+    weight = lasting(torch.randn(n_out, n_in, dtype=dtype) / n_in**0.5)
+    bias = torch.randn(n_out, dtype=dtype)
     for shape, given in itertools.product(
         [(1,), (4,), (5,), (64,), (65,), (3, 1), (1, 2, 2), (0,), ()], [None, bias]
     ):
@@ -65,7 +70,7 @@ def test_it_is_f_linear(n_out: int, n_in: int, dtype: torch.dtype, laid_out: lis
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_any_number_of_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    weight, x = torch.randn(384, 64), torch.randn(2, 64)
+    weight, x = lasting(torch.randn(384, 64)), torch.randn(2, 64)
     with torch.inference_mode(), few_rows(ALL):
         torch.testing.assert_close(linear(x, weight), F.linear(x, weight), rtol=1e-4, atol=1e-4)
 
@@ -110,6 +115,18 @@ def test_no_more_than_there_is_room_for(
         torch.testing.assert_close(second(first(x)), F.linear(F.linear(
             x, first.weight, first.bias), second.weight, second.bias))  # fmt: skip
     assert len(laid_out) == 1
+
+
+def test_a_matrix_that_is_made_anew_for_each_use(laid_out: list[Tensor]) -> None:
+    """Of a parametrised layer: the next one's may get the number that the last one's had."""
+    layers = [nn.utils.parametrizations.weight_norm(Linear(256, 256)) for _ in range(12)]
+    x = torch.randn(1, 256)
+    wanted = [F.linear(x, layer.weight, layer.bias) for layer in layers]
+    with torch.inference_mode(), few_rows(ALL):
+        found = [layer(x) for layer in layers]
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert not laid_out
 
 
 def test_memory_goes_with_the_matrix() -> None:

@@ -12,7 +12,7 @@ from scripts.gpu_report import page, read
 
 
 def suite(root: Path, out: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "SIZE": "tiny", "DEVICE": "cpu", "ROUNDS": "1", "COMPILED": "",
+    environment = {**os.environ, "SIZE": "tiny", "DEVICE": "cpu", "ROUNDS": "1",
                    "PYTHON": sys.executable, **more}  # fmt: skip
     command = ["sh", str(root / "scripts/gpu_suite.sh"), str(out)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=out.parent)
@@ -33,6 +33,22 @@ def test_the_page_says_how_each_part_ended(tmp_path: Path) -> None:
     ):
         assert line in text
     assert text.endswith("## fourfold bench, size gpu\n")
+
+
+def test_the_tests_of_a_gpu_need_nothing_but_torch(root: Path) -> None:
+    """What a bare machine lacks would keep pytest from running any of them."""
+    lacks = ["jsonargparse", "babel", "num2words", "wandb", "sacrebleu", "datasets", "torchvision"]
+    files = [
+        str(f) for f in (root / "tests").rglob("test_*.py") if "mark." + "cuda" in f.read_text()
+    ]
+    code = f"import sys; sys.modules.update(dict.fromkeys({lacks})); import pytest; "
+    code += "sys.exit(pytest.main(sys.argv[1:]))"
+    options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-m", "cuda"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options, *files], capture_output=True, text=True, cwd=root
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("::") >= 3
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from fourfold.data.labels import draw
 from fourfold.data.pairs import hold_out
 from fourfold.data.parts import check_embedded
 from fourfold.data.sources import Rows, is_table, read_table, read_text
+from fourfold.data.tokenizer import cut
+
+log = logging.getLogger(__name__)
 
 Unit = Literal["file", "line", "paragraph"]
 
@@ -71,7 +75,7 @@ class TextSource:
                 cut = _cut_end if len(raw["train"]) == 1 else hold_out
                 raw["train"], raw[name] = cut(raw["train"], part, name)
             elif part is not None:
-                raw[name] = self._read_part(part)
+                raw[name] = _with_text(self._read_part(part), name)
         return raw
 
     def _read_part(self, part: str | list[str]) -> Rows:
@@ -94,9 +98,19 @@ class TextSource:
             lines = [line for line in text.split("\n") if line.strip()]
             return Rows.of([lines], f"{name}, non-empty line")
         if self.documents == "paragraph":
-            parts = [part for part in re.split(r"\n[^\S\n]*\n", text) if part.strip()]
-            return Rows.of([parts], f"{name}, paragraph")
+            parts = re.split(r"\n(?:[^\S\n]*\n)+", text)
+            kept = [part.strip("\n") for part in parts if part.strip()]
+            return Rows.of([kept], f"{name}, paragraph")
         raise InputError(f"documents must be file, line or paragraph, not {self.documents!r}.")
+
+
+def _with_text(rows: Rows, name: str) -> Rows:
+    """Without rows of a table that hold nothing: each would teach that a text ends at once."""
+    kept = [row for row, text in enumerate(rows.columns[0]) if text.strip()]
+    if not kept or len(kept) == len(rows):
+        return rows  # that nothing is there is said elsewhere
+    log.warning("%s: %d of %d rows hold no text: dropped.", name, len(rows) - len(kept), len(rows))
+    return rows.select(np.array(kept))
 
 
 def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
@@ -116,4 +130,5 @@ def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
 
 def sizes(texts: Sequence[str]) -> tuple[list[int], list[int]]:
     """UTF-8 bytes and white-space words of each text."""
-    return [len(text.encode()) for text in texts], [len(text.split()) for text in texts]
+    words = [sum(len(piece.split()) for piece in cut(text)) for text in texts]
+    return [len(text.encode()) for text in texts], words

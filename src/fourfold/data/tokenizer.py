@@ -31,7 +31,8 @@ ROLES = {
 _BREAKS = "Ċĉč\n\t\r"
 _SPACES = "▁Ġ " + _BREAKS
 _CHUNK = 1 << 20
-_BATCH = 20_000
+_BATCH = 20_000  # texts at once, or
+_MOST = 16 * _CHUNK  # so many characters
 
 
 class Tokenizer:
@@ -133,28 +134,17 @@ class Tokenizer:
         """
         pieces, owners = [], []
         for row, text in enumerate(texts):
-            for piece in self._cut(text):
+            for piece in cut(text, metaspace=self._is_metaspace):
                 pieces.append(piece)
                 owners.append(row)
         ids, lengths = [np.zeros(0, np.int32)], np.zeros(len(texts), np.int64)
-        for begin in range(0, len(pieces), _BATCH):
-            encoded = self.encode_batch(pieces[begin : begin + _BATCH])
+        for part in _batches(pieces):
+            encoded = self.encode_batch(pieces[part])
             counts = np.array([len(row) for row in encoded], np.int64)
-            np.add.at(lengths, owners[begin : begin + _BATCH], counts)
+            np.add.at(lengths, owners[part], counts)
             flat = (i for row in encoded for i in row)
             ids.append(np.fromiter(flat, np.int32, count=int(counts.sum())))
         return Ragged.from_lengths(np.concatenate(ids), lengths)
-
-    def _cut(self, text: str) -> Iterator[str]:
-        """Pieces of about a million characters whose ids, joined, are the ids of the text."""
-        # Joining words with "▁" puts one in front of every piece: there, cut at a blank and drop
-        # it.
-        border = re.compile(r"(?<=\S) (?=\S)" if self._is_metaspace else r"(?<=\S)\n(?=\S)")
-        begin = 0
-        while len(text) - begin > 2 * _CHUNK and (hit := border.search(text, begin + _CHUNK)):
-            yield text[begin : hit.start() if self._is_metaspace else hit.end()]
-            begin = hit.end()
-        yield text[begin:]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens are left out."""
@@ -220,3 +210,31 @@ class Tokenizer:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, self.core.to_str(pretty=True))
+
+
+def cut(text: str, *, metaspace: bool = False) -> Iterator[str]:
+    """Pieces of about a million characters whose words, and whose ids, are those of the text.
+
+    Args:
+        text: any.
+        metaspace: whether the tokenizer joins words with "▁", which it then puts in front of every
+            piece: there, pieces end at a blank, which is dropped.
+    """
+    border = re.compile(r"(?<=\S) (?=\S)" if metaspace else r"(?<=\S)\n(?=\S)")
+    begin = 0
+    while len(text) - begin > 2 * _CHUNK and (hit := border.search(text, begin + _CHUNK)):
+        yield text[begin : hit.start() if metaspace else hit.end()]
+        begin = hit.end()
+    yield text[begin:]
+
+
+def _batches(pieces: Sequence[str]) -> Iterator[slice]:
+    """So many at a time that all cores have work, and that what comes of them fits into memory."""
+    begin = held = 0
+    for end, piece in enumerate(pieces):
+        if end - begin == _BATCH or (held + len(piece) > _MOST and end > begin):
+            yield slice(begin, end)
+            begin, held = end, 0
+        held += len(piece)
+    if begin < len(pieces):
+        yield slice(begin, len(pieces))

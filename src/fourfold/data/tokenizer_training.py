@@ -12,7 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Core
 
 from fourfold.core.errors import InputError
-from fourfold.data.tokenizer import ROLES, Tokenizer
+from fourfold.data.tokenizer import ROLES, Tokenizer, cut
 
 log = logging.getLogger(__name__)
 SPECIAL = [names[0] for names in ROLES.values()]
@@ -93,6 +93,9 @@ def train_tokenizer(
         raise InputError(
             f"{config.kind!r} is not a kind of tokenizer: choose among {', '.join(_TRAIN)}."
         )
+    # The library takes a hundred bytes for each of a text that it is given at once.
+    if config.kind in ("bpe", "byte_bpe", "wordpiece"):
+        texts = [piece for text in texts for piece in cut(text, metaspace=config.kind == "bpe")]
     core = _TRAIN[config.kind](config, texts, special)
     if (found := core.get_vocab_size()) < config.vocab_size:
         log.warning(

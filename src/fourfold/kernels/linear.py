@@ -90,16 +90,20 @@ class LaidOut:
     """
 
     def __init__(self) -> None:
-        self._ready: dict[int, Strips] = {}
+        # With each matrix itself: the number of one that is gone may be that of the next.
+        self._ready: dict[int, tuple[Tensor, Strips]] = {}
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> Strips | None:
         """Those of a matrix, if they are the fastest for rows x (..., K)."""
         most = MULTIPLIED.get(x.dtype) or SUMMED.get(x.dtype, 0)
         few = 0 < x.numel() <= most * x.shape[-1]
-        if not few or weight.dtype != x.dtype or not weight.is_cpu:
+        # What is no parameter is made anew for each use, of a parametrised one.
+        lasts = isinstance(weight, nn.Parameter)
+        if not few or not lasts or weight.dtype != x.dtype or not weight.is_cpu:
             return None
-        return self._ready.get(id(weight)) or self._lay_out(weight)
+        _, found = self._ready.get(id(weight), (None, None))
+        return found or self._lay_out(weight)
 
     def _lay_out(self, weight: Tensor) -> Strips | None:
         taken = weight.numel() * weight.element_size()
@@ -109,7 +113,7 @@ class LaidOut:
         if found is None or found.shape != weight.shape or found.strips.dtype != weight.dtype:
             found = _memory[weight] = Strips(weight)
         found.fill(weight)
-        self._ready[id(weight)] = found
+        self._ready[id(weight)] = weight, found
         self._bytes += taken
         return found
 

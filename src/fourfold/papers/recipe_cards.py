@@ -54,6 +54,7 @@ MEANINGS = {
     "schedule": {
         "constant": "lr, once the warm-up is over",
         "linear": "rises to lr in the warm-up, then falls in a line",
+        "linear_from_start": "falls from lr in a line from the first step on, the warm-up apart",
         "cosine": "rises to lr in the warm-up, then falls as half a wave",
         "inverse_sqrt": "rises to lr in the warm-up, then falls as step^-0.5",
         "noam": "lr x d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5)",
