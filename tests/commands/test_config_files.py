@@ -22,6 +22,13 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert is_given("data.seed", ["--config", str(file)])
     assert is_given("data.seed", ["--data.init_args.seed=3"])
     assert not is_given("data.rows", ["--config", str(file), "--data.seed", "3"])
+    # Where another file stands for a part.
+    (tmp_path / "b.yaml").write_text("seed: 3\n")
+    (tmp_path / "c.yaml").write_text("data: b.yaml\nmodel: Translation\n")
+    assert is_given("data.seed", ["--config", str(tmp_path / "c.yaml")])
+    assert is_given("data.seed", ["--data", str(tmp_path / "b.yaml")])
+    assert not is_given("data.rows", ["--data", str(tmp_path / "b.yaml")])
+    assert not is_given("model.seed", ["--config", str(tmp_path / "c.yaml")])
 
 
 @pytest.mark.parametrize(

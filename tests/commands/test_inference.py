@@ -1,10 +1,13 @@
 import io
+import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 Run = Callable[..., Any]
@@ -152,10 +155,26 @@ def test_words_are_tagged(ask: Ask) -> None:
     assert 1 < len(cut) < 40
 
 
+def test_classes_without_names_have_numbers(
+    run: Run, trained: Train, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an import has it of a model whose config.json names none."""
+    content = torch.load(trained("vit") / "checkpoints/last.ckpt", weights_only=True)
+    content["fourfold"]["data"]["class_names"] = []
+    torch.save(content, here / "x.ckpt")
+    Image.new("L", (8, 8), 100).save(here / "0.png")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"0.png\n")))
+    assert re.match(r"0\.png\tLABEL_\d\t", lines(run("classify", "--checkpoint", "x.ckpt"))[0])
+    assert run("export", "x.ckpt", "out").code == 0
+    assert len(json.loads((here / "out/config.json").read_text())["id2label"]) == 10
+
+
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
-def test_precisions(precision: str, ask: Ask) -> None:
+def test_precisions(precision: str, ask: Ask, here: Path) -> None:
+    Image.new("L", (8, 8), 100).save(here / "one.png")
     for verb, family in (("translate", "mt"), ("fill", "mlm")):
         assert len(lines(ask(verb, family, "one [MASK]\n", "--precision", precision))) == 1
+    assert len(lines(ask("classify", "vit", "one.png\n", "--precision", precision))) == 1
     assert "needs a GPU" in ask("fill", "mlm", "one\n", "--precision", "16-mixed").err
 
 

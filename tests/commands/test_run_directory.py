@@ -1,8 +1,10 @@
+import errno
 from pathlib import Path
 
 import pytest
 import torch
 
+from fourfold.commands import run_directory
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.errors import InputError
 
@@ -106,3 +108,21 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
     content[content.index(b"\x00\x00\x80?" * 50) + 100] ^= 1
     run.last.write_bytes(bytes(content))
     assert run.resume_from("auto", None) == run.checkpoints / "previous.ckpt"
+
+
+def test_what_is_another_trainings_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = RunDirectory(tmp_path / "r"), RunDirectory(tmp_path / "r")  # at once
+
+    def taken(*arguments: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "taken")
+
+    with first.claimed():
+        monkeypatch.setattr(run_directory.fcntl, "lockf", taken)
+        with pytest.raises(InputError, match="another training"), second.claimed():
+            pass
+        second.remove_if_new()
+        assert (tmp_path / "r/.lock").is_file()
+    first.remove_if_new()
+    assert not (tmp_path / "r").exists()

@@ -24,6 +24,7 @@ OPTIONS = [
     *("--wandb=offline", "--wandb_project=papers", "--wandb_group=small"),
     *("--wandb_tags=[first, second]", "--wandb_checkpoints=true", "--pictures=true"),
     *("--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1"),
+    *("--average_last=2", "--average_every_n_steps=1"),
 ]
 KILLED_AT = {"mt": 4}  # in the middle of this batch
 CLASSES = ("vit", "classes", "tags")
@@ -191,7 +192,7 @@ def test_checkpoints_are_versions_with_aliases(name: str, track: Track) -> None:
     parts = runs_in(folder)
     sent = [a for part in parts for a in part.artifacts if a.type == "model"]
     assert {a.name for a in sent} == {f"model-{parts[0].run.run_id}"}
-    for artifact, word in zip(sent, ("best", "last"), strict=True):
+    for artifact, word in zip(sent, ("average", "best", "last"), strict=True):
         file = folder / f"checkpoints/{word}.ckpt"
         step = torch.load(file, weights_only=True)["global_step"]
         assert set(artifact.aliases) == {word, f"step-{step}", "latest"}

@@ -97,6 +97,13 @@ def test_an_image_comes_with_a_text_of_its_own(folder: Path, form: str) -> None:
             assert COLOURS[int(image.sum((1, 2)).argmax())] == said[row].split()[0]
 
 
+def test_an_empty_line_is_no_image(folder: Path) -> None:
+    whole = len(batches(data(folder).train_dataloader()))
+    table = folder / "captions.jsonl"
+    table.write_text("\n" + table.read_text() + "\n \n")
+    assert len(batches(data(folder).train_dataloader())) == whole
+
+
 def test_a_text_runs_from_bos_to_eos(folder: Path) -> None:
     module = data(folder)
     tokenizer = module.tokenizer

@@ -163,3 +163,10 @@ def test_colours_keep_their_place() -> None:
     picture = Image.new("RGB", (2, 1))
     picture.putpixel((1, 0), (10, 20, 30))
     assert decode(picture, 3, "x")[:, 0, 1].tolist() == [10, 20, 30]
+
+
+def test_means_are_described_as_they_were_given() -> None:
+    """In fp32 ImageNet's would have other digits than those of a model that was imported."""
+    config = TransformConfig(mean=(0.485, 0.456, 0.406), std=(0.229,))
+    said = EvalTransform(config, 8, 3).described()
+    assert (said["mean"], said["std"]) == ([0.485, 0.456, 0.406], [0.229] * 3)

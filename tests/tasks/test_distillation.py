@@ -101,6 +101,10 @@ def test_a_teacher_of_other_classes_or_pixels_is_refused(teacher: Path, tmp_path
     logits = taught(torch.randn(2, 1, 8, 8))
     assert logits.shape == (2, 10)
     assert not logits.requires_grad
+    images = torch.randn(2, 1, 8, 8, dtype=torch.bfloat16)  # of a student in bf16-true
+    torch.testing.assert_close(taught(images), taught(images.float()))
+    # As an older checkpoint has it, whose numbers went through fp32.
+    Teacher(str(teacher), {**artifacts, "mean": [x + 2e-8 for x in artifacts["mean"]]})
     with pytest.raises(InputError, match=r"its mean is \[0\.5\], but the data's \[0\.1\]"):
         Teacher(str(teacher), {**artifacts, "mean": (0.1,)})
     with pytest.raises(InputError, match="its class_names is"):

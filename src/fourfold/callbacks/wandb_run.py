@@ -99,7 +99,7 @@ def _cells(wandb: Any, media: Confusion) -> Any:
 
 
 class SendCheckpoints(Checkpoint):
-    """Sends checkpoints as versions of one artifact when training has ended.
+    """Sends checkpoints as versions of one artifact when training has ended, and all are written.
 
     It is a `Checkpoint` only so that Lightning calls it after those that write the files.
 
@@ -109,10 +109,15 @@ class SendCheckpoints(Checkpoint):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.trained = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that there is something new."""
+        self.trained = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Send them, from the first rank."""
-        for logger in trainer.loggers:
+        for logger in trainer.loggers if self.trained else ():
             if trainer.is_global_zero and isinstance(logger, WandbRun):
                 self._send(logger)
 

@@ -172,7 +172,8 @@ def _scalars(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 def is_given(key: str, arguments: list[str]) -> bool:
     """Whether the user wrote `key` or something in it, on the command line or in a config file."""
     path = _path(key)
-    in_file = any(_line_of(read_tree(file), path) for file in config_files(arguments))
+    files = config_files(arguments)
+    in_file = any(_line_of(read_tree(file), path, file.parent) for file in files)
     below = any(option[: len(path)] == path for option, _ in _options(arguments))
     return in_file or below or _on_command_line(key, arguments)
 
@@ -183,11 +184,18 @@ def _on_command_line(key: str, arguments: list[str]) -> bool:
     for option, value in _options(arguments):
         if option == path:
             return True
-        if option == path[: len(option)] and value.lstrip().startswith("{"):
-            rest = path[len(option) :]
-            if _line_of(yaml.compose(value, yaml.SafeLoader), rest) is not None:
+        if option == path[: len(option)]:
+            node = yaml.compose(value, yaml.SafeLoader) if value.lstrip().startswith("{") else None
+            node = node or _in_file(value, Path())
+            if _line_of(node, path[len(option) :], Path()) is not None:
                 return True
     return False
+
+
+def _in_file(value: str, folder: Path) -> yaml.Node | None:
+    """What a value stands for that is the name of a file with it."""
+    is_named = value.endswith((".yaml", ".yml", ".json")) and (folder / value).is_file()
+    return read_tree(folder / value) if is_named else None
 
 
 def _options(arguments: list[str]) -> Iterator[tuple[list[str], str]]:
@@ -210,13 +218,18 @@ def _children(node: Any) -> Iterator[tuple[str, int, yaml.Node]]:
             yield str(key.value), key.start_mark.line + 1, value
 
 
-def _line_of(node: yaml.Node | None, path: list[str]) -> int | None:
-    """Line of the key at `path`; the level `init_args` may stand between or not."""
+def _line_of(node: yaml.Node | None, path: list[str], folder: Path | None = None) -> int | None:
+    """Line of the key at `path`; the level `init_args` may stand between or not.
+
+    With the `folder` of the file also where another file stands for a part, as its line there.
+    """
     for name, line, below in _children(node):
+        if folder is not None and isinstance(below, yaml.ScalarNode):
+            below = _in_file(str(below.value), folder) or below
         if name == "init_args":
-            found = _line_of(below, path)
+            found = _line_of(below, path, folder)
         elif path and name == path[0]:
-            found = line if len(path) == 1 else _line_of(below, path[1:])
+            found = line if len(path) == 1 else _line_of(below, path[1:], folder)
         else:
             continue
         if found is not None:

@@ -139,6 +139,7 @@ class RunDirectory:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:
                     if error.errno in (errno.EACCES, errno.EAGAIN):
+                        self.is_new = False  # it is the other's, and not ours to remove
                         raise InputError(
                             f"{self.path}: another training is at work there: wait for it, or give"
                             " another --run_dir"

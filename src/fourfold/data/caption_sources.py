@@ -90,6 +90,8 @@ def read_captions(
     members = _members(place) if place.suffix == ".zip" else None
     found: dict[str, list[_Line]] = {}
     for number, text in enumerate(read_lines(path), start=1):
+        if not text.strip():
+            continue
         where = f"{path}, line {number}"
         image, split, texts = _read_line(text, columns, where)
         image = f"{folder}/{image}" if folder else image

@@ -175,6 +175,11 @@ class EvalTransform:
         self.size, self.ratio, self.interpolation = size, config.eval_ratio, config.interpolation
         self.squash = config.squash
         self.normalize = Normalize(config.mean, config.std, n_channels)
+        # As they were given: in fp32 they would have other digits.
+        self.mean, self.std = (
+            [float(x) for x in values] * (n_channels // len(values))
+            for values in (config.mean, config.std)
+        )
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
         """(B, C, H, W) uint8, or a list of (C, H, W) of any size, to (B, C, size, size) float32."""
@@ -187,9 +192,9 @@ class EvalTransform:
         """What `eval_transform` needs to do the same."""
         return {
             "image_size": self.size,
-            "n_channels": len(self.normalize.mean),
-            "mean": self.normalize.mean.tolist(),
-            "std": self.normalize.std.tolist(),
+            "n_channels": len(self.mean),
+            "mean": list(self.mean),
+            "std": list(self.std),
             "eval_crop": self.ratio,
             "squash": self.squash,
             "interpolation": self.interpolation,

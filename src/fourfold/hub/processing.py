@@ -200,7 +200,7 @@ def write_images(path: Path, artifacts: Mapping[str, Any], is_clip: bool) -> dic
     if share < 1 or not squash:  # of what is not square the longer side is cut
         said |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
     (path / IMAGES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    if "class_names" not in artifacts:
+    if not artifacts.get("class_names"):
         return {}
     return labels(artifacts["class_names"])
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,12 +36,15 @@ class Teacher:
         task = load_task(place, "ImageClassification")
         for name in SAME:
             theirs, ours = (listed(found.get(name)) for found in (task.artifacts, artifacts))
-            if theirs != ours:
+            # Numbers of an older checkpoint went through fp32.
+            near = name in ("mean", "std") and theirs and np.allclose(theirs, ours, atol=1e-6)
+            if theirs != ours and not near:
                 raise InputError(f"teacher {path}: its {name} is {theirs}, but the data's {ours}")
         self.model: nn.Module = task.model.requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Images (B, C, side, side) to logits (B, K), in eval mode and where the images are."""
-        logits: Tensor = self.model.to(images.device)(images)
+        model = self.model.to(images.device)
+        logits: Tensor = model(images.to(next(model.parameters()).dtype))
         return logits

@@ -21,7 +21,8 @@ class Classify(Verb):
     def __init__(self, task: Task, options: Namespace) -> None:
         super().__init__(task, options)
         self.load = eval_transform(task.artifacts)
-        self.names: list[str] = task.artifacts["class_names"]
+        k: int = task.config.n_classes  # type: ignore[attr-defined]
+        self.names: list[str] = task.artifacts["class_names"] or [f"LABEL_{i}" for i in range(k)]
 
     def prepare(self, line: str) -> Item:
         """The image (C, H, W) of a file."""
@@ -31,7 +32,8 @@ class Classify(Verb):
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Path, class and probability, or K of the latter two, with tabs between."""
-        images = torch.stack([item.content[1] for item in items]).to(self.device)  # (B, C, H, W)
+        images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
+        images = images.to(self.device, next(self.model.parameters()).dtype)
         probabilities = self.model(images).float().softmax(-1)  # (B, K)
         p, k = probabilities.topk(min(self.options.top_k, probabilities.shape[-1]))
         lines = []
