@@ -67,8 +67,7 @@ class ScheduleConfig:
     """How the learning rate moves; it steps once an optimizer step.
 
     Args:
-        name: constant, linear, linear_from_start (falls from the first step on, the warm-up apart:
-            BERT's code), cosine, inverse_sqrt or noam.
+        name: constant, linear, linear_from_start (BERT's code), cosine, inverse_sqrt or noam.
         warmup_steps: Steps of linear growth at the start.
         total_steps: Where those that fall to an end have it; None means the end of the run.
         min_lr: What they fall to, as a learning rate: cosine with the last step, the linear ones
@@ -179,24 +178,21 @@ def depths(model: nn.Module) -> tuple[dict[str, int], int]:
     of the last; a last norm goes with the last block, and so does a stack without blocks. Of a
     residual network the four stages are the blocks.
     """
-    block = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")
+    block = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")  # counted from 0, and from 1
     enters = re.compile(
         r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
     )
     closes = re.compile(r"(\w+_)?(stack|encoder|decoder)\.")
-    found = {name: block.search(name) for name, _ in model.named_parameters()}
-    # Blocks are counted from 0, stages from 1.
-    numbers = {n: int(x[1]) + 1 if x[1] else int(x[2]) for n, x in found.items() if x}
-    last = max(numbers.values(), default=0)
+    names = [name for name, _ in model.named_parameters()]
+    inside = {n: int(x[1] or x[2]) + bool(x[1]) for n in names if (x := block.search(n))}
+    last = max(inside.values(), default=0)
 
     def depth(name: str) -> int:
-        if name in numbers:
-            return numbers[name]
-        if enters.match(name):
-            return 0
+        if name in inside or enters.match(name):
+            return inside.get(name, 0)
         return last if closes.match(name) else last + 1
 
-    return {name: depth(name) for name in found}, last + 1
+    return {name: depth(name) for name in names}, last + 1
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
@@ -252,10 +248,6 @@ def _linear(step: int, total: int, warmup: int, d_model: int) -> float:
     return max(0.0, (total - step + 1) / max(1, total - max(1, warmup) + 1))
 
 
-def _linear_from_start(step: int, total: int, warmup: int, d_model: int) -> float:
-    return _linear(step, total, 0, d_model)
-
-
 def _cosine(step: int, total: int, warmup: int, d_model: int) -> float:
     done = min(1.0, (step - warmup) / max(1, total - warmup))
     return 0.5 * (1.0 + math.cos(math.pi * done))
@@ -273,7 +265,7 @@ def _noam(step: int, total: int, warmup: int, d_model: int) -> float:
 SCHEDULES: dict[str, Callable[[int, int, int, int], float]] = {
     "constant": _constant,
     "linear": _linear,  # RoBERTa
-    "linear_from_start": _linear_from_start,  # BERT's code: it falls as if nothing had been before
+    "linear_from_start": lambda s, total, _, d: _linear(s, total, 0, d),  # BERT's code
     "cosine": _cosine,  # Loshchilov and Hutter 2016; GPT, DeiT
     "inverse_sqrt": _inverse_sqrt,  # fairseq's form: peak at the end of the warm-up
     "noam": _noam,  # Vaswani et al. 2017, eq. 3

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
 
+import torch
+
 from fourfold.commands.config_files import locate_value
 from fourfold.commands.overview import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
@@ -78,6 +80,16 @@ def cut_to_fit(argv: Sequence[str], memory: float) -> str | None:
         return _options(recipe, *split_batch(recipe.global_batch, 1, fits, exact=exact))
     except InputError:
         return None
+
+
+def smaller(command: str, options: list[str]) -> str:
+    """What to try after a device has run out of memory."""
+    if command != "fit":
+        return "make the batches of the evaluation smaller"
+    memory = torch.cuda.mem_get_info()[1] / GIB if torch.cuda.is_available() else inf
+    if fitting := cut_to_fit(options, memory):
+        return f"{fitting} takes the same steps in smaller parts"
+    return "make batches smaller and raise --trainer.accumulate_grad_batches instead"
 
 
 def _options(recipe: Recipe, micro: int, accumulation: int) -> str:

@@ -10,7 +10,6 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -275,18 +274,6 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=noise)
 
 
-def smaller(command: str, options: list[str]) -> str:
-    """What to try after a device has run out of memory."""
-    if command != "fit":
-        return "make the batches of the evaluation smaller"
-    from fourfold.commands.plan import GIB, cut_to_fit
-
-    memory = torch.cuda.mem_get_info()[1] / GIB if torch.cuda.is_available() else inf
-    if fitting := cut_to_fit(options, memory):
-        return f"{fitting} takes the same steps in smaller parts"
-    return "make batches smaller and raise --trainer.accumulate_grad_batches instead"
-
-
 def main(argv: Sequence[str]) -> int:
     """Run `fit`, `validate`, `test` or `predict` with its arguments.
 
@@ -299,6 +286,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         FourfoldCLI(command, rest)
     except torch.OutOfMemoryError as error:
+        from fourfold.commands.plan import smaller
+
         raise InputError(f"the device has too little memory: {smaller(command, rest)}") from error
     except Exception as error:
         found = input_error(error)
