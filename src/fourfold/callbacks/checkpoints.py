@@ -75,6 +75,7 @@ class Checkpoints(Checkpoint):
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             early = [c for c in callbacks if isinstance(c, EarlyStopping)]
             trainer.should_stop = any(c.stopping_reason != NOT_STOPPED for c in early)
+        self.stopped = False  # of what is saved from now on
         data = getattr(trainer, "datamodule", None)
         chooses = self.keep_best and trainer.enable_validation and trainer.is_global_zero
         if chooses and getattr(data, "tests_on_val", False):

@@ -72,8 +72,8 @@ class TextSource:
             if isinstance(part, float) and "train" not in raw:
                 raise InputError(f"{name}: {part:g} is a part of `train`, which is not given.")
             if isinstance(part, float):
-                cut = _cut_end if len(raw["train"]) == 1 else hold_out
-                raw["train"], raw[name] = cut(raw["train"], part, name)
+                split = _cut_end if len(raw["train"]) == 1 else hold_out
+                raw["train"], raw[name] = split(raw["train"], part, name)
             elif part is not None:
                 raw[name] = _with_text(self._read_part(part), name)
         return raw

@@ -218,6 +218,11 @@ def class_names(config: Mapping[str, Any]) -> list[str]:
         raise InputError("config.json: id2label does not give a name to each number") from error
 
 
+def numbered(n_classes: int) -> list[str]:
+    """What transformers calls classes without names."""
+    return [f"LABEL_{i}" for i in range(n_classes)]
+
+
 def labels(names: Sequence[str]) -> dict[str, Any]:
     """What config.json says of classes of these names."""
     return {

@@ -79,7 +79,7 @@ def _read_beside(source: Source, origin: foreign.Origin | None) -> dict[str, Any
             del found["class_names"]  # its data have none
     elif hasattr(model.config, "n_classes"):
         k = model.config.n_classes
-        names = processing.class_names(origin.config) or [f"LABEL_{i}" for i in range(k)]
+        names = processing.class_names(origin.config) or processing.numbered(k)
         names = names if k > 1 else []
         found |= {"class_names": names, "max_len": model.config.max_len}
     if source.tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):

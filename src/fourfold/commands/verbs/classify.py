@@ -10,6 +10,7 @@ import torch
 from fourfold.commands.lines import Item
 from fourfold.commands.verbs.base import Verb
 from fourfold.data.transforms import eval_transform
+from fourfold.hub.processing import numbered
 from fourfold.tasks import Task
 
 
@@ -21,8 +22,8 @@ class Classify(Verb):
     def __init__(self, task: Task, options: Namespace) -> None:
         super().__init__(task, options)
         self.load = eval_transform(task.artifacts)
-        k: int = task.config.n_classes  # type: ignore[attr-defined]
-        self.names: list[str] = task.artifacts["class_names"] or [f"LABEL_{i}" for i in range(k)]
+        n_classes: int = task.config.n_classes
+        self.names: list[str] = task.artifacts["class_names"] or numbered(n_classes)
 
     def prepare(self, line: str) -> Item:
         """The image (C, H, W) of a file."""
