@@ -37,7 +37,8 @@ from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from fourfold.cli import main as fourfold  # noqa: E402
 from fourfold.data import CausalTextData  # noqa: E402
 from fourfold.models import CausalLMConfig  # noqa: E402
-from fourfold.optim import OptimizerConfig, ScheduleConfig  # noqa: E402
+from fourfold.optim import OptimizerConfig  # noqa: E402
+from fourfold.schedules import ScheduleConfig  # noqa: E402
 from fourfold.tasks import CausalLanguageModeling, read_file  # noqa: E402
 
 # Width, layers, tokens of a row, rows: one of about 200 ms a step, and one of next to nothing.

@@ -34,7 +34,8 @@ from fourfold.models import (
     TokenClassifierConfig,
     ViTConfig,
 )
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks import (
     Captioning,
     CausalLanguageModeling,

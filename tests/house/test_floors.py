@@ -71,7 +71,8 @@ def empty_house(tmp_path: Path) -> Path:
         (package / floor).mkdir(parents=True)
         for file in ("__init__.py", "here.py", "there.py"):
             (package / floor / file).touch()
-    for file in ("__init__.py", "cli.py", "losses.py", "metrics.py", "optim.py", "files.py"):
+    names = "__init__", "cli", "losses", "metrics", "optim", "schedules", "files"
+    for file in (f"{name}.py" for name in names):
         (package / file).touch()
     (package / "core" / "there.py").write_text("import fourfold.core.here\n")
     (package / "tasks" / "there.py").write_text(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.optim import ScheduleConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.steps import warn_of_warm_up
 from scripts.tiny_tasks import train, words
 

@@ -18,7 +18,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null",
          "str": "a text", "list": "a list", "tuple": "a list", "Iterable": "a list",

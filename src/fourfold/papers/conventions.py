@@ -13,7 +13,7 @@ import torch
 
 from fourfold.generation.beam import PENALTIES
 from fourfold.losses import smoothing_weights
-from fourfold.optim import ScheduleConfig, learning_rate_factor
+from fourfold.schedules import ScheduleConfig, learning_rate_factor
 
 Values = Mapping[str, Any]
 LENGTHS = (10, 20, 40)  # tokens of a hypothesis

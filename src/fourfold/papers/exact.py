@@ -23,11 +23,11 @@ from fourfold.models import (
 )
 from fourfold.models.cost import Parts, forward_flops
 from fourfold.models.cost import parameters as count
-from fourfold.optim import ScheduleConfig
 from fourfold.papers.conventions import greatest_rate
 from fourfold.papers.layers import LAYERS, cost_formula, path_formula, sequence_formula
 from fourfold.papers.masks import distinct_masks, shares
 from fourfold.papers.tables import Row, Table
+from fourfold.schedules import ScheduleConfig
 
 Setup = Mapping[str, Any]
 BACKWARD = 3  # a step costs a forward pass, and twice that for both gradients

@@ -17,7 +17,8 @@ from fourfold.callbacks.step_metrics import is_logged
 from fourfold.core.config import ModelConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
-from fourfold.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
+from fourfold.optim import OptimizerConfig, make_optimizer
+from fourfold.schedules import ScheduleConfig, make_schedule
 from fourfold.tasks.plain import from_plain
 from fourfold.tasks.sameness import (
     refuse_another,

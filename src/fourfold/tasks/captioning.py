@@ -4,7 +4,8 @@ from typing import Any
 
 from fourfold.data.batch import CaptionBatch, PairBatch
 from fourfold.models import CaptionerConfig, Joined
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.writing import Writing
 
 

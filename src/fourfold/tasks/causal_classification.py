@@ -7,7 +7,8 @@ from torch import Tensor
 from fourfold.data.batch import SequenceBatch
 from fourfold.losses import IGNORED, exact, linear_cross_entropy
 from fourfold.models import CausalClassifier, CausalClassifierConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.sequence_classification import SequenceClassification
 from fourfold.tasks.window import count_of
 

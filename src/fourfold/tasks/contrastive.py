@@ -14,7 +14,8 @@ from fourfold.core.errors import InputError
 from fourfold.data.batch import CaptionBatch
 from fourfold.metrics import Retrieval
 from fourfold.models import CLIP, CLIPConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.window import count_of
 

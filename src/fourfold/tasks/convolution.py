@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.models import ResNet, ResNetConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.image_classification import ImageClassification
 
 

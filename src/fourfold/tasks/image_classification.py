@@ -13,7 +13,8 @@ from fourfold.losses import DISTILLATIONS, classification_loss, distillation_los
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.attention_maps import attention_maps
-from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
+from fourfold.optim import OptimizerConfig, check_range
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, layers
 from fourfold.tasks.teacher import Teacher

@@ -4,7 +4,8 @@ from typing import Any
 
 from fourfold.core.errors import InputError
 from fourfold.models import Joined, JoinedConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.translation import Translation
 
 

@@ -10,7 +10,8 @@ from fourfold.data.batch import MaskedBatch
 from fourfold.losses import IGNORED, exact, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import self_attention
 from fourfold.tasks.window import count_of

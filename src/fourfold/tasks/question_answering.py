@@ -15,7 +15,8 @@ from fourfold.data.batch import SpanBatch
 from fourfold.losses import exact
 from fourfold.metrics import Answer, AnswerScores, Mean
 from fourfold.models import SpanExtractor, SpanExtractorConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.window import count_of
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fourfold.core.config import check_type, refuse_open
 from fourfold.core.errors import InputError
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.plain import from_plain
 from fourfold.tasks.tuning import TuningConfig
 

@@ -10,7 +10,8 @@ from fourfold.data.batch import SequenceBatch
 from fourfold.losses import classification_loss, exact
 from fourfold.metrics import ClassScores, Mean, NumberScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
+from fourfold.optim import OptimizerConfig, check_range
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import class_rows, self_attention
 from fourfold.tasks.window import count_of

@@ -4,7 +4,7 @@ from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.core.errors import InputError
-from fourfold.optim import ENDING, ScheduleConfig
+from fourfold.schedules import ENDING, ScheduleConfig
 
 
 def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:

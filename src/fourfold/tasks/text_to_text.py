@@ -3,7 +3,8 @@
 from typing import Any
 
 from fourfold.models import T5, T5Config
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.translation import Translation
 
 

@@ -10,7 +10,8 @@ from fourfold.data.batch import TokenBatch
 from fourfold.losses import IGNORED, exact
 from fourfold.metrics import Mean, TagScores
 from fourfold.models import TokenClassifier, TokenClassifierConfig
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import self_attention
 

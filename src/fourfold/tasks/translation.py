@@ -6,7 +6,8 @@ from fourfold.core.config import TransformerConfig
 from fourfold.data.batch import PairBatch
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.optim import OptimizerConfig, ScheduleConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.writing import Writing
 
 

@@ -12,7 +12,8 @@ from fourfold.data.batch import PairBatch
 from fourfold.generation import PENALTIES, beam_search
 from fourfold.losses import IGNORED, SMOOTHINGS, linear_cross_entropy, token_scores
 from fourfold.metrics import CorpusScores, Perplexity
-from fourfold.optim import OptimizerConfig, ScheduleConfig, check_range
+from fourfold.optim import OptimizerConfig, check_range
+from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.showing import MOST_TOKENS, cross_attention, token_names
 
