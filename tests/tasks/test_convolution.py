@@ -84,3 +84,23 @@ def test_what_it_cannot_is_one_sentence(
     assert main(["export", last, str(tmp_path / "out")]) == 2
     assert "is this ResNet: it is none of the families" in capsys.readouterr().err
     assert type(load_task(last).model).__name__ == "ResNet"
+
+
+def test_what_is_frozen_keeps_its_running_statistics_too(
+    config: str, trained: Path, tmp_path: Path
+) -> None:
+    """Also behind a validation, after which Lightning gives each module its mode back."""
+    read_source.cache_clear()
+    tuning = ["--model.init_args.init_from", str(trained), "--model.init_args.tuning.freeze"]
+    fit = ["fit", "--config", config, "--trainer.val_check_interval", "1"]
+    weights = {}
+    for freeze in ("all", "3"):
+        assert main([*fit, *words(tmp_path / freeze, max_steps="2"), *tuning, freeze]) == 0
+        weights[freeze] = load_task(tmp_path / freeze / "checkpoints/last.ckpt").model.state_dict()
+    before = load_task(trained / "checkpoints/last.ckpt").model.state_dict()
+    moved = {
+        freeze: {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+        for freeze, after in weights.items()
+    }
+    assert moved["all"] == {"net.fc.weight", "net.fc.bias"}
+    assert moved["3"] == {name for name in before if name.startswith(("net.layer4.", "net.fc."))}

@@ -5,6 +5,7 @@ DeiT. Shapes: B batch, C channels, K classes.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -78,6 +79,14 @@ class ResNet(nn.Module):
         nn.init.kaiming_normal_(self.net.conv1.weight, mode="fan_out", nonlinearity="relu")
         if config.stem == "cifar":
             self.net.maxpool = nn.Identity()
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module, but a norm that is frozen keeps the statistics it came with."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
+                module.eval()
+        return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, side, side) to logits (B, K).

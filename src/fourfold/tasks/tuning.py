@@ -67,6 +67,7 @@ def adapt(model: nn.Module, tuning: TuningConfig) -> None:
         border = n_layers if tuning.freeze == "all" else int(tuning.freeze)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(depth[name] > border)
+        model.train(model.training)  # running statistics are frozen with their layer
     if tuning.lora_rank:
         add_lora(
             model, tuning.lora_rank, alpha=tuning.lora_alpha, dropout=tuning.lora_dropout,
