@@ -85,20 +85,25 @@ class ImageSplit(BatchDataset):
         return None
 
     def batch(self, index: np.ndarray, epoch: int, position: int) -> ImageBatch:
-        """The images of rows `index`, changed as this epoch has it."""
+        """The images of rows `index`, changed as this epoch has it.
+
+        A number of N or more means another copy of row `index` % N: the same image, changed in a
+        way of its own.
+        """
         images, labels = (
             self._mixed(self.mix, index, epoch) if self.mix else self._changed(index, epoch)
         )
-        return ImageBatch(images, labels, torch.from_numpy(index), epoch, position)
+        rows = torch.from_numpy(index % len(self.images))
+        return ImageBatch(images, labels, rows, epoch, position)
 
     def _changed(self, index: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) and labels (B,)."""
-        rows = torch.from_numpy(index)
+        rows = torch.from_numpy(index % len(self.images))
         pixels: Tensor | list[Tensor]
         if self.decoded is not None:
             pixels = self.decoded[rows]
         else:
-            pixels = [self.images.pixels(int(row), self.n_channels) for row in index]
+            pixels = [self.images.pixels(int(row), self.n_channels) for row in rows]
         if isinstance(self.change, Augment):
             images = self.change(pixels, epoch, index)
         else:

@@ -19,6 +19,7 @@ from fourfold.data.image_sets import Images, cut
 from fourfold.data.image_sources import Splits, open_source
 from fourfold.data.image_split import ImageSplit
 from fourfold.data.pixels import MODES
+from fourfold.data.repeats import RepeatedPlan
 from fourfold.data.sampler import Plan
 from fourfold.data.transforms import EvalTransform, TransformConfig
 
@@ -42,6 +43,8 @@ class ImageData(EpochData):
         test_fraction: likewise for `test`.
         n_train: training images that are kept of those that there are then, of each class the
             same share; None = all.
+        repeats: how often a training image comes in an epoch, each time changed otherwise; the
+            epoch is no longer for it, but has fewer of the images (repeated augmentation).
         split_seed: decides which images these are (apart from `seed`, so that runs can be
             compared).
         cache: memory = all images decoded once, none = when needed, auto = memory for up to 2 GiB.
@@ -68,6 +71,7 @@ class ImageData(EpochData):
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         n_train: int | None = None,
+        repeats: int = 1,
         split_seed: int = 0,
         cache: Literal["auto", "memory", "none"] = "auto",
         image_column: str = "image",
@@ -79,11 +83,13 @@ class ImageData(EpochData):
         super().__init__(seed=seed, num_workers=num_workers)
         if n_channels is not None and n_channels not in MODES:
             raise InputError(f"n_channels must be 1 or 3, not {n_channels}.")
+        if repeats < 1:
+            raise InputError(f"repeats must be at least 1, not {repeats}.")
         self.source, self.download, self.cache = source, download, cache
         self.columns = (image_column, label_column)
         self.sizes = batch_sizes(batch_size, eval_batch_size)
         self.fractions, self.split_seed = (val_fraction, test_fraction), split_seed
-        self.n_train = n_train
+        self.n_train, self.repeats = n_train, repeats
         self.transform = transform or TransformConfig()
         self._n_channels = n_channels
 
@@ -141,6 +147,8 @@ class ImageData(EpochData):
 
     def _plan(self, images: Images, shuffle: bool) -> Plan:
         rows = self.sizes["train" if shuffle else "other"]
+        if shuffle and self.repeats > 1:
+            return RepeatedPlan(len(images), self.repeats, max_rows=rows, seed=self.seed)
         return Plan(np.ones(len(images)), max_rows=rows, seed=self.seed, shuffle=shuffle)
 
     def _loader(self, name: str, start: tuple[int, int] = (0, 0)) -> DataLoader[Any]:

@@ -137,7 +137,7 @@ class Plan:
         if not self.shuffle:
             return np.split(np.argsort(self.lengths, kind="stable"), self._cuts)
         rng = np.random.default_rng([self.seed, epoch])
-        shuffled = rng.permutation(len(self.lengths))
+        shuffled = self._shuffled(rng)
         if self.even:
             return np.split(shuffled, self._cuts)
         ascending = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
@@ -151,6 +151,10 @@ class Plan:
         order[[chosen, -1]] = order[[-1, chosen]]
         return [batches[i] for i in order]
 
+    def _shuffled(self, rng: np.random.Generator) -> np.ndarray:
+        """The rows of an epoch, in no order."""
+        return rng.permutation(self.n_rows)
+
     def partners(self, rows: np.ndarray, epoch: int) -> np.ndarray:
         """The row beside each in an epoch of equal lengths, itself if it is left over at the end.
 
@@ -161,7 +165,9 @@ class Plan:
         assert self.shuffle
         if self._places is None or self._places[0] != epoch:
             order = np.concatenate(self.batches(epoch))
-            self._places = (epoch, order, np.argsort(order))
+            place = np.empty(order.max() + 1, dtype=np.int64)
+            place[order] = np.arange(len(order))
+            self._places = (epoch, order, place)
         _, order, place = self._places
         beside = place[rows] ^ 1
         return np.where(beside < len(order), order[np.minimum(beside, len(order) - 1)], rows)
