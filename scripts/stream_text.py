@@ -1,4 +1,4 @@
-"""Encode text files into chunks that `StreamedTextData` reads, here or from an object store.
+"""Encode text files into chunks that `StreamedTextData` and `StreamedMaskedData` read.
 
 python scripts/stream_text.py mine/*.txt --tokenizer tokenizer.json --out mine_chunks
 

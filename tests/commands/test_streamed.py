@@ -114,3 +114,42 @@ def test_two_processes_go_on_as_one_with_the_same_global_batches(steps: int, fit
     assert moved["StreamedTextData"] == whole["StreamedTextData"]
     for name, weight in whole["state_dict"].items():
         torch.testing.assert_close(moved["state_dict"][name], weight, rtol=1e-9, atol=1e-9)
+
+
+def test_a_masked_lm_goes_on_in_the_middle_of_an_epoch(run: Run, here: Path) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("wordpiece", 40), ["one two"], mask=True)
+    words = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
+    rng = np.random.default_rng(0)
+    streams = [rng.choice(words, size) for size in (60, 90, 80, 70)]
+    tokenizer.save(write_chunks(here / "chunks", streams) / "tokenizer.json")
+    write_chunks(here / "held", streams[:1])
+    config = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 10}
+    recipe = {
+        "model": {
+            "class_path": "fourfold.tasks.MaskedLanguageModeling",
+            "init_args": {"config": {**config, "vocab_size": None}},
+        },
+        "data": {
+            "class_path": "fourfold.data.StreamedMaskedData",
+            "init_args": {"train": "chunks", "val": "held", "test": "held", "max_len": 10,
+                          "batch_size": 4, "window": 2},
+        },
+        "trainer": {"accelerator": "cpu", "max_epochs": -1},
+        "checkpoint": {"every_n_steps": 1},
+        "tensorboard": False,
+        "pictures": False,
+    }  # fmt: skip
+    (here / "m.yaml").write_text(yaml.safe_dump(recipe))
+    ends = []
+    for name, stops in (("whole", (13,)), ("stopped", (4, 11, 13))):
+        for steps in stops:
+            result = run("fit", "--config", here / "m.yaml", "--run_dir", here / name,
+                         f"--trainer.max_steps={steps}")  # fmt: skip
+            assert result.code == 0, result.err
+        ends.append(torch.load(here / name / "checkpoints/last.ckpt", weights_only=True))
+    assert ends[0]["StreamedMaskedData"]["epoch"] == 1
+    for key in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(ends[1][key], ends[0][key], rtol=0, atol=0)
+    result = run("test", "--config", here / "m.yaml", "--run_dir", here / "whole")
+    assert result.code == 0, result.err
+    assert "test/ppl_token" in result.out

@@ -7,6 +7,7 @@ from fourfold.data.masked_text import MaskedTextData
 from fourfold.data.question_answering import QuestionData
 from fourfold.data.sequence_classification import SequenceData
 from fourfold.data.streamed import StreamedTextData
+from fourfold.data.streamed_masked import StreamedMaskedData
 from fourfold.data.text import CausalTextData
 from fourfold.data.token_classification import TokenData
 from fourfold.data.translation import TranslationData
@@ -20,6 +21,7 @@ __all__ = [
     "MaskedTextData",
     "QuestionData",
     "SequenceData",
+    "StreamedMaskedData",
     "StreamedTextData",
     "TokenData",
     "TranslationData",

@@ -63,21 +63,48 @@ class RowDataset(BatchDataset):
 
     def batch(self, index: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         ids, mask = self.rows.padded(index, self.masking.tokenizer.pad_id)  # (B, T)
-        hidden, targets = self.masking(ids.numpy(), index, epoch)
-        documents = None
-        if self.mark_documents:
-            ends = (ids == self.masking.tokenizer.eos_id) & mask
-            documents = ends.long().cumsum(1) - ends.long()
-        return MaskedBatch(
-            torch.from_numpy(hidden),
-            torch.from_numpy(targets),
-            None,
-            None if mask.all() else mask,
-            documents,
-            places=_places(targets),
-            epoch=epoch,
-            position=position,
+        marks = self.mark_documents
+        return masked_batch(
+            self.masking, ids.numpy(), mask.numpy(), index, epoch, position, mark_documents=marks
         )
+
+
+def masked_batch(
+    masking: Masking,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    index: np.ndarray,
+    epoch: int,
+    position: int,
+    *,
+    mark_documents: bool,
+) -> MaskedBatch:
+    """A batch of rows of text.
+
+    Args:
+        masking: hides tokens.
+        ids: (B, T), special tokens in place.
+        mask: (B, T) bool, True = real.
+        index: (B,) row numbers.
+        epoch: number of the epoch.
+        position: place of the batch in it.
+        mark_documents: tell the model which tokens belong to one document, which EOS ends.
+    """
+    hidden, targets = masking(ids, index, epoch)
+    documents = None
+    if mark_documents:
+        ends = ((ids == masking.tokenizer.eos_id) & mask).astype(np.int64)
+        documents = torch.from_numpy(ends.cumsum(1) - ends)
+    return MaskedBatch(
+        torch.from_numpy(hidden),
+        torch.from_numpy(targets),
+        None,
+        None if mask.all() else torch.from_numpy(mask),
+        documents,
+        places=_places(targets),
+        epoch=epoch,
+        position=position,
+    )
 
 
 class SegmentPairDataset(BatchDataset):
