@@ -1121,3 +1121,96 @@ def test_rows_that_are_not_timed_again_stay(
     file.write_text(json.dumps({"runs": [{}]}))
     assert main(command) == 2
     assert "provenance.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("memory", [None, 8, 24, 80])
+@pytest.mark.parametrize("file", [None, "gpu", "ddp"])
+def test_a_batch_is_cut_for_the_machine(
+    memory: int | None, file: str | None, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "deit2020/table8", "--tier", "paper", "--rows", "none", "--commands"]
+    command += ["--memory", str(memory)] if memory else []
+    command += ["--machine", str(root / f"configs/trainer/{file}.yaml")] if file else []
+    assert main(command) == 0
+    fit, test = (line.split() for line in capsys.readouterr().out.splitlines())
+    parts = fit[fit.index("--trainer.accumulate_grad_batches") + 1 :: 2] if memory or file else []
+    if parts:
+        accumulation, micro = map(int, parts)
+        assert accumulation * micro * (8 if file == "ddp" else 1) == 1024
+        assert (accumulation > 1) if memory == 8 else (memory or accumulation == 1)
+    configs = [word for word in test if word.endswith(".yaml")]
+    assert [Path(name).stem for name in configs] == ["b", *([file] if file else [])]
+    assert [word for word in fit if word.endswith(".yaml")] == configs
+    assert "--trainer.accumulate_grad_batches" not in test
+
+
+def test_where_a_run_is_trained_is_no_part_of_what_it_is(here: Path, children: Children) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    machine = ["--machine", "configs/trainer/ddp_cpu.yaml"]
+    assert main([*command, *machine]) == 0
+    file = here / "results/p/t/laptop/provenance.json"
+    (entry,) = json.loads(file.read_text())["runs"]
+    fit, test = entry["commands"]
+    assert "--config configs/trainer/ddp_cpu.yaml" in fit
+    assert "--config configs/trainer/ddp_cpu.yaml" in test
+    assert "--data.init_args.max_tokens" in fit
+    children.asked.clear()
+    for given in (command, [*command, *machine], [*command, "--out", "again"]):
+        assert main(given) == 0
+    assert not children.asked
+    again = json.loads((here / "again/p/t/laptop/provenance.json").read_text())["runs"]
+    assert again[0]["commands"] == entry["commands"]
+    assert again[0]["stamp"] == entry["stamp"]
+    # As if the commands had been given to a cluster by hand.
+    (here / "runs/reproduce/p/t/laptop/one/.seed_0.json").unlink()
+    assert main([*command, *machine, "--out", "by_hand"]) == 0
+    assert not children.asked
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer:\n  max_steps: 3", "m.yaml, line 2: trainer.max_steps is the recipe's to say"),
+        ("data:\n  init_args:\n    seed: 3", "m.yaml, line 3: data.seed is the recipe's"),
+        ("trainer: {devices: auto}", "line 1: trainer.devices is auto, but must be a number"),
+        ("trainer: {devices: -1}", "line 1: trainer.devices is -1, but must be a number"),
+    ],
+)
+def test_a_machine_changes_no_recipe(
+    text: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "m.yaml").write_text(text)
+    command = ["reproduce", "p/t", "--tier", "laptop", "--machine", "m.yaml"]
+    for more in ([], ["--commands"]):
+        assert main([*command, *more]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--tier exact --machine configs/trainer/gpu.yaml", "--machine is for trainings"),
+        ("--tier laptop --machine nowhere.yaml", "nowhere.yaml is not here"),
+        ("--tier laptop --memory 0", "--memory is 0, but must be a number of GiB above 0"),
+        ("--tier laptop --memory nan", "--memory is nan, but must be a number of GiB above 0"),
+    ],
+)
+def test_no_such_machine(
+    words: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "p/t", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_batch_that_cannot_be_cut_is_said(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one", "--memory", "0.0001"]
+    assert main([*command, "--commands"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "# p/t, row one, seed 0: its batch cannot be cut yet: not even the small"
+    )
+    assert main(command) == 2
+    assert "not even the smallest micro-batch fits" in capsys.readouterr().err
+    assert not children.asked

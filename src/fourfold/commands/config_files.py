@@ -169,6 +169,15 @@ def _scalars(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
             yield from _scalars(below, path)
 
 
+def leaves(file: Path) -> list[tuple[str, int, str]]:
+    """Each key that holds a value, as on the command line, its line and the value.
+
+    Raises:
+        InputError: The file is missing, or not YAML.
+    """
+    return [(".".join(path), line, value) for path, line, value in _scalars(read_tree(file))]
+
+
 def is_given(key: str, arguments: list[str]) -> bool:
     """Whether the user wrote `key` or something in it, on the command line or in a config file."""
     path = _path(key)

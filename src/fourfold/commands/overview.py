@@ -146,9 +146,11 @@ is shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER, o
   --seeds N         how many: seeds 0 to N - 1 for each row (default 1; `fourfold seeds` takes a
                     list); of the tier measured, rounds
   --budget TIME     start no run that is not expected to end in this time: 90s, 30m, 2h
+  --machine FILE    where they are trained: a config such as configs/trainer/ddp.yaml. A recipe's
+                    batch is that of all devices: it is cut for those that FILE has
+  --memory GiB      of one device: the batch is cut until it fits, gradients of its parts are added
   --commands        show the trainings as commands, for a cluster, and run none; those of a row are
-                    in order, and what starts from others' weights comes after them. In the tier
-                    paper the batch is all devices', one here: `fourfold plan` cuts it for more
+                    in order, and what starts from others' weights comes after them
   --out DIR         where DIR/PAPER/TABLE/TIER gets table.md, table.csv, table.json, table.png and
                     provenance.json (default results)
   --runs DIR        where the trainings are (default runs/reproduce)

@@ -82,6 +82,21 @@ def cut_to_fit(argv: Sequence[str], memory: float) -> str | None:
         return None
 
 
+def cut(argv: Sequence[str], memory: float | None) -> list[str]:
+    """Options of `fit` for the same global batch on the devices that `argv` names.
+
+    Args:
+        argv: The options that are given.
+        memory: Of one device, in GiB; None: no micro-batch is too large.
+
+    Raises:
+        InputError: As of the command.
+    """
+    parser = make_parser("fourfold fit")
+    recipe = read_recipe(parser, parse(parser, argv))
+    return _options(recipe, *_split(recipe, recipe.devices, memory)).split()
+
+
 def smaller(command: str, options: list[str]) -> str:
     """What to try after a device has run out of memory."""
     if command != "fit":
@@ -177,14 +192,7 @@ def _training(recipe: Recipe, flops: Parts, length: int) -> list[str]:
 def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
     """Micro-batch, accumulation, what they take, and the options that set them."""
     total = recipe.global_batch
-    room = FREE * GIB * memory if memory is not None else float("inf")
-
-    def fits(batch: int) -> bool:
-        if recipe.counts_tokens and batch < recipe.arguments["max_len"]:
-            return False  # the longest row would not fit into the batch
-        return micro_batch_memory(recipe, length, batch, devices).total <= room
-
-    micro, accumulation = split_batch(total, devices, fits, exact=not recipe.counts_tokens)
+    micro, accumulation = _split(recipe, devices, memory, length)
     used = micro_batch_memory(recipe, length, micro, devices)
     rows = [(f.name, f"{getattr(used, f.name) / GIB:,.2f} GiB") for f in fields(Memory)]
     kind = "tokens" if recipe.counts_tokens else "rows"
@@ -202,6 +210,26 @@ def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) ->
     if configured != total:
         lines.append(f"as configured, {recipe.devices} devices would take {configured:,} {kind}")
     return lines
+
+
+def _split(
+    recipe: Recipe, devices: int, memory: float | None, length: int | None = None
+) -> tuple[int, int]:
+    """Micro-batch and accumulation; without a memory, what it takes is not asked.
+
+    Raises:
+        InputError: As of `split_batch` and `row_length`.
+    """
+
+    def fits(batch: int) -> bool:
+        if recipe.counts_tokens and batch < recipe.arguments["max_len"]:
+            return False  # the longest row would not fit into the batch
+        if memory is None:
+            return True
+        asked = row_length(recipe, None) if length is None else length
+        return micro_batch_memory(recipe, asked, batch, devices).total <= FREE * GIB * memory
+
+    return split_batch(recipe.global_batch, devices, fits, exact=not recipe.counts_tokens)
 
 
 def _row(name: str, value: str) -> str:

@@ -19,6 +19,7 @@ from fourfold.papers.reading import find_tables
 from fourfold.papers.tables import RECIPES, TIERS, Row, Table
 
 if TYPE_CHECKING:
+    from fourfold.commands.row_machine import Machine
     from fourfold.commands.row_record import Record
     from fourfold.commands.row_running import Budget
     from fourfold.commands.row_runs import Run
@@ -46,9 +47,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(
             f"name a table such as vaswani2017/table3, a paper, or all{words}; or say --list"
         )
-    check_word("--tier", options.tier, TIERS)
-    if options.seeds < 1:
-        raise InputError(f"--seeds is {options.seeds}, but must be at least 1")
+    _check(options)
     seconds = None if options.budget is None else parse_budget(options.budget)
     tables = _with_tier(find_tables(options.tables), options)
     rows = {table.name: _rows(table, options) for table in tables}
@@ -88,7 +87,18 @@ def _options(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--out", default="results")
     parser.add_argument("--runs", default="runs/reproduce")
     parser.add_argument("--commands", action="store_true")
+    parser.add_argument("--machine")
+    parser.add_argument("--memory", type=float)
     return parser.parse_intermixed_args(list(argv))
+
+
+def _check(options: Namespace) -> None:
+    check_word("--tier", options.tier, TIERS)
+    if options.seeds < 1:
+        raise InputError(f"--seeds is {options.seeds}, but must be at least 1")
+    for name in ("commands", "machine", "memory"):
+        if getattr(options, name) not in (None, False) and options.tier not in RECIPES:
+            raise InputError(f"--{name} is for trainings: the {options.tier} tier is obtained here")
 
 
 def parse_budget(text: str) -> float:
@@ -130,15 +140,28 @@ def _rows(table: Table, options: Namespace) -> list[Row]:
 def _show_commands(tables: list[Table], rows: dict[str, list[Row]], options: Namespace) -> int:
     from fourfold.commands.row_plan import plan_runs
 
-    if options.tier not in RECIPES:
-        raise InputError(f"--commands is for trainings: the {options.tier} tier is obtained here")
+    machine, place = _machine(options), Path(options.runs)
     plans = (
-        plan_runs(table, options.tier, rows[table.name], options.seeds, Path(options.runs))
+        plan_runs(table, options.tier, rows[table.name], options.seeds, place, machine)
         for table in tables
     )
-    commands = (command for plan in plans for run in plan for command in run.commands)
+    commands = (command for plan in plans for run in plan for command in _commands(run))
     print("\n".join(dict.fromkeys(commands)))  # tables share runs
     return 0
+
+
+def _commands(run: "Run") -> list[str]:
+    try:
+        return run.commands
+    except InputError as error:  # its size follows from weights or words that are not here yet
+        return [f"# {run.title}: its batch cannot be cut yet: {error}"]
+
+
+def _machine(options: Namespace) -> "Machine":
+    from fourfold.commands.row_machine import Machine
+    from fourfold.commands.row_plan import find_config
+
+    return Machine(find_config(options.machine) if options.machine else None, options.memory)
 
 
 def _reproduce(
@@ -234,14 +257,15 @@ def _trained(
     tier, place, out = options.tier, Path(options.runs), Path(options.out)
     data = hashes(find_files(table, tier))
     record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
-    plan = plan_runs(table, tier, rows, options.seeds, place)
+    machine = _machine(options)
+    plan = plan_runs(table, tier, rows, options.seeds, place, machine)
     record.refuse_changed(plan)
     check_weights(record.due(plan))
-    _announce(runs_of_table(table, tier, options.seeds, place, record), record, out)
+    _announce(runs_of_table(table, tier, options.seeds, place, record, machine), record, out)
     written = time.monotonic()
 
     def write() -> str:
-        cells, runs = table_of_runs(table, tier, options.seeds, place, record)
+        cells, runs = table_of_runs(table, tier, options.seeds, place, record, machine)
         if not runs and not record.n_seeds(table.name):
             return f"nothing of {table.name}, tier {tier}, was obtained yet: no page is written"
         return keep(cells, data=data, runs=runs)

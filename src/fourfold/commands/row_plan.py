@@ -8,10 +8,12 @@ beside it, .../ROW/PART/seed_N.
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fourfold
+from fourfold.commands.row_machine import HERE, Machine
 from fourfold.commands.row_runs import Run
 from fourfold.core.config import check_word
 from fourfold.core.errors import InputError
@@ -136,14 +138,16 @@ def _planned(
     return Run(*names, folder, recipe, fit if trains else [], test, starts, minutes)
 
 
-def plan_runs(table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path) -> list[Run]:
+def plan_runs(
+    table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path, machine: Machine = HERE
+) -> list[Run]:
     """The runs of some rows, each once, all with the first seed before any with the second.
 
     Raises:
         InputError: As of `runs_of_row`.
     """
     found = {
-        run.folder: run
+        run.folder: replace(run, machine=machine)
         for seed in range(n_seeds)
         for row in rows
         for run in runs_of_row(table, tier, row, seed, runs).values()

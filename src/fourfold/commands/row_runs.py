@@ -13,6 +13,7 @@ from typing import Any
 
 from fourfold.commands import child
 from fourfold.commands.config_files import fingerprints, refuse_edited
+from fourfold.commands.row_machine import HERE, Machine
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.files import write_whole
 from fourfold.papers.tables import Recipe
@@ -33,6 +34,7 @@ class Run:
         test: Options of `fourfold test`.
         starts: Runs of which it needs the weights or the words.
         minutes: That it takes, from a measurement; None if there was none.
+        machine: Where it is trained, which is no part of what it is.
     """
 
     table: str
@@ -45,6 +47,7 @@ class Run:
     test: list[str]
     starts: tuple["Run", ...] = ()
     minutes: float | None = None
+    machine: Machine = HERE
 
     @property
     def title(self) -> str:
@@ -96,22 +99,33 @@ class Run:
             InputError: It was made by hand, with other options or by a config that has changed.
         """
         place = RunDirectory(self.folder)
-        content = place.metrics if self.begun else place.metrics_of(self.test)
+        content = place.metrics if self.begun else place.metrics_of(self.machine.test(self.test))
         if content is None:
             return None
         metrics = {k: v for k, v in content.items() if isinstance(v, int | float | str)}
-        return {"seconds": self.seconds, "metrics": metrics, **content["run"]}
+        commands = (self.begun or {}).get("commands", self.commands)
+        about = {"seconds": self.seconds, "metrics": metrics, "commands": commands}
+        return {**about, **content["run"]}
 
     @property
     def has_weights(self) -> bool:
         """Whether there is a checkpoint for others to start from, if it trains at all."""
         return not self.fit or any((self.folder / "checkpoints").glob("*.ckpt"))
 
+    @cached_property
+    def verbs(self) -> dict[str, list[str]]:
+        """What is run, with its options on this machine.
+
+        Raises:
+            InputError: As of `Machine.fit`.
+        """
+        fit = {"fit": self.machine.fit(self.fit)} if self.fit else {}
+        return {**fit, "test": self.machine.test(self.test)}
+
     @property
     def commands(self) -> list[str]:
         """What is run, as one would type it."""
-        verbs = {"fit": self.fit, "test": self.test}
-        return [shlex.join(["fourfold", verb, *given]) for verb, given in verbs.items() if given]
+        return [shlex.join(["fourfold", verb, *given]) for verb, given in self.verbs.items()]
 
     @cached_property
     def _clock(self) -> Path:
@@ -139,13 +153,14 @@ class Run:
         begin = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
         # Before it begins: what is edited meanwhile is not what it was trained with.
-        noted = {"stamp": self.stamp, "configs": self.configs, "data": dict(data)}
+        noted = {"stamp": self.stamp, "configs": self.configs, "data": dict(data),
+                 "commands": self.commands}  # fmt: skip
         write_whole(self._note, json.dumps(noted))
         try:
-            for verb, options in (("fit", self.fit), ("test", self.test)):
+            for verb, options in self.verbs.items():
                 refuse_edited(self.configs, self.test)  # each child reads them anew
                 left = None if limit is None else max(0.0, limit - (time.monotonic() - begin))
-                if options and (code := child.run(verb, options, environment, [held], left)):
+                if code := child.run(verb, options, environment, [held], left):
                     return code
             return 0
         finally:
