@@ -46,6 +46,7 @@ class ChunkRows(BatchDataset):
         step: as of `ChunkOrder`; W is step + overlap.
         overlap: likewise.
         tokenizer: what they are ids of.
+        mark_documents: tell the model which tokens belong to one document.
         plan: options of `WindowPlan`.
 
     Raises:
@@ -55,10 +56,17 @@ class ChunkRows(BatchDataset):
     plan: ChunkOrder
 
     def __init__(
-        self, chunks: TokenChunks, step: int, overlap: int, tokenizer: Tokenizer, **plan: Any
+        self,
+        chunks: TokenChunks,
+        step: int,
+        overlap: int,
+        tokenizer: Tokenizer,
+        *,
+        mark_documents: bool = False,
+        **plan: Any,
     ) -> None:
         self.chunks, self.step, self.width = chunks, step, step + overlap
-        self.tokenizer = tokenizer
+        self.tokenizer, self.mark_documents = tokenizer, mark_documents
         self.plan = ChunkOrder(chunks, step, overlap, **plan)
         needed = int(np.sort(chunks.n_bytes)[-self.plan.window :].sum())
         if chunks.remote and needed > chunks.cache.limit:

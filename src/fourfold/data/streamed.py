@@ -5,7 +5,7 @@ Legend: B rows, T tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +31,17 @@ class StreamedBlocks(ChunkRows):
         chunks: the ids.
         block_size: T.
         tokenizer: what they are ids of.
-        mark_documents: tell the model which tokens belong to one document.
-        plan: options of `WindowPlan`.
+        options: of `ChunkRows`.
 
     Raises:
         InputError: as `ChunkRows`.
     """
 
     def __init__(
-        self,
-        chunks: TokenChunks,
-        block_size: int,
-        tokenizer: Tokenizer,
-        *,
-        mark_documents: bool = False,
-        **plan: Any,
+        self, chunks: TokenChunks, block_size: int, tokenizer: Tokenizer, **options: Any
     ) -> None:
         # The first id of a chunk has nothing before it; every other one is a target once.
-        super().__init__(chunks, block_size, 1, tokenizer, **plan)
-        self.mark_documents = mark_documents
+        super().__init__(chunks, block_size, 1, tokenizer, **options)
 
     @property
     def longest(self) -> int:
@@ -73,14 +65,17 @@ class StreamedData(TokenizedData):
     machine reads all of them once an epoch, and keeps `cache_gb` of them.
 
     Args:
-        parts: folder or address (s3://, gs://, azure://, hf://) of each split, with an index.json;
-            a local folder is read in place.
+        train: folder or address (s3://, gs://, azure://, hf://) with an index.json; a local folder
+            is read in place.
+        val: as `train`.
+        test: as `val`.
         tokenizer: its file; without one, the tokenizer.json beside the training chunks.
         batch_size: rows.
         window: chunks that are open at a time, among which rows are shuffled.
+        mark_documents: keep documents of one row apart by `batch.documents`.
         cache: folder for copies of chunks, shared by all processes of a machine.
         cache_gb: 10^9 bytes that it may take; two windows of chunks let no chunk come twice.
-        seed: decides the order, together with the epoch.
+        seed: decides order and masks, together with the epoch.
         num_workers: processes that prepare batches.
 
     Raises:
@@ -89,14 +84,17 @@ class StreamedData(TokenizedData):
 
     def __init__(
         self,
-        parts: Mapping[str, str | None],
-        tokenizer: TokenizerConfig,
-        batch_size: int,
-        window: int,
-        cache: str,
-        cache_gb: float,
-        seed: int,
-        num_workers: int,
+        train: str | None = None,
+        val: str | None = None,
+        test: str | None = None,
+        tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (frozen)
+        batch_size: int = 32,
+        window: int = 8,
+        mark_documents: bool = False,
+        cache: str = "~/.cache/fourfold/chunks",
+        cache_gb: float = 10.0,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
         super().__init__(tokenizer, seed, num_workers)
         if min(batch_size, window) < 1 or cache_gb <= 0:
@@ -104,8 +102,10 @@ class StreamedData(TokenizedData):
                 f"Cannot make rows with batch_size={batch_size}, window={window} and"
                 f" cache_gb={cache_gb}."
             )
+        parts = {"train": train, "val": val, "test": test}
         self.parts = {name: place for name, place in parts.items() if place}
         self.batch_size, self.window = batch_size, window
+        self.mark_documents = mark_documents
         self.cache = ChunkCache(Path(cache).expanduser(), int(cache_gb * 1e9))
 
     def read(self) -> dict[str, TokenChunks]:
@@ -124,64 +124,35 @@ class StreamedData(TokenizedData):
             self._tokenizer = Tokenizer.from_str(chunks.read_text(TOKENIZER), where)
         return super().build()
 
-    def order(self, name: str) -> dict[str, Any]:
-        """Options of the `WindowPlan` of the split called `name`."""
-        return {"window": self.window, "max_rows": self.batch_size, "seed": self.seed,
-                "shuffle": name == "train"}  # fmt: skip
+    def rows(self, name: str) -> dict[str, Any]:
+        """Options of the `ChunkRows` of the split called `name`."""
+        return {
+            "mark_documents": self.mark_documents,
+            "window": self.window,
+            "max_rows": self.batch_size,
+            "seed": self.seed,
+            "shuffle": name == "train",
+        }
 
 
 class StreamedTextData(StreamedData):
     """Streamed text whose next token is to be predicted.
 
     Args:
-        train: folder or address (s3://, gs://, azure://, hf://) with an index.json; a local folder
-            is read in place.
-        val: as `train`.
-        test: as `val`.
-        tokenizer: its file; without one, the tokenizer.json beside the training chunks.
         block_size: tokens of a row.
-        batch_size: rows.
-        window: chunks that are open at a time, among which rows are shuffled.
-        mark_documents: keep documents of one row apart by `batch.documents`.
-        cache: folder for copies of chunks, shared by all processes of a machine.
-        cache_gb: 10^9 bytes that it may take; two windows of chunks let no chunk come twice.
-        seed: decides the order, together with the epoch.
-        num_workers: processes that prepare batches.
+        options: of `StreamedData`.
 
     Raises:
-        InputError: (on setup) an index is missing or broken, or an option is wrong.
+        InputError: as `StreamedData`.
     """
 
     batch_class = CausalBatch
 
-    def __init__(
-        self,
-        train: str | None = None,
-        val: str | None = None,
-        test: str | None = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (frozen)
-        block_size: int = 1024,
-        batch_size: int = 32,
-        window: int = 8,
-        mark_documents: bool = False,
-        cache: str = "~/.cache/fourfold/chunks",
-        cache_gb: float = 10.0,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(
-            {"train": train, "val": val, "test": test},
-            tokenizer, batch_size, window, cache, cache_gb, seed, num_workers,
-        )  # fmt: skip
+    def __init__(self, block_size: int = 1024, **options: Any) -> None:
+        super().__init__(**options)
         if block_size < 1:
             raise InputError(f"Cannot make rows with block_size={block_size}.")
-        self.block_size, self.mark_documents = block_size, mark_documents
+        self.block_size = block_size
 
     def encode(self, name: str, raw: TokenChunks, tokenizer: Tokenizer) -> BatchDataset:
-        return StreamedBlocks(
-            raw,
-            self.block_size,
-            tokenizer,
-            mark_documents=self.mark_documents,
-            **self.order(name),
-        )
+        return StreamedBlocks(raw, self.block_size, tokenizer, **self.rows(name))
