@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fourfold.cli import main
-from fourfold.commands.plan import FREE, GIB
+from fourfold.commands.plan import FREE, GIB, cut
 from fourfold.commands.plan import main as plan_command
 from fourfold.commands.recipe import make_parser, parse, read_recipe
 from fourfold.core.errors import InputError
@@ -99,6 +99,35 @@ def test_the_options_it_prints_are_a_recipe_of_the_same_batch(plan) -> None:
     config = parse(parser, ["--config", str(CONFIGS / "vit/b16.yaml"), *options])
     recipe = read_recipe(parser, config)
     assert recipe.devices * recipe.global_batch == 4096
+
+
+def test_a_device_is_of_one_node(plan) -> None:
+    overlay = ["--config", str(CONFIGS / "trainer/ddp.yaml"), "--trainer.num_nodes", "2"]
+    said = plan("gpt2/small", *overlay)
+    assert "512 rows = 16 devices x 32 x accumulation 1" in said["text"]
+    assert "\n  --trainer.devices 8 --trainer.accumulate_grad_batches 1 " in said["text"]
+    with pytest.raises(InputError, match="2 nodes cannot have 15 devices, as many on each"):
+        plan_command(["--config", str(CONFIGS / "gpt2/small.yaml"), *overlay, "--devices", "15"])
+
+
+def test_validations_stay_where_they_are_if_a_step_has_more_parts(plan) -> None:
+    name = "gpt2/single_gpu_shakespeare_char"
+    recipe = read_recipe(p := make_parser("test"), parse(p, ["--config", f"{CONFIGS}/{name}.yaml"]))
+    every = recipe.trainer["val_check_interval"] / recipe.accumulation
+    more = ["--model.init_args.config.vocab_size", "65"]
+    words = plan(name, "--memory", "1.5", *more)["options"].split()
+    values = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    accumulation = values["--trainer.accumulate_grad_batches"]
+    assert accumulation > recipe.accumulation
+    assert values["--trainer.val_check_interval"] == every * accumulation
+    assert "--trainer.val_check_interval" not in plan(name, *more)["options"]
+
+
+def test_norms_over_a_batch_are_not_cut() -> None:
+    tiny = ["--config", str(CONFIGS / "resnet/tiny.yaml")]
+    assert cut(tiny, None) == {}
+    with pytest.raises(InputError, match=r"its norms are over (\d+) images, of which each device"):
+        cut([*tiny, "--config", str(CONFIGS / "trainer/ddp_cpu.yaml")], None)
 
 
 def test_it_says_when_an_overlay_multiplies_the_batch(plan) -> None:

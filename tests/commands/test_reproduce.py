@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from fourfold.cli import main
-from fourfold.commands import child, reproduce, row_plan
+from fourfold.commands import child, reproduce, row_machine, row_plan
 from fourfold.commands.config_files import fingerprints
+from fourfold.commands.recipe import make_parser, parse
 from fourfold.commands.reproduce import parse_budget
 from fourfold.commands.row_plan import options, plan_runs
 from fourfold.commands.table_data import find_files, hashes
+from fourfold.core.errors import InputError
 from fourfold.papers import reading
-from fourfold.papers.reading import all_tables, read_paper
+from fourfold.papers.reading import all_tables, find_tables, read_paper
 
 RUNNING = [t for t in all_tables() if t.tiers]
 
@@ -1133,15 +1135,77 @@ def test_a_batch_is_cut_for_the_machine(
     command += ["--machine", str(root / f"configs/trainer/{file}.yaml")] if file else []
     assert main(command) == 0
     fit, test = (line.split() for line in capsys.readouterr().out.splitlines())
-    parts = fit[fit.index("--trainer.accumulate_grad_batches") + 1 :: 2] if memory or file else []
-    if parts:
-        accumulation, micro = map(int, parts)
-        assert accumulation * micro * (8 if file == "ddp" else 1) == 1024
-        assert (accumulation > 1) if memory == 8 else (memory or accumulation == 1)
+    key = "--trainer.accumulate_grad_batches"
+    accumulation, micro = map(int, fit[fit.index(key) + 1 :: 2]) if key in fit else (1, 1024)
+    assert accumulation * micro * (8 if file == "ddp" else 1) == 1024
+    assert (accumulation > 1) if memory == 8 else (memory or accumulation == 1)
+    # What does not fit in training would not in a test.
+    assert test[-2:] == fit[-2:] if micro < 1024 else "--data.init_args.batch_size" not in test
     configs = [word for word in test if word.endswith(".yaml")]
     assert [Path(name).stem for name in configs] == ["b", *([file] if file else [])]
     assert [word for word in fit if word.endswith(".yaml")] == configs
     assert "--trainer.accumulate_grad_batches" not in test
+
+
+def test_a_machine_overrules_what_a_recipe_says_of_another(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "vaswani2017/table3", "--tier", "single-gpu", "--rows", "base"]
+    command += ["--commands"]
+    assert main(command) == 0
+    fit = capsys.readouterr().out.splitlines()[0].split()
+    assert fit[fit.index("--trainer.devices") + 1] == "1"
+    tokens, parts = (
+        int(fit[fit.index(key) + 1])
+        for key in ("--data.init_args.max_tokens", "--trainer.accumulate_grad_batches")
+    )
+    assert main([*command, "--machine", str(root / "configs/trainer/ddp.yaml")]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        words = line.split()
+        recipe = parse(make_parser("fourfold fit"), words[2:])
+        assert recipe["trainer"]["devices"] == 8
+        assert recipe["data"]["init_args"]["max_tokens"] == tokens * parts // 8
+    assert words[1] == "test"
+
+
+def test_a_teacher_of_what_a_row_starts_from_is_trained_first() -> None:
+    (table,) = find_tables(["deit2020/table3"])
+    plan = plan_runs(table, "laptop", [table.rows["token_class"]], 1, Path("runs"))
+    assert [(run.row, run.part) for run in plan] == [("teacher", ""), ("token_both", "")]
+    assert [start.folder for start in plan[1].starts] == [plan[0].folder]
+
+
+def test_a_run_that_cannot_be_cut_keeps_no_other_from_being_run(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    whole = row_machine.Machine.cut
+
+    def cut(self: Any, fit: list[str]) -> dict[str, int]:
+        if "/one/" in " ".join(fit):
+            raise InputError("a batch of 12 cannot be shared by 8 devices")
+        return whole(self, fit)
+
+    monkeypatch.setattr(row_machine.Machine, "cut", cut)
+    assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one,two"]) == 2
+    said = capsys.readouterr().err
+    assert "p/t, row one, seed 0: a batch of 12 cannot be shared" in said
+    assert cells(here / "results/p/t/laptop")["two", "ppl"]
+
+
+def test_what_was_begun_with_another_cut_is_not_gone_on_with(
+    here: Path, children: Children, capsys: Any
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
+    folder = here / "runs/reproduce/p/t/laptop/one"
+    (folder / "seed_0").mkdir(parents=True)
+    note = folder / ".seed_0.json"
+    children.stop_at = 1
+    assert main(command) == 75
+    assert json.loads(note.read_text())["cut"] == {}
+    assert main([*command, "--machine", "configs/trainer/ddp_cpu.yaml"]) == 2
+    assert "seed_0 was begun with its batch cut for another machine" in capsys.readouterr().err
+    assert json.loads(note.read_text())["cut"] == {}
+    assert main(command) == 0
 
 
 def test_where_a_run_is_trained_is_no_part_of_what_it_is(here: Path, children: Children) -> None:

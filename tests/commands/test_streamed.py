@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from fourfold.core.errors import InputError
 from fourfold.data import chunk_cache
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 from tests.chunk_files import write_chunks
@@ -30,7 +31,10 @@ def fit(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     tokenizer.save(write_chunks(here / "far", streams) / "tokenizer.json")
 
     def fetch(address: str, file: Path, size: int = 0) -> None:
-        shutil.copy(here / address.removeprefix("s3://"), file)
+        try:
+            shutil.copy(here / address.removeprefix("s3://"), file)
+        except FileNotFoundError as error:
+            raise InputError(f"{address} is not there") from error
 
     monkeypatch.setattr(chunk_cache, "fetch", fetch)
     monkeypatch.setattr("fourfold.data.token_chunks.fetch", fetch)

@@ -6,6 +6,7 @@ import torch
 
 from fourfold.core.errors import InputError
 from fourfold.data import StreamedTextData, chunk_cache
+from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 from fourfold.losses import IGNORED
 from tests.chunk_files import write_chunks
@@ -33,7 +34,10 @@ def far(monkeypatch):
     seen = {"copied": [], "peak": 0}
 
     def fetch(address, file, size=0):
-        shutil.copy(address.removeprefix("far://"), file)
+        try:
+            shutil.copy(address.removeprefix("far://"), file)
+        except FileNotFoundError as error:
+            raise InputError(f"{address} cannot be fetched: it is not there.") from error
         seen["copied"].append(address.rpartition("/")[2])
         held = sum(f.stat().st_size for f in file.parent.glob("*.bin*"))
         seen["peak"] = max(seen["peak"], held)
@@ -135,9 +139,33 @@ def test_the_state_knows_the_chunks(place, tmp_path):
 def test_a_tokenizer_that_does_not_fit(place, tmp_path):
     small = train_tokenizer(TokenizerConfig("char", 20), ["one two"], mask=False)
     small.save(tmp_path / "t.json")
-    data = make(place, tokenizer=TokenizerConfig(file=str(tmp_path / "t.json")))
+    copy = shutil.copytree(place, tmp_path / "copy")
+    (copy / "train/tokenizer.json").unlink()
+    data = make(copy, tokenizer=TokenizerConfig(file=str(tmp_path / "t.json")))
     with pytest.raises(InputError, match=r"chunk-0-\d.bin holds ids up to \d+, but the tok"):
         list(data.train_dataloader())
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_ids_of_another_tokenizer_are_refused_where_theirs_lies_beside_them(place, tmp_path, part):
+    """Their numbers would be there, only as other words."""
+    copy = shutil.copytree(place, tmp_path / "copy")
+    other = train_tokenizer(TokenizerConfig("byte_bpe", 300), [TEXT[::-1]], mask=False)
+    other.save(copy / part / "tokenizer.json")
+    given = TokenizerConfig(file=str(place / "train/tokenizer.json"))
+    match = rf"copy/{part}/tokenizer.json says .*, and to it \d+ is '.*; to the tokenizer given"
+    with pytest.raises(InputError, match=match):
+        make(copy, tokenizer=given).setup()
+    state = make(place).state_dict()
+    with pytest.raises(InputError, match=match):
+        make(copy).load_state_dict(state)
+
+
+def test_a_tokenizer_that_knows_more_words_reads_the_ids(place, tmp_path):
+    own = Tokenizer.from_str((place / "train/tokenizer.json").read_text())
+    own.core.add_special_tokens(["<mask>"])
+    own.save(tmp_path / "more.json")
+    make(place, tokenizer=TokenizerConfig(file=str(tmp_path / "more.json"))).setup()
 
 
 @pytest.mark.parametrize(

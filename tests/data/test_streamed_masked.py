@@ -126,7 +126,10 @@ def test_it_goes_on_anywhere_and_from_far_away(
     place: Path, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(address: str, file: Path, size: int = 0) -> None:
-        shutil.copy(address.removeprefix("far://"), file)
+        try:
+            shutil.copy(address.removeprefix("far://"), file)
+        except FileNotFoundError as error:
+            raise InputError(f"{address} is not there") from error
 
     monkeypatch.setattr(chunk_cache, "fetch", fetch)
     monkeypatch.setattr("fourfold.data.token_chunks.fetch", fetch)

@@ -104,3 +104,18 @@ def test_what_is_frozen_keeps_its_running_statistics_too(
     }
     assert moved["all"] == {"net.fc.weight", "net.fc.bias"}
     assert moved["3"] == {name for name in before if name.startswith(("net.layer4.", "net.fc."))}
+
+
+def test_what_has_not_thawed_keeps_its_running_statistics_too(
+    config: str, trained: Path, tmp_path: Path
+) -> None:
+    read_source.cache_clear()
+    start = ["--model.init_args.init_from", str(trained)]
+    fit = ["fit", "--config", config, *start, "--model.init_args.tuning.unfreeze_every", "1"]
+    before = load_task(trained / "checkpoints/last.ckpt").model.state_dict()
+    for steps, learns in (("1", ("net.fc.",)), ("2", ("net.layer4.", "net.fc."))):
+        run = tmp_path / steps
+        assert main([*fit, *words(run, max_steps=steps, limit_train_batches="1")]) == 0
+        after = load_task(run / "checkpoints/last.ckpt").model.state_dict()
+        moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+        assert moved == {name for name in before if name.startswith(learns)}

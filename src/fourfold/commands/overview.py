@@ -90,7 +90,7 @@ Says what a recipe costs before it is run: exact parameters, FLOPs, memory on on
 micro-batch and accumulation that keep its global batch.
 
   --config FILE   as for fit; --KEY VALUE too, such as --trainer.precision bf16-mixed
-  --devices N     how many devices share the batch; default: what trainer.devices says
+  --devices N     how many devices share the batch, on all nodes; default: what the trainer says
   --memory GIB    memory of one device; default: as much as it takes
   --length T      tokens of a sequence; default: what the data say, 25 for sentence pairs
 

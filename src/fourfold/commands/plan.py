@@ -1,10 +1,11 @@
 """`fourfold plan`: what a recipe costs before it is run, and how to cut its batch for a machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import inf
 
 import torch
+from torch import nn
 
 from fourfold.commands.config_files import locate_value
 from fourfold.commands.overview import PLAN
@@ -77,24 +78,37 @@ def cut_to_fit(argv: Sequence[str], memory: float) -> str | None:
             return batch <= recipe.batch // 2 and used <= FREE * GIB * memory
 
         exact = not recipe.counts_tokens
-        return _options(recipe, *split_batch(recipe.global_batch, 1, fits, exact=exact))
+        return spelled(_options(recipe, *split_batch(recipe.global_batch, 1, fits, exact=exact)))
     except InputError:
         return None
 
 
-def cut(argv: Sequence[str], memory: float | None) -> list[str]:
+def cut(argv: Sequence[str], memory: float | None) -> dict[str, int]:
     """Options of `fit` for the same global batch on the devices that `argv` names.
 
     Args:
         argv: The options that are given.
         memory: Of one device, in GiB; None: no micro-batch is too large.
 
+    Returns:
+        Values by key; none where the batch may stay as it is.
+
     Raises:
-        InputError: As of the command.
+        InputError: As of the command; or the model's norms are over a batch, which would be a
+            smaller one.
     """
     parser = make_parser("fourfold fit")
     recipe = read_recipe(parser, parse(parser, argv))
-    return _options(recipe, *_split(recipe, recipe.devices, memory)).split()
+    micro, accumulation = _split(recipe, recipe.devices, memory)
+    if (micro, recipe.devices) == (recipe.batch, 1):
+        return {}
+    modules = recipe.task.model.modules()
+    if micro < recipe.batch and any(isinstance(module, nn.BatchNorm2d) for module in modules):
+        raise InputError(
+            f"its norms are over {recipe.batch} images, of which each device would have {micro}:"
+            " train it on one device that holds them all"
+        )
+    return _options(recipe, micro, accumulation)
 
 
 def smaller(command: str, options: list[str]) -> str:
@@ -107,9 +121,17 @@ def smaller(command: str, options: list[str]) -> str:
     return "make batches smaller and raise --trainer.accumulate_grad_batches instead"
 
 
-def _options(recipe: Recipe, micro: int, accumulation: int) -> str:
-    key = f"data.init_args.{recipe.batch_key}"
-    return f"--trainer.accumulate_grad_batches {accumulation} --{key} {micro}"
+def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
+    found = {"trainer.accumulate_grad_batches": accumulation}
+    interval, before = recipe.trainer["val_check_interval"], recipe.accumulation
+    if isinstance(interval, int) and accumulation != before:  # it counts micro-batches
+        found["trainer.val_check_interval"] = max(1, interval * accumulation // before)
+    return {**found, f"data.init_args.{recipe.batch_key}": micro}
+
+
+def spelled(options: Mapping[str, int]) -> str:
+    """Options by key as one types them."""
+    return " ".join(f"--{key} {value}" for key, value in options.items())
 
 
 def row_length(recipe: Recipe, asked: int | None) -> int:
@@ -192,6 +214,8 @@ def _training(recipe: Recipe, flops: Parts, length: int) -> list[str]:
 def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
     """Micro-batch, accumulation, what they take, and the options that set them."""
     total = recipe.global_batch
+    if devices % recipe.nodes:
+        raise InputError(f"{recipe.nodes} nodes cannot have {devices} devices, as many on each")
     micro, accumulation = _split(recipe, devices, memory, length)
     used = micro_batch_memory(recipe, length, micro, devices)
     rows = [(f.name, f"{getattr(used, f.name) / GIB:,.2f} GiB") for f in fields(Memory)]
@@ -202,7 +226,8 @@ def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) ->
         f"the recipe's batch: {total:,} {kind} = {devices} device{'s' * (devices > 1)} x {micro:,}"
         f" x accumulation {accumulation}"
         + ("" if (cut := devices * micro * accumulation) == total else f" (in truth {cut:,})"),
-        f"  --trainer.devices {devices} {_options(recipe, micro, accumulation)}",
+        f"  --trainer.devices {devices // recipe.nodes}"
+        f" {spelled(_options(recipe, micro, accumulation))}",
     ]
     if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
         lines.append(f"a pair is then compared among {micro * devices:,}: another recipe")

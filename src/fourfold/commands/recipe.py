@@ -67,7 +67,17 @@ class Recipe:
     @property
     def global_batch(self) -> int:
         """Rows or tokens of an optimizer step on one device, for which recipes are written."""
-        return self.batch * int(self.trainer["accumulate_grad_batches"])
+        return self.batch * self.accumulation
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return int(self.trainer["accumulate_grad_batches"])
+
+    @property
+    def nodes(self) -> int:
+        """Machines that train."""
+        return int(self.trainer["num_nodes"])
 
     @property
     def scored(self) -> float:
@@ -104,7 +114,7 @@ class Recipe:
             n = int(text)
         else:
             raise InputError(f"trainer.devices is {given!r}, which is no number of devices")
-        return n * int(self.trainer["num_nodes"])
+        return n * self.nodes
 
     @property
     def precision(self) -> str:
@@ -136,7 +146,7 @@ class Recipe:
         if limit is not None:  # a share, or a number
             batches = int(batches * limit) if isinstance(limit, float) else min(batches, int(limit))
         epochs = epochs or 1000  # Lightning's own default
-        ends = -(-batches // int(trainer["accumulate_grad_batches"])) * int(epochs)
+        ends = -(-batches // self.accumulation) * int(epochs)
         return min(ends, int(most)) if most > 0 else ends
 
 

@@ -39,12 +39,12 @@ class Machine:
             if key == "trainer.devices" and value in ("auto", "-1"):
                 raise InputError(f"{where} {value}, but must be a number, to share a batch by")
 
-    def test(self, options: list[str]) -> list[str]:
-        """Options of a test, which begin with the recipe's config, on this machine."""
-        return [*options[:2], *(["--config", self.config] if self.config else []), *options[2:]]
+    def options(self, given: list[str]) -> list[str]:
+        """Options of a run on this machine, which overrules what a recipe says of another."""
+        return [*given, *(["--config", self.config] if self.config else [])]
 
-    def fit(self, options: list[str]) -> list[str]:
-        """Options of a training on this machine, with the recipe's global batch.
+    def cut(self, fit: list[str]) -> dict[str, int]:
+        """Options of a training on this machine, by key, that keep the recipe's global batch.
 
         Raises:
             InputError: No plan is possible: the data are not here that a model's size follows from,
@@ -52,10 +52,7 @@ class Machine:
         """
         from fourfold.commands.plan import cut
 
-        if self == HERE:
-            return options
-        given = self.test(options)
-        return [*given, *cut(given, self.memory)]
+        return {} if self == HERE or not fit else cut(self.options(fit), self.memory)
 
 
 HERE = Machine()  # as the recipe says

@@ -7,7 +7,7 @@ beside it, .../ROW/PART/seed_N.
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,8 @@ def plan_runs(
 ) -> list[Run]:
     """The runs of some rows, each once, all with the first seed before any with the second.
 
+    What a run starts from is among them, before it, also where no row of these is its own.
+
     Raises:
         InputError: As of `runs_of_row`.
     """
@@ -150,9 +152,16 @@ def plan_runs(
         run.folder: replace(run, machine=machine)
         for seed in range(n_seeds)
         for row in rows
-        for run in runs_of_row(table, tier, row, seed, runs).values()
+        for last in runs_of_row(table, tier, row, seed, runs).values()
+        for run in _with_starts(last)
     }
     return list(found.values())
+
+
+def _with_starts(run: Run) -> Iterator[Run]:
+    for start in run.starts:
+        yield from _with_starts(start)
+    yield run
 
 
 def options(changes: dict[str, dict[str, Any]]) -> list[str]:

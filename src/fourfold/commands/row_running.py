@@ -7,6 +7,7 @@ a time, and what takes weeks would never begin.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -121,6 +122,9 @@ def _attempt(
             return run.go(held, budget.limit, record.data)
     except TimeoutError:
         return None
+    except InputError as error:  # what is wrong with one run keeps no other from being run
+        print(f"{run.title}: {error}", file=sys.stderr, flush=True)
+        return 2
 
 
 def _words(seconds: float) -> str:

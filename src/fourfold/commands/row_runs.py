@@ -15,6 +15,7 @@ from fourfold.commands import child
 from fourfold.commands.config_files import fingerprints, refuse_edited
 from fourfold.commands.row_machine import HERE, Machine
 from fourfold.commands.run_directory import RunDirectory
+from fourfold.core.errors import InputError
 from fourfold.files import write_whole
 from fourfold.papers.tables import Recipe
 
@@ -99,11 +100,13 @@ class Run:
             InputError: It was made by hand, with other options or by a config that has changed.
         """
         place = RunDirectory(self.folder)
-        content = place.metrics if self.begun else place.metrics_of(self.machine.test(self.test))
+        begun, content = self.begun, place.metrics
+        if content and begun is None:
+            content = place.metrics_of(self.verbs["test"])
         if content is None:
             return None
         metrics = {k: v for k, v in content.items() if isinstance(v, int | float | str)}
-        commands = (self.begun or {}).get("commands", self.commands)
+        commands = begun["commands"] if begun and "commands" in begun else self.commands
         about = {"seconds": self.seconds, "metrics": metrics, "commands": commands}
         return {**about, **content["run"]}
 
@@ -117,10 +120,20 @@ class Run:
         """What is run, with its options on this machine.
 
         Raises:
-            InputError: As of `Machine.fit`.
+            InputError: As of `Machine.cut`.
         """
-        fit = {"fit": self.machine.fit(self.fit)} if self.fit else {}
-        return {**fit, "test": self.machine.test(self.test)}
+        given = {"fit": self.fit, "test": self.test} if self.fit else {"test": self.test}
+        found = {verb: self.machine.options(options) for verb, options in given.items()}
+        for key, value in self._cut.items():
+            for verb in found:
+                if verb == "fit" or key.startswith("data."):  # what fits there fits in a test
+                    found[verb] += [f"--{key}", str(value)]
+        return found
+
+    @cached_property
+    def _cut(self) -> dict[str, int]:
+        """How the recipe's batch is cut for the machine."""
+        return self.machine.cut(self.fit)
 
     @property
     def commands(self) -> list[str]:
@@ -149,12 +162,22 @@ class Run:
 
         Returns:
             0, or the exit code of what failed or was stopped.
+
+        Raises:
+            InputError: As of `Machine.cut`; or it was begun with its batch cut in another way, or a
+                config was edited meanwhile.
         """
         begin = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
         # Before it begins: what is edited meanwhile is not what it was trained with.
         noted = {"stamp": self.stamp, "configs": self.configs, "data": dict(data),
-                 "commands": self.commands}  # fmt: skip
+                 "commands": self.commands, "cut": self._cut}  # fmt: skip
+        begun = self.begun
+        if begun and begun.get("cut", {}) != self._cut:  # the order of rows is of its batches
+            raise InputError(
+                f"{self.folder} was begun with its batch cut for another machine: go on with that"
+                " --machine and --memory, or remove it"
+            )
         write_whole(self._note, json.dumps(noted))
         try:
             for verb, options in self.verbs.items():

@@ -31,7 +31,10 @@ class RepeatedPlan(Plan):
         self.repeats = repeats
 
     def _shuffled(self, rng: np.random.Generator) -> np.ndarray:
-        chosen = rng.permutation(self.n_rows)[: -(-self.n_rows // self.repeats)]
+        n_chosen = -(-self.n_rows // self.repeats)
+        # An even number, so that no two neighbours are of different copies.
+        n_chosen += n_chosen % 2 if self.repeats > 1 else 0
+        chosen = rng.permutation(self.n_rows)[:n_chosen]
         copy, place = np.divmod(np.arange(self.repeats * len(chosen)), len(chosen))
         order = np.lexsort((rng.random(len(place)), copy, place // TOGETHER))
         return (chosen[place] + copy * self.n_rows)[order][: self.n_rows]

@@ -115,14 +115,22 @@ class StreamedData(TokenizedData):
         raise AssertionError("chunks hold no text")
 
     def build(self) -> dict[str, BatchDataset]:
-        """Reads the indices; the tokenizer is the checkpoint's, the file's or the chunks' own."""
+        """Reads the indices; the tokenizer is the checkpoint's, the file's or the chunks' own.
+
+        Raises:
+            InputError: the chunks hold ids of another one.
+        """
         if self._tokenizer is None and self._config.file is None:
             if "train" not in self.parts:
                 raise InputError(f"{type(self).__name__} needs `train`, or a tokenizer.file.")
             chunks = TokenChunks(self.parts["train"], self.cache)
             where = f"{chunks.place}/{TOKENIZER}"
             self._tokenizer = Tokenizer.from_str(chunks.read_text(TOKENIZER), where)
-        return super().build()
+        splits = super().build()
+        for split in splits.values():
+            assert isinstance(split, ChunkRows)
+            split.chunks.refuse_other(split.tokenizer)
+        return splits
 
     def rows(self, name: str) -> dict[str, Any]:
         """Options of the `ChunkRows` of the split called `name`."""

@@ -19,6 +19,7 @@ import numpy as np
 from fourfold.core.errors import InputError
 from fourfold.data.chunk_cache import ChunkCache, fetch
 from fourfold.data.sources import resolve
+from fourfold.data.tokenizer import Tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 
@@ -90,6 +91,28 @@ class TokenChunks:
         with tempfile.TemporaryDirectory() as folder:
             fetch(f"{self.place}/{name}", copy := Path(folder) / name)
             return copy.read_text(encoding="utf-8")
+
+    def refuse_other(self, tokenizer: Tokenizer) -> None:
+        """Make sure that the ids stand for the same words to `tokenizer`, which may know more.
+
+        Raises:
+            InputError: a tokenizer lies beside the chunks to which they stand for others.
+        """
+        try:
+            text = self.read_text(TOKENIZER)
+        except InputError:
+            return  # litdata alone writes none
+        where = f"{self.place}/{TOKENIZER}"
+        theirs = Tokenizer.from_str(text, where).vocabulary
+        ours = tokenizer.vocabulary
+        if strange := sorted(theirs.items() - ours.items(), key=lambda entry: entry[1]):
+            word, i = strange[0]
+            other = next((repr(own) for own, number in ours.items() if number == i), "nothing")
+            raise InputError(
+                f"{where} says what the ids of these chunks are, and to it {i} is {word!r}; to the"
+                f" tokenizer given it is {other}: name that file in data.tokenizer.file, or encode"
+                " the text with the other one."
+            )
 
     def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
         """Stretches of a chunk: at most `length` ids from each of `begins` on.

@@ -87,6 +87,11 @@ class Tokenizer:
         """Entries of the vocabulary, special tokens included."""
         return self.core.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each entry, special tokens included."""
+        return self.core.get_vocab(with_added_tokens=True)
+
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without special tokens."""
         return self.core.encode(text, add_special_tokens=False).ids
@@ -177,9 +182,8 @@ class Tokenizer:
 
     def _find_starts(self) -> tuple[np.ndarray, np.ndarray]:
         """For each id: does it begin a word, and does the token after it?"""
-        tokens = self.core.get_vocab(with_added_tokens=True)
         begins, ends = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, bool)
-        for token, i in tokens.items():
+        for token, i in self.vocabulary.items():
             begins[i] = not token.startswith("##") if self._is_wordpiece else token[:1] in _SPACES
             ends[i] = not self._is_wordpiece and token[-1:] in _BREAKS
         begins[self.special_ids] = True

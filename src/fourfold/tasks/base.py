@@ -28,7 +28,7 @@ from fourfold.tasks.sameness import (
 from fourfold.tasks.sharding import FSDP2, fit_strategy
 from fourfold.tasks.start import InitFrom, start_from
 from fourfold.tasks.steps import optimizer_steps, warn_of_warm_up
-from fourfold.tasks.tuning import TuningConfig, adapt, still_frozen
+from fourfold.tasks.tuning import TuningConfig, adapt, hold_statistics, still_frozen
 from fourfold.tasks.window import Window, gradient_norm, refuse_idle
 
 
@@ -177,6 +177,10 @@ class Task(LightningModule):
                 )
 
     # Training.
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Also behind a validation, and in an epoch that is taken up within."""
+        hold_statistics(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Loss whose gradient, after Lightning's own averaging, is that of the global mean."""

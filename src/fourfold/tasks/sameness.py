@@ -60,7 +60,7 @@ def refuse_other_settings(
                       for x in (saved.get(part), wanted[part]))  # fmt: skip
         for key, value in news.items():
             name = f"{part}.{key}".rstrip(".")
-            shapes = part == "config" or key == "lora_rank"  # what weights are there
-            free = not training and (key.split(".")[-1] in UNSEEN or not shapes)
+            seen = part == "config" or key in ("lora_rank", "lora_alpha")
+            free = not training and (key.split(".")[-1] in UNSEEN or not seen)
             if key in olds and listed(olds[key]) != listed(value) and not free:
                 raise InputError(f"the checkpoint was trained with {name} {olds[key]}, not {value}")

@@ -134,7 +134,7 @@ def same_words(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None
     if old is None or new is None:
         return None
     theirs, ours = Tokenizer.from_str(old), Tokenizer.from_str(new)
-    before, after = (t.core.get_vocab(with_added_tokens=True) for t in (theirs, ours))
+    before, after = theirs.vocabulary, ours.vocabulary
     if before == after:
         return None
     pairs = {after[word]: number for word, number in before.items() if word in after}

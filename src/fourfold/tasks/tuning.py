@@ -85,3 +85,13 @@ def still_frozen(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.
     depth, top = depths(model)
     border = top - 1 - epoch // tuning.unfreeze_every
     return [parameter for name, parameter in model.named_parameters() if depth[name] <= border]
+
+
+def hold_statistics(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
+    """What gradual unfreezing does not let learn yet keeps its running statistics, too."""
+    if tuning.unfreeze_every is None:
+        return
+    frozen = set(map(id, still_frozen(model, tuning, epoch)))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train(module.weight.requires_grad and id(module.weight) not in frozen)
