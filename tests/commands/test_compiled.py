@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fourfold.callbacks.compiled import compile_blocks
 from fourfold.core.config import TransformerConfig
 from fourfold.core.stack import Block, Stack
 from fourfold.generation import beam_search, generate
@@ -112,6 +113,22 @@ def test_layers_of_any_drop_path_share_their_graphs() -> None:
     stack(torch.zeros(2, 3, 8))
     assert len(calls) == 2  # that of the first never drops
     assert sum(calls) == 12
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_more_graphs_than_torch_expects_are_compiled_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past its limit, 8, torch would compile what it knows and nothing new."""
+    calls, plain = list[int](), nn.Module.compile
+    compiler = counting(calls)
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, dynamic: plain(self, backend=compiler, dynamic=dynamic)
+    )
+    stack = Stack(TransformerConfig(d_model=8, n_layers=1, n_heads=2, d_ff=8))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compile_blocks(stack, dynamic=False)
+        for length in range(1, 13):
+            stack(torch.zeros(1, length, 8))
+    assert len(calls) == sum(calls) == 12
 
 
 def test_no_compiler(

@@ -76,6 +76,22 @@ def test_a_loss_that_breaks_in_half_precision_only(
     first, second = out.split("the same in 32-true")
     assert "first output that is not finite: model.encoder.blocks.0.ff.down" in first
     assert "first output that is not finite: model.encoder.blocks.0.ff.down" not in second
+    assert "64-true on cpu" in run("replay", file, "--precision", "64-true").out
+    refused = run("replay", file, "--precision", "bf16")
+    assert refused.code == 2
+    assert "invalid choice: 'bf16'" in refused.err
+
+
+def test_images_of_a_training_in_half_precision(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    more = ("--trainer.precision=bf16-true", "--model.optimizer.lr=1e30", "--run_dir=r")
+    assert run("fit", "--config", configs["vit"], "--trainer.max_steps=10", *more).code == 1
+    (file,) = here.glob("r/nonfinite_step=*.pt")
+    result = run("replay", file)
+    assert result.code == 0, result.err
+    assert "bf16-true on cpu" in result.out
+    assert "the same in 32-true" in result.out
 
 
 def test_other_files_are_refused(run: Run, trained: Callable[[str], Path], here: Path) -> None:

@@ -99,13 +99,26 @@ def test_a_bias_reaches_every_block() -> None:
 
 def test_drop_path_grows_with_depth_and_keeps_the_mean() -> None:
     stack = Stack(config(drop_path=0.4)).double()
-    assert [block.drop_path for block in stack.blocks] == [0.0, 0.2, 0.4]
+    assert [float(block.kept) for block in stack.blocks] == [1.0, 0.8, 0.6]
     block, y = stack.blocks[2], states(1, 1).expand(20000, 1, -1)
     dropped = block._drop(y)
     skipped = (dropped == 0).all(-1).squeeze()
     assert skipped.double().mean().item() == pytest.approx(0.4, abs=0.02)
     assert_same(dropped[~skipped], y[~skipped] / 0.6)
     assert torch.equal(block.eval()._drop(y), y)
+
+
+def test_a_rare_drop_is_as_rare_in_half_precision() -> None:
+    """Lightning builds and runs a bf16-true model with bf16 as torch's own type."""
+    block = Block(config(), drop_path=0.003).bfloat16()
+    y = torch.ones(100_000, 1, 1)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        skipped = (block._drop(y) == 0).double().mean().item()
+    finally:
+        torch.set_default_dtype(before)
+    assert skipped == pytest.approx(0.003, rel=0.2)
 
 
 @pytest.mark.parametrize("dropout", ["dropout", "attn_dropout", "ff_dropout", "drop_path"])

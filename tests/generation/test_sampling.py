@@ -106,6 +106,17 @@ def test_numbers_belong_to_the_prompt() -> None:
     assert not torch.equal(draw_numbers(ids, mask, 20, seed=2), draws)
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_numbers_do_not_depend_on_torchs_default_type(kind: torch.dtype) -> None:
+    ids, mask = torch.tensor([[5, 6]]), torch.ones(1, 2).bool()
+    usual, before = draw_numbers(ids, mask, 50, seed=1), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(kind)
+        assert torch.equal(draw_numbers(ids, mask, 50, seed=1), usual)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_without_a_seed_the_global_generator_decides() -> None:
     ids, mask = torch.ones(1, 1, dtype=torch.long), torch.ones(1, 1).bool()
     torch.manual_seed(3)

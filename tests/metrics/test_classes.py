@@ -34,6 +34,17 @@ def test_against_scikit_learn(k: int, seed: int) -> None:
     assert scores.counts() == expected.tolist()
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_counts_stay_whole_in_a_task_of_low_precision(kind: torch.dtype) -> None:
+    """Lightning casts all of a task, metrics included; from 256 on bf16 cannot count."""
+    scores = torch.nn.ModuleList([ClassScores(2)]).to(kind)[0]
+    for label, times in ((1, 3000), (0, 1000)):
+        for _ in range(times):
+            scores.update(torch.tensor([[0.0, 1.0]], dtype=kind), torch.tensor([label]))
+    assert scores.counts() == [[0, 1000], [0, 3000]]
+    assert scores.compute()["accuracy"] == 0.75
+
+
 def test_one_class_alone() -> None:
     """GLUE counts a model that always says the same as 0."""
     scores = ClassScores(2)

@@ -232,3 +232,14 @@ def test_compiles_without_a_break() -> None:
     model, ids = build(), texts([5, 3])[0]
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_same(compiled(images(2) * 0 + 1, ids), model(images(2) * 0 + 1, ids))
+
+
+def test_similarity_is_never_in_low_precision() -> None:
+    model = build().bfloat16()
+    model.log_scale.data.fill_(4.6)
+    a, b = torch.randn(4, 7).bfloat16(), torch.randn(5, 7).bfloat16()
+    wanted = F.normalize(a.double(), dim=-1) @ F.normalize(b.double(), dim=-1).T
+    found = model.similarity(a, b)
+    assert found.dtype == torch.float32
+    scale = float(model.log_scale.double().exp())
+    torch.testing.assert_close(found.double(), scale * wanted, rtol=1e-5, atol=1e-4)

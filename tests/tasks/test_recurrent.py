@@ -1,5 +1,7 @@
 """What has an LSTM in it: the same step however it is cut, and back from its checkpoint."""
 
+import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import torch
 from lightning import Trainer
 
+from fourfold.cli import main
 from fourfold.models import RecurrentClassifierConfig, RecurrentLMConfig
 from fourfold.tasks import (
     RecurrentLanguageModeling,
@@ -66,3 +69,30 @@ def test_a_checkpoint_is_measured_and_shown(make: Any, texts: Path, tmp_path: Pa
     assert again.model.config == task.model.config
     for key, value in task.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[key], value)
+
+
+def test_prompts_of_any_length_are_continued(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Padding would change its state, so that only prompts of one length share a batch."""
+    task, data = language(texts)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=1,
+        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(task, data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    lines = ["one two", "three", "one", "one two three four", "two"]
+    command = ["generate", "--checkpoint", str(tmp_path / "a.ckpt"), "--max-new", "4"]
+
+    def written(lines: list[str]) -> list[str]:
+        data = "".join(line + "\n" for line in lines).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        capsys.readouterr()
+        assert main(command) == 0
+        return capsys.readouterr().out.splitlines()
+
+    found = written(lines)
+    assert found == [written([line])[0] for line in lines]
+    assert all(after.startswith(line) for line, after in zip(lines, found, strict=True))

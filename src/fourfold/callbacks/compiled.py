@@ -3,11 +3,15 @@
 import os
 import shutil
 
+import torch
+import torch._dynamo
 from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from fourfold.core.errors import InputError
 from fourfold.core.stack import Block
+
+GRAPHS = 64  # more than any training of ours has, and fewer than torch allows a process
 
 
 def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
@@ -17,6 +21,10 @@ def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
         model: Any of ours.
         dynamic: Whether lengths differ from batch to batch; None finds it out.
     """
+    # Torch counts all blocks as one: of encoder and decoder, in training and evaluation, for a last
+    # batch of one row. Past its limit, 8 at first, what is new would not be compiled.
+    config = torch._dynamo.config
+    config.recompile_limit = max(GRAPHS, config.recompile_limit)
     for module in model.modules():
         if isinstance(module, Block):
             module.compile(dynamic=dynamic)

@@ -7,7 +7,7 @@ from torch import nn
 
 from fourfold.core.errors import InputError
 
-TYPES = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
+TYPES = {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:

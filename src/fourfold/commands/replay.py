@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fourfold.data.batch
 from fourfold.commands.devices import autocast, choose_device, settle
-from fourfold.commands.inference import OptionParser
+from fourfold.commands.inference import PRECISIONS, OptionParser
 from fourfold.commands.overview import REPLAY
 from fourfold.core.errors import InputError
 from fourfold.tasks import Task, read_file, rebuild
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     parser = OptionParser(prog="fourfold replay", add_help=False, allow_abbrev=False)
     parser.add_argument("file")
     parser.add_argument("--device", default=None)
-    parser.add_argument("--precision", default=None)
+    parser.add_argument("--precision", default=None, choices=(*PRECISIONS, "64-true"))
     options = parser.parse_args(argv)
     content = read_file(options.file)
     told: Any = content.get("replay")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"{options.file}: not a file that a stopped training has written")
     task = rebuild(content, options.file).train()
     device = choose_device(options.device or told["device"])
-    batch = move(kind(**told["batch"]), device)
+    batch = kind(**told["batch"])
     precision = options.precision or told["precision"]
     print(f"step {told['step']:,}, batch {batch.position} of epoch {batch.epoch},"
           f" {precision} on {device}")  # fmt: skip
@@ -51,16 +51,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch on a device."""
+def move(batch: Any, like: Tensor) -> Any:
+    """The batch where a weight is, its numbers as exact as that."""
+    tensors = {k: v for k, v in batch._asdict().items() if isinstance(v, Tensor)}
     return batch._replace(
-        **{k: v.to(device) for k, v in batch._asdict().items() if isinstance(v, Tensor)}
+        **{k: v.to(like if v.is_floating_point() else like.device) for k, v in tensors.items()}
     )
 
 
 def report(task: Task, batch: Any, seed: int, device: torch.device, precision: str) -> bool:
     """Run the batch and print where numbers stop being finite; whether they all are."""
     settle(task, device, precision)
+    batch = move(batch, next(task.model.parameters()))
     for name, weight in task.model.named_parameters():
         if not weight.isfinite().all():
             print(f"the weights are broken already: {name} is not finite")

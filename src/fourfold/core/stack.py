@@ -84,7 +84,7 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.drops = drop_path > 0.0
         # No float, of which each would compile a graph of its own.
-        self.drop_path = torch.tensor(drop_path, dtype=torch.float64, device="cpu")
+        self.kept = torch.tensor(1.0 - drop_path, dtype=torch.float64, device="cpu")
 
     def forward(
         self,
@@ -117,8 +117,8 @@ class Block(nn.Module):
     def _drop(self, y: Tensor) -> Tensor:
         y = self.dropout(y)
         if self.drops and self.training:
-            kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
-            y = y * kept / (1.0 - self.drop_path)
+            drawn = torch.rand(y.shape[0], 1, 1, dtype=torch.float32, device=y.device)
+            y = y * (drawn < self.kept) / self.kept
         return y
 
 

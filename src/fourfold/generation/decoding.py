@@ -76,7 +76,7 @@ def generate(
         raise InputError("max_new is missing: say how many tokens to write")
     limit = prompts.limit("max_new", max_new, least=0)  # (B,)
     most = int(limit.max())
-    draws = torch.zeros(len(ids), most, device=ids.device)
+    draws = torch.zeros(len(ids), most, dtype=torch.float32, device=ids.device)
     if temperature > 0.0:
         draws = draw_numbers(prompts.tokens, prompts.real, most, seed, copies)
     filler = pad_id if pad_id is not None else eos_id or 0

@@ -104,7 +104,7 @@ def draw_numbers(
         key = blake2b(repr((seed, copies[prompt], prompt)).encode(), digest_size=8).digest()
         copies[prompt] += 1
         generator = torch.Generator().manual_seed(int.from_bytes(key))
-        rows.append(torch.rand(n_draws, generator=generator))
+        rows.append(torch.rand(n_draws, generator=generator, dtype=torch.float32))
     return torch.stack(rows).to(ids.device)
 
 

@@ -24,7 +24,8 @@ class ClassScores(Metric):
 
     def __init__(self, n_classes: int) -> None:
         super().__init__()
-        zero = torch.zeros(n_classes, n_classes, dtype=torch.float64)
+        # Whole numbers: with a -true precision Lightning makes the others of 8 bits or 11.
+        zero = torch.zeros(n_classes, n_classes, dtype=torch.long)
         self.add_state("confusion", default=zero, dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
@@ -36,12 +37,12 @@ class ClassScores(Metric):
     def counts(self) -> list[list[int]]:
         """How often each true class (rows) was taken for each class (columns), on all devices."""
         with self.sync_context():
-            found: list[list[int]] = self.confusion.long().tolist()
+            found: list[list[int]] = self.confusion.tolist()
         return found
 
     def compute(self) -> dict[str, float]:
         """accuracy, f1 (f1_macro of more than two classes) and matthews (Gorodkin 2004 of more)."""
-        table = self.confusion.cpu()
+        table = self.confusion.cpu().double()
         total, correct = table.sum(), table.diag().sum()
         true, guessed = table.sum(1), table.sum(0)
         f1 = 2 * table.diag() / (true + guessed).clamp(min=1)

@@ -126,10 +126,16 @@ class CLIP(nn.Module):
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
         """(B, E) and (S, E) of any length to scaled cosines (B, S), never in low precision."""
-        exact = self.log_scale.dtype
         with torch.autocast(images.device.type, enabled=False):
-            cosines = F.normalize(images.to(exact), dim=-1) @ F.normalize(texts.to(exact), dim=-1).T
-            return self.log_scale.exp() * cosines
+            scale = self.scale
+            images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in (images, texts))
+            return scale * (images @ texts.T)
+
+    @property
+    def scale(self) -> Tensor:
+        """What cosines are multiplied by, in fp32 at least."""
+        exact = torch.promote_types(self.log_scale.dtype, torch.float32)
+        return self.log_scale.to(exact).exp()
 
     def _initialise(self) -> None:
         """OpenAI's first weights: normal, with a deviation by the width of the tower; biases 0.

@@ -63,7 +63,7 @@ class CausalLanguageModeling(Task):
         h, weight, bias, targets = self._output(batch)
         nll, prediction = token_scores(h, weight, bias, targets)
         valid = targets != IGNORED
-        correct = (prediction == targets)[valid].sum()
+        correct = ((prediction == targets) & valid).sum()
         self.ppl.update(nll.double().sum(), valid.sum(), batch.n_words, batch.n_bytes, correct)
 
     def results(self, split: str) -> dict[str, Any]:

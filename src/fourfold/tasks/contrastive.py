@@ -104,10 +104,11 @@ class ContrastiveLearning(Task):
 
     def evaluate(self, batch: CaptionBatch, split: str) -> None:
         """Keep the vectors of the batch."""
-        scale = self.model.log_scale
+        scale = self.model.scale
         images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
-        said = [tuple(row[real].tolist()) for row, real in zip(batch.ids, batch.mask, strict=True)]
-        self.retrieval.update(batch.index.tolist(), scale.exp() * images, texts, said)
+        ids, mask = batch.ids.cpu(), batch.mask.cpu()  # at once, and not row by row
+        said = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
+        self.retrieval.update(batch.index.tolist(), scale * images, texts, said)
 
     def results(self, split: str) -> dict[str, Any]:
         """loss, and recall at 1, 5 and 10 of texts for images and of images for texts."""

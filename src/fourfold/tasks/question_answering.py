@@ -102,12 +102,15 @@ class QuestionAnswering(Task):
         allowed = allowed & batch.context[:, :, None] & batch.context[:, None, :]
         scores = (start[:, :, None] + end[:, None, :]).masked_fill(~allowed, -torch.inf)
         best = scores.flatten(1).topk(min(n_best, width * width))  # (B, n)
+        # At once, and not row by row.
+        values, spans, nulls = (
+            x.tolist() for x in (best.values, best.indices, start[:, 0] + end[:, 0])
+        )
         found = []
         for i, row in enumerate(batch.index.tolist()):
             window = data.windows[row]
             context = data.questions[window.question].context
-            null = float(start[i, 0] + end[i, 0])
-            pairs = zip(best.values[i].tolist(), best.indices[i].tolist(), strict=True)
+            null, pairs = nulls[i], zip(values[i], spans[i], strict=True)
             texts = [
                 (score, window.text(context, *divmod(place, width)))
                 for score, place in pairs

@@ -68,9 +68,10 @@ class TokenClassification(Task):
         tags = self.artifacts["class_names"]
         names = self.trainer.datamodule.names(split)  # type: ignore[attr-defined]
         rows = [names[row] for row in batch.index.tolist()]
+        words = at_words.cpu()  # at once, and not row by row
         true, guessed = (
-            [[tags[k] for k in row[here].tolist()] for row, here in zip(x, at_words, strict=True)]
-            for x in (batch.labels, logits.argmax(-1))
+            [[tags[k] for k in row[here].tolist()] for row, here in zip(x, words, strict=True)]
+            for x in (batch.labels.cpu(), logits.argmax(-1).cpu())
         )
         self.scores.update(rows, true, guessed)
 

@@ -103,7 +103,7 @@ class Writing(Task):
         h, weight, bias, targets = self._teacher_forced(batch)
         nll, prediction = token_scores(h, weight, bias, targets)
         valid = targets != IGNORED
-        correct = (prediction == targets)[valid].sum()
+        correct = ((prediction == targets) & valid).sum()
         self.ppl.update(nll.double().sum(), valid.sum(), 0, 0, correct)
         beam = self.val_beam if split == "val" else self.beam
         if beam:

@@ -25,12 +25,12 @@ class Generate(TextVerb):
         self.copies: Counter[tuple[int, ...]] = Counter()  # of prompts, over all batches
 
     def prepare(self, line: str) -> Item:
-        """Prompt ids, grouped by how many tokens may follow."""
+        """Prompt ids and how many tokens may follow, by which they are grouped."""
         ids, wanted, limit = self.tokenizer.encode(line), self.options.max_new, self.longest
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # what every document follows in training
         if limit is None:
-            return Item(ids, len(ids), given(wanted, DEFAULT_NEW))
+            return self._item(ids, given(wanted, DEFAULT_NEW))
         # The last token that is written is never read. Unasked, write as many as there is room for.
         least = given(wanted, 1)
         room = limit + 1 - least
@@ -45,15 +45,21 @@ class Generate(TextVerb):
                     " model reads; --truncate cuts the beginning off"
                 )
             ids = ids[-room:]
-        return Item(ids, len(ids), min(given(wanted, DEFAULT_NEW), limit + 1 - len(ids)))
+        return self._item(ids, min(given(wanted, DEFAULT_NEW), limit + 1 - len(ids)))
+
+    def _item(self, ids: list[int], most: int) -> Item:
+        # The length decides how many may follow, and padding would change an LSTM's state.
+        is_recurrent = getattr(self.model, "is_recurrent", False)
+        return Item((ids, most), len(ids), len(ids) if is_recurrent else most)
 
     def run(self, items: list[Item]) -> list[str]:
         """Prompt and continuation of each, or N of them with tabs between."""
-        ids, mask = self.pad([item.content for item in items])
-        out = self.write(ids, mask, items[0].group)  # (B, N, T + t)
+        prompts = [item.content[0] for item in items]
+        ids, mask = self.pad(prompts)
+        out = self.write(ids, mask, items[0].content[1])  # (B, N, T + t)
         new = out[:, :, ids.shape[1] :].tolist()
-        return ["\t".join(self.text(item.content, row) for row in rows)
-                for item, rows in zip(items, new, strict=True)]  # fmt: skip
+        return ["\t".join(self.text(prompt, row) for row in rows)
+                for prompt, rows in zip(prompts, new, strict=True)]  # fmt: skip
 
     def write(self, ids: Tensor, mask: Tensor, max_new: int) -> Tensor:
         """Prompts (B, T) continued N times each, (B, N, T + t)."""
