@@ -21,6 +21,9 @@ def test_what_is_given(tmp_path: Path) -> None:
     file.write_text("data:\n  init_args:\n    seed: 3\n")
     assert is_given("data.seed", ["--config", str(file)])
     assert is_given("data.seed", ["--data.init_args.seed=3"])
+    inline = ['--config={"data": {"init_args": {"seed": 5}}}']
+    assert is_given("data.seed", inline)
+    assert not is_given("data.rows", inline)
     assert not is_given("data.rows", ["--config", str(file), "--data.seed", "3"])
     # Where another file stands for a part.
     (tmp_path / "b.yaml").write_text("seed: 3\n")

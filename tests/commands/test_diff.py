@@ -1,8 +1,10 @@
 """`fourfold diff`: cards and config files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from fourfold import tasks
 from fourfold.cli import main
@@ -130,3 +132,23 @@ def test_rows_of_a_length_are_tokens(capsys: pytest.CaptureFixture[str]) -> None
     page = capsys.readouterr().out
     assert "A  491,520   from batch_rows 12, length 1024, devices 8, accumulation 5" in page
     assert "B  524,288" in page
+
+
+@pytest.mark.parametrize(
+    ("trainer", "devices"),
+    [
+        ("{devices: [0, 1]}", 2),
+        ("{devices: '0,1'}", 2),
+        ("{devices: 4, num_nodes: 2}", 8),
+        ("{devices: auto}", None),
+        ("{devices: -1, num_nodes: 2}", None),
+    ],
+)
+def test_devices_of_all_nodes_share_a_step(
+    trainer: str, devices: int | None, root: Path, tmp_path: Path, capsys: Any
+) -> None:
+    config = yaml.safe_load((root / "configs/gpt2/small.yaml").read_text())
+    config["trainer"].update(yaml.safe_load(trainer))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
+    assert read_config(str(tmp_path / "a.yaml")).values.get("devices") == devices
+    assert main(["diff", str(tmp_path / "a.yaml"), "nanogpt_124M"]) == 0

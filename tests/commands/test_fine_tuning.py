@@ -81,6 +81,43 @@ def test_what_a_run_began_with_may_be_gone_when_it_goes_on(
     assert steps == 2
 
 
+def test_a_run_that_came_to_nothing_begins_anew_with_another_source(
+    run: Run, configs: dict[str, Path], pretrained: Path, here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """And with that one's words, not with those that the first try left behind."""
+    text = here / "other.txt"
+    text.write_text("quite another text of other words\n" * 40)
+    other = ["--data.train", text, "--data.val", "null", "--data.test", "null"]
+    made = run("fit", "--config", configs["mlm"], *other, "--run_dir", here / "b",
+               "--trainer.max_steps", 1)  # fmt: skip
+    assert made.code == 0, made.err
+    recipe = yaml.safe_load(configs["classes"].read_text())
+    recipe["model"]["init_args"].pop("config")
+    recipe["data"]["init_args"].pop("tokenizer")
+    (here / "c.yaml").write_text(yaml.safe_dump(recipe))
+
+    def words(folder: Path) -> dict[str, int]:
+        return Tokenizer.from_str((folder / "tokenizer.json").read_text()).vocabulary
+
+    assert words(pretrained) != words(here / "b")
+    from fourfold.tasks import SequenceClassification
+
+    def broken(self: Any, batch: Any, batch_idx: int) -> Any:
+        raise KeyError("killed")
+
+    call = ["fit", "--config", here / "c.yaml", "--run_dir", here / "r", "--trainer.max_steps", 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceClassification, "training_step", broken)
+        with pytest.raises(KeyError):
+            run(*call, "--model.init_from", pretrained)
+    assert words(here / "r") == words(pretrained)
+    assert run(*call, "--model.init_from", here / "b").code == 0
+    assert words(here / "r") == words(here / "b")
+    assert run(*call, "--model.init_from", pretrained).code == 2
+    assert words(here / "r") == words(here / "b")
+
+
 def test_another_shape_than_the_sources_is_one_sentence(
     run: Run, configs: dict[str, Path], pretrained: Path, here: Path
 ) -> None:

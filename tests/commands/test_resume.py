@@ -287,6 +287,31 @@ def test_a_signal_saves_and_says_so(
     assert rows(here / "whole") == rows(here / "stopped")
 
 
+@pytest.mark.parametrize("batch", [3, 5, 6, 7])
+def test_a_signal_where_nothing_is_measured_loses_no_row_and_no_snapshot(
+    batch: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an epoch's last batch, too, of whose end such a run never hears."""
+    from fourfold.tasks import Translation
+
+    options = ("--trainer.log_every_n_steps=2", "--average_last=2", "--data.val=null")
+    assert fit("whole", *options).code == 0
+    step = Translation.training_step
+
+    def signalled(self: Any, given: Any, batch_idx: int) -> Any:
+        if self.trainer.fit_loop.total_batch_idx == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, given, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translation, "training_step", signalled)
+        assert fit("stopped", *options).code == 75
+    assert fit("stopped", *options, "--resume=must").code == 0
+    same_runs(here / "whole", here / "stopped")
+    averages = [content(here / name / "checkpoints/average.ckpt") for name in ("whole", "stopped")]
+    assert averages[0]["averaged"] == averages[1]["averaged"]
+
+
 def test_the_checkpoint_before_a_signal_is_kept(
     fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

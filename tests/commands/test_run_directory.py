@@ -78,6 +78,11 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.1, "config": {"d": 2}}})
     with pytest.raises(InputError, match=r"trained with model.init_args.lr 0.1, .* given 0.2"):
         run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.2, "config": {"d": 2}}})
+    # An option that there was not yet when the run began.
+    more = {"lr": 0.1, "config": {"d": 2, "drop_path": 0.0}}
+    run.refuse_another_model({"class_path": "A", "init_args": more})
+    with pytest.raises(InputError, match=r"with model.init_args.config.d 2, and is now given None"):
+        run.refuse_another_model({"class_path": "A", "init_args": {"lr": {"up": 1}}})
 
 
 def test_a_broken_last_checkpoint_falls_back_on_the_newest_whole_one(

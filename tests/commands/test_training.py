@@ -2,6 +2,7 @@ import csv
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -185,6 +186,39 @@ def test_a_dry_run_writes_nothing(run: Run, configs: dict[str, Path], here: Path
     result = run("fit", "--config", configs["vit"], "--trainer.fast_dev_run=true")
     assert result.code == 0, result.err
     assert not list(here.iterdir())
+
+
+def test_a_dry_run_beside_a_whole_one_changes_nothing(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    call = ("--config", configs["vit"], "--run_dir=r")
+    for verb in ("fit", "test"):
+        assert run(verb, *call, "--trainer.max_steps=1").code == 0
+    before = {file: file.stat().st_mtime_ns for file in here.rglob("*")}
+    for verb in ("fit", "test", "predict"):
+        result = run(verb, *call, "--trainer.fast_dev_run=true")
+        assert result.code == 0, result.err
+        assert "nothing to do" not in result.out
+    assert {file: file.stat().st_mtime_ns for file in here.rglob("*")} == before
+
+
+def test_a_training_that_saves_nothing_is_stopped_all_the_same(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.tasks import ImageClassification
+
+    step = ImageClassification.training_step
+
+    def signalled(self: Any, batch: Any, batch_idx: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ImageClassification, "training_step", signalled)
+    more = ("--trainer.max_steps=5", "--trainer.enable_checkpointing=false")
+    result = run("fit", "--config", configs["vit"], "--run_dir=r", *more)
+    assert result.code == 75
+    assert "stopped by a signal after step 1; nothing is saved, as was asked for" in result.out
+    assert not list(here.rglob("*.ckpt"))
 
 
 def test_bad_data_leave_nothing_behind(run: Run, configs: dict[str, Path], here: Path) -> None:
@@ -433,6 +467,13 @@ def test_a_validation_says_its_signature(run: Run, trained: Train) -> None:
         ("mt", ["--model.schedule.warmup_steps=-1"], "warmup_steps is -1"),
         ("mt", ["--checkpoint.monitor=val/blue"], "val/blue"),
         ("mt", ["--model.config.vocab_size=9"], "vocab_size is 9, but the data need"),
+        ("mt", ["--trainer.val_check_interval=500"], "but an epoch has 3 batches: with"),
+        ("mt", ["--average_every_n_steps=2"], "average_every_n_steps needs average_last"),
+        (
+            "mt",
+            ["--average_last=2", "--trainer.enable_checkpointing=false"],
+            "average_last needs checkpoints, but enable_checkpointing is false",
+        ),
         (
             "lm",
             ["--trainer.max_steps=-1", "--trainer.max_epochs=-1", "--trainer.max_time=00:00:01:00",

@@ -227,6 +227,9 @@ def test_class_folders(tmp_path) -> None:
         for k, name in enumerate(classes):
             png(tmp_path / split / name / "sub" / "1.PNG", k)
             (tmp_path / split / name / "notes.txt").write_text("not an image")
+            png(tmp_path / split / name / ".ipynb_checkpoints" / "1-checkpoint.png", k)
+            (tmp_path / split / name / "._1.png").write_bytes(b"of a Mac")
+        png(tmp_path / split / "__MACOSX" / "1.png", 3)
     splits = opened(tmp_path)
     assert {name: len(images) for name, images in splits.items()} == {
         "train": 2,

@@ -92,10 +92,10 @@ def test_the_longer_sentence_is_cut_first(separators: int) -> None:
     rows, first = join_segments(parts, tokenizer, max_len, separators)
     for i, (a, b) in enumerate(lengths):
         kept = longest_first(int(a), int(b), max_len - 2 - separators)
-        assert first[i] == kept[0] + 2
+        assert first[i] == kept[0] + 1 + separators
         assert rows.lengths[i] == sum(kept) + 2 + separators <= max_len
         assert rows[i][1 : 1 + kept[0]].tolist() == parts[0][i][: kept[0]].tolist()
-        begin = first[i] + separators - 1
+        begin = first[i]
         assert rows[i][begin : begin + kept[1]].tolist() == parts[1][i][: kept[1]].tolist()
 
 

@@ -152,3 +152,17 @@ def test_wnut17(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split, (n, words) in sizes.items():
         sentences = read_tagged(f"ner/wnut17/{split}.conll.gz", 0, -1)
         assert (len(sentences), sum(len(s.words) for s in sentences)) == (n, words)
+
+
+def test_comments_of_multiconer_are_no_words(tmp_path: Path) -> None:
+    text = "# id 52\tdomain=en\n\nhis _ _ O\n# _ _ O\nLondon _ _ B-LOC\n"
+    (tmp_path / "a.conll").write_text(text)
+    (found,) = read_tagged(str(tmp_path / "a.conll"), 0, -1)
+    assert (found.words, found.tags) == (["his", "#", "London"], ["O", "O", "B-LOC"])
+
+
+def test_lines_of_json_under_either_name(tmp_path: Path) -> None:
+    for name in ("a.json", "a.jsonl"):
+        (tmp_path / name).write_text('{"tokens": ["London"], "tags": ["B-LOC"]}\n')
+        (found,) = read_tagged(str(tmp_path / name), "tokens", "tags")
+        assert (found.words, found.tags) == (["London"], ["B-LOC"])

@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from PIL import Image
 
 from fourfold.core.errors import InputError
+from fourfold.data.sequences import join_segments
+from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 from fourfold.data.transforms import eval_transform, scaled_side
-from fourfold.hub.processing import read_images, write_images
+from fourfold.hub.processing import read_images, write_images, write_tokenizer
+from fourfold.models import MaskedLM, MaskedLMConfig
 
 hf = pytest.importorskip("transformers")
 WIDE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
@@ -90,3 +94,25 @@ def test_other_preparations_are_refused(said: dict[str, Any], words: str, tmp_pa
 def test_the_side_before_the_crop_survives_its_share(side: int, scaled: int) -> None:
     assert scaled_side(side, side / scaled) == scaled
     assert scaled_side(224, 0.9) == 248
+
+
+@pytest.mark.parametrize("separators", [1, 2])
+@pytest.mark.parametrize("bytes_only", [False, True])
+def test_an_exported_tokenizer_puts_around_a_text_what_training_did(
+    bytes_only: bool, separators: int, tmp_path: Path
+) -> None:
+    """Also where a processor is there that adds nothing: that of a RoBERTa of one's own."""
+    tokenizer = train_tokenizer(TokenizerConfig("byte_bpe", 300), ["one two three"], mask=True)
+    if bytes_only:
+        tokenizer.core.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+    shape: Any = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_len": 20}
+    model = MaskedLM(MaskedLMConfig(**shape, vocab_size=tokenizer.vocab_size, n_segments=2))
+    write_tokenizer(tmp_path, tokenizer.to_str(), model, 20, separators)
+    texts = ["one two", "three"]
+    parts = [tokenizer.encode_corpus([text]) for text in texts]
+    rows, first = join_segments(parts, tokenizer, 20, separators)
+    found = hf.AutoTokenizer.from_pretrained(tmp_path)(*texts)
+    assert found["input_ids"] == rows.ids.tolist()
+    assert found["token_type_ids"] == [int(i >= first[0]) for i in range(len(rows.ids))]
+    alone = join_segments(parts[:1], tokenizer, 20, separators)[0]
+    assert hf.AutoTokenizer.from_pretrained(tmp_path)(texts[0])["input_ids"] == alone.ids.tolist()

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from lightning import Trainer
 
 import fourfold
 from fourfold.core.errors import InputError
+from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT
@@ -275,3 +277,16 @@ def test_words_are_matched_on_the_cpu_where_a_model_is_built_on_a_gpu() -> None:
         pairs = same_words(a.to_str(), b.to_str())
     assert pairs is not None
     assert {numbers.device.type for numbers in pairs} == {"cpu"}
+
+
+def test_one_word_of_many_roles_starts_from_what_ends_a_text() -> None:
+    """GPT-2's only special token; no text of bytes ever had an unknown one to learn from."""
+    theirs = train_tokenizer(TokenizerConfig("byte_bpe", 300), ["one two three"], mask=False)
+    core = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1}, []))
+    core.add_special_tokens(["<|endoftext|>"])
+    ours = Tokenizer(core)
+    assert ours.pad_id == ours.bos_id == ours.eos_id == ours.unk_id == 1
+    pairs = same_words(theirs.to_str(), ours.to_str())
+    assert pairs is not None
+    before, after = (x.tolist() for x in pairs)
+    assert before[after.index(1)] == theirs.eos_id

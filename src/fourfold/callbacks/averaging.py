@@ -24,6 +24,7 @@ class AverageLast(Checkpoint):
     def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
         self.n, self.every_n_steps = n, every_n_steps
         self.snapshots, self.average = folder / "snapshots", folder / "average.ckpt"
+        self._last = 0  # the step of the snapshot that was taken last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget snapshots that lie beyond the checkpoint from which the run goes on."""
@@ -35,20 +36,25 @@ class AverageLast(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Take one if this batch completed an optimizer step whose number is due."""
-        step = trainer.global_step
-        stepped = not trainer.fit_loop.epoch_loop._should_accumulate()
-        if self.every_n_steps and stepped and step and step % self.every_n_steps == 0:
+        """Take one if this batch completed an optimizer step whose number is due, or an epoch.
+
+        A run that is stopped here never hears of the epoch's end.
+        """
+        step, loop = trainer.global_step, trainer.fit_loop.epoch_loop
+        if loop._should_accumulate() or not step:
+            return
+        if step % self.every_n_steps == 0 if self.every_n_steps else loop._is_training_done:
             self._take(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take one."""
-        if not self.every_n_steps:
+        """Take one, where none is of this step."""
+        if not self.every_n_steps and self._last != trainer.global_step:
             self._take(trainer, pl_module)
 
     def _take(self, trainer: Trainer, pl_module: LightningModule) -> None:
         content = {"state_dict": trainer.strategy.lightning_module_state_dict()}
         trainer.strategy.save_checkpoint(content, self._file(trainer.global_step))
+        self._last = trainer.global_step
         if trainer.is_global_zero:
             for _, file in self._taken()[: -self.n]:
                 file.unlink()

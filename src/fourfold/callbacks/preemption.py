@@ -9,7 +9,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
@@ -20,24 +20,19 @@ NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # not every system has the second
 SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
 
-class Preemption(Checkpoint):
-    """On SIGTERM, SIGUSR1 or Ctrl-C, writes last.ckpt after the optimizer step at hand and stops.
+class StopOnSignal(Callback):
+    """On SIGTERM, SIGUSR1 or Ctrl-C, stops after the optimizer step at hand.
 
     Of several processes any may have heard the signal: it goes to the others with the number of
     targets, and all stop after the same step, the one at hand or the next. A second Ctrl-C stops at
-    once. Needs a module with a `window`, as every task has. It is a `Checkpoint` only so that
-    Lightning calls it after all other callbacks.
-
-    Args:
-        checkpoints: What writes last.ckpt, where training goes on from.
+    once. Needs a module with a `window`, as every task has.
 
     Raises:
         SystemExit: Once all is saved, with code 75, or 130 after Ctrl-C; of several processes only
             the first ends so, the others with 0.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self.checkpoints = checkpoints
+    def __init__(self) -> None:
         self.asked = 0  # the signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -81,6 +76,9 @@ class Preemption(Checkpoint):
             return
         alone = trainer.world_size == 1
         if self.asked if alone else pl_module.window.all_asked:  # type: ignore[union-attr]
+            # What Lightning does next, and a run that goes on from here would not make up for.
+            trainer._logger_connector.on_batch_end()
+            trainer._logger_connector.update_train_step_metrics()
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,13 +91,32 @@ class Preemption(Checkpoint):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
-        self.checkpoints.save_last(trainer)
+        then = self._save(trainer)
         if trainer.is_global_zero:
-            print(f"stopped by a signal after step {trainer.global_step:,}; run it again to go"
-                  f" on from {self.checkpoints.last}", flush=True)  # fmt: skip
+            print(f"stopped by a signal after step {trainer.global_step:,}; {then}", flush=True)
         if not _is_heard(trainer):
             raise SystemExit(0)
         raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)
+
+    def _save(self, trainer: Trainer) -> str:
+        """Write what there is to be written, and say what of it."""
+        return "nothing is saved, as was asked for"
+
+
+class Preemption(StopOnSignal, Checkpoint):
+    """Writes last.ckpt before it stops; a `Checkpoint` is called by Lightning after all others.
+
+    Args:
+        checkpoints: What writes it, where training goes on from.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+
+    def _save(self, trainer: Trainer) -> str:
+        self.checkpoints.save_last(trainer)
+        return f"run it again to go on from {self.checkpoints.last}"
 
 
 def _is_heard(trainer: Trainer) -> bool:

@@ -15,14 +15,17 @@ from fourfold.core.errors import InputError
 
 def config_files(arguments: list[str]) -> list[Path]:
     """The files that `--config` names; configs written out on the command line are left out."""
-    found = []
+    return [Path(value) for value in _configs(arguments) if not value.lstrip().startswith("{")]
+
+
+def _configs(arguments: list[str]) -> Iterator[str]:
+    """What stands behind each `--config`."""
     for number, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name in ("-c", "--config"):
             value = value if "=" in argument else "".join(arguments[number + 1 : number + 2])
-            if value and not value.lstrip().startswith("{"):
-                found.append(Path(value))
-    return found
+            if value:
+                yield value
 
 
 def fingerprints(arguments: list[str]) -> dict[str, str]:
@@ -183,8 +186,13 @@ def is_given(key: str, arguments: list[str]) -> bool:
     path = _path(key)
     files = config_files(arguments)
     in_file = any(_line_of(read_tree(file), path, file.parent) for file in files)
+    inline = any(
+        _line_of(yaml.compose(value, yaml.SafeLoader), path, Path())
+        for value in _configs(arguments)
+        if value.lstrip().startswith("{")
+    )
     below = any(option[: len(path)] == path for option, _ in _options(arguments))
-    return in_file or below or _on_command_line(key, arguments)
+    return in_file or inline or below or _on_command_line(key, arguments)
 
 
 def _on_command_line(key: str, arguments: list[str]) -> bool:

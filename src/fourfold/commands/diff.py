@@ -87,7 +87,7 @@ def read_config(name: str) -> Card:
     Raises:
         InputError: Whatever is wrong with it.
     """
-    from fourfold.commands.recipe import LENGTH_KEYS, make_parser, parse
+    from fourfold.commands.recipe import LENGTH_KEYS, devices_of, make_parser, parse
     from fourfold.generation.prompts import EXTRA
     from fourfold.tasks.plain import flat
 
@@ -96,7 +96,9 @@ def read_config(name: str) -> Card:
     # A model's max_len is how long a row may be; how long it is is said by the data.
     length = next((data[key] for key in LENGTH_KEYS if key in data), None)
     task = next((task for task, kinds in TASKS.items() if kind in kinds), None)
-    said: dict[str, Any] = {"length": length, "task": task}
+    devices = devices_of(config["trainer"]["devices"])
+    together = devices and devices * int(config["trainer"]["num_nodes"])
+    said: dict[str, Any] = {"length": length, "task": task, "devices": together}
     for tree in (
         config["model"]["init_args"]["config"],
         config["model"]["init_args"],

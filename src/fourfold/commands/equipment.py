@@ -1,8 +1,13 @@
-"""The callbacks that a command brings along, beside those that the config asks for."""
+"""What a command brings along beside the callbacks and plugins that the config asks for."""
 
 from typing import Any
 
 from lightning import Callback
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 
 from fourfold.callbacks.allocator import KeepFreedMemory
 from fourfold.callbacks.averaging import AverageLast
@@ -13,7 +18,7 @@ from fourfold.callbacks.epoch_end import EpochEndResume
 from fourfold.callbacks.metrics_csv import RewindMetrics
 from fourfold.callbacks.pictures import Pictures
 from fourfold.callbacks.predictions import Predictions
-from fourfold.callbacks.preemption import Preemption
+from fourfold.callbacks.preemption import Preemption, StopOnSignal
 from fourfold.callbacks.progress import Progress
 from fourfold.callbacks.replay import KeepForReplay
 from fourfold.callbacks.resume import ExactResume
@@ -38,7 +43,7 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
     if trainer["enable_progress_bar"] is not False:
         shown.append(Progress(config["progress_seconds"]))
     if command == "predict":
-        return [*shown, Predictions(run.path)]
+        return [*shown, *([] if trainer["fast_dev_run"] else [Predictions(run.path)])]
     if config["pictures"] and command in ("fit", "test") and not trainer["fast_dev_run"]:
         shown.append(Pictures(run.path))
     if command != "fit":
@@ -51,8 +56,8 @@ def make_callbacks(command: str, run: RunDirectory, config: Any, text: str) -> l
         mine.append(ExponentialAverage(config["ema_decay"]))
     if not trainer["fast_dev_run"]:
         mine += [RewindMetrics(), RunFiles(run.path, text), KeepForReplay(run.path)]
-        if trainer["enable_checkpointing"] is not False:
-            mine += _savers(run, config)
+        saves = trainer["enable_checkpointing"] is not False
+        mine += _savers(run, config) if saves else [StopOnSignal()]
     return [*mine, *shown]
 
 
@@ -66,3 +71,17 @@ def _savers(run: RunDirectory, config: Any) -> list[Callback]:
     if config["wandb_checkpoints"]:
         savers.append(SendCheckpoints(run.checkpoints))
     return savers
+
+
+def as_list(value: Any) -> list[Any]:
+    """None, one or many as a list."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def scheduler(given: list[Any]) -> list[Any]:
+    """SLURM's variables without Lightning's requeueing, which saves in the middle of a batch."""
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in given):
+        return []
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    return [SLURMEnvironment(auto_requeue=False)]

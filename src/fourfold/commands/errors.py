@@ -15,6 +15,9 @@ KNOWN = {
     r" monitor \1: validation does not give it",
     r"you have set Trainer\(max_epochs=(\d+)\)": r"the run is already beyond \1 epochs: give a"
     " greater --trainer.max_epochs to go on",
+    r"`val_check_interval` \((\d+)\) must be less than or equal to the number of the training"
+    r" batches \((\d+)\)": r"val_check_interval is \1, but an epoch has \2 batches: with"
+    " --trainer.check_val_every_n_epoch null it counts on from epoch to epoch",
     r"^'pytorch-lightning_version'$": "the checkpoint is none that fourfold has written",
     # Of Lightning, asked to go on from weights that were imported.
     r"checkpoint contains only the model": "the checkpoint holds weights alone, and no training to"

@@ -90,6 +90,21 @@ def check_options(config: Any) -> None:
     check_numbers(config["trainer"])
     _leave_mps(config["trainer"])
     _check_processes(config["trainer"])
+    _check_averages(config)
+    if config["wandb_checkpoints"] and config["wandb"] == "off":
+        raise InputError("wandb_checkpoints needs --wandb offline, online or auto")
+    idle = [name for name in ("average_last", "wandb_checkpoints") if config[name]]
+    if idle and config["trainer"]["enable_checkpointing"] is False:
+        raise InputError(f"{idle[0]} needs checkpoints, but enable_checkpointing is false")
+    for name in ("average_every_n_steps", "checkpoint.every_n_steps"):
+        if config[name] is not None and config[name] < 1:
+            raise InputError(f"{name} is {config[name]}, but must be at least 1")
+    for name in ("checkpoint.keep_best", "checkpoint.every_n_epochs", "progress_seconds"):
+        if not config[name] >= 0:
+            raise InputError(f"{name} is {config[name]}, but must not be negative")
+
+
+def _check_averages(config: Any) -> None:
     decay = config["ema_decay"]
     if decay is not None and not 0.0 < decay < 1.0:
         raise InputError(f"ema_decay is {decay}, but must lie between 0 and 1")
@@ -97,16 +112,8 @@ def check_options(config: Any) -> None:
         raise InputError(f"average_last is {config['average_last']}, but must not be negative")
     if decay is not None and config["average_last"]:
         raise InputError("ema_decay and average_last are two ways to average weights: give one")
-    if config["wandb_checkpoints"] and config["wandb"] == "off":
-        raise InputError("wandb_checkpoints needs --wandb offline, online or auto")
-    if config["wandb_checkpoints"] and config["trainer"]["enable_checkpointing"] is False:
-        raise InputError("wandb_checkpoints has nothing to send: enable_checkpointing is false")
-    for name in ("average_every_n_steps", "checkpoint.every_n_steps"):
-        if config[name] is not None and config[name] < 1:
-            raise InputError(f"{name} is {config[name]}, but must be at least 1")
-    for name in ("checkpoint.keep_best", "checkpoint.every_n_epochs", "progress_seconds"):
-        if not config[name] >= 0:
-            raise InputError(f"{name} is {config[name]}, but must not be negative")
+    if config["average_every_n_steps"] is not None and not config["average_last"]:
+        raise InputError("average_every_n_steps needs average_last: of how many the mean is")
 
 
 def check_numbers(trainer: Any) -> None:

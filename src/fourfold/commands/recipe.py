@@ -103,18 +103,7 @@ class Recipe:
         Raises:
             InputError: `trainer.devices` is no number.
         """
-        given = self.trainer["devices"]
-        text = str(given)
-        listed = given if isinstance(given, list) else [part for part in text.split(",") if part]
-        if len(listed) > 1 or isinstance(given, list):
-            n = len(listed)
-        elif text in ("auto", "-1"):
-            n = 1
-        elif text.isdecimal() and int(text):
-            n = int(text)
-        else:
-            raise InputError(f"trainer.devices is {given!r}, which is no number of devices")
-        return n * self.nodes
+        return (devices_of(self.trainer["devices"]) or 1) * self.nodes
 
     @property
     def precision(self) -> str:
@@ -148,6 +137,23 @@ class Recipe:
         epochs = epochs or 1000  # Lightning's own default
         ends = -(-batches // self.accumulation) * int(epochs)
         return min(ends, int(most)) if most > 0 else ends
+
+
+def devices_of(given: Any) -> int | None:
+    """How many devices `trainer.devices` names, as a number or one by one; None: whatever is there.
+
+    Raises:
+        InputError: It is no number.
+    """
+    text = str(given)
+    listed = given if isinstance(given, list) else [part for part in text.split(",") if part]
+    if len(listed) > 1 or isinstance(given, list):
+        return len(listed)
+    if text in ("auto", "-1"):
+        return None
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise InputError(f"trainer.devices is {given!r}, which is no number of devices")
 
 
 def make_parser(prog: str) -> Parser:

@@ -236,7 +236,9 @@ class RunDirectory:
             return
         old, new = (flat({"model": tree}) for tree in (before, recipe))
         for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
+            # What the version that began it had no option for, neither has the training.
+            is_known = key in old or any(key.startswith(f"{above}.") for above in old)
+            if is_known and old.get(key) != new.get(key):
                 raise InputError(
                     f"{self.path} was trained with {key} {old.get(key)}, and is now given"
                     f" {new.get(key)}: give another --run_dir to train another model"

@@ -17,11 +17,6 @@ import torch
 from lightning import Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.plugins.environments import (
-    ClusterEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import fourfold.data  # noqa: F401  (so that classes can be named without their module)
@@ -33,7 +28,7 @@ from fourfold.commands.config_files import (
     is_given,
     locate_value,
 )
-from fourfold.commands.equipment import make_callbacks
+from fourfold.commands.equipment import as_list, make_callbacks, scheduler
 from fourfold.commands.errors import hidden_input_error, input_error
 from fourfold.commands.loggers import loggers_of_a_test, make_loggers, users_loggers
 from fourfold.commands.options import add_options, check_options
@@ -75,6 +70,7 @@ class FourfoldCLI(LightningCLI):
     run: RunDirectory
     start: Path | None  # the checkpoint that the command begins with
     shares_seed: bool  # whether the data have no seed of their own
+    is_dry: bool  # whether it is only tried out, by fast_dev_run
     held: ExitStack  # what is given back when the command ends
 
     def __init__(self, command: str, options: list[str]) -> None:
@@ -120,10 +116,13 @@ class FourfoldCLI(LightningCLI):
         self.run = RunDirectory.of(config)
         config["run_dir"] = str(self.run.path)
         self.share_seed(config)
+        self.is_dry = bool(config["trainer"]["fast_dev_run"])  # leaves nothing behind
         keeps = self.command == "fit" or self.run.config.is_file()
-        take_over(config, self.arguments, self.run if keeps else None)
+        take_over(config, self.arguments, self.run if keeps and not self.is_dry else None)
         given = config.get("ckpt_path")
-        if self.command == "fit":
+        if self.command == "fit" and self.is_dry and given is None:
+            self.start = None
+        elif self.command == "fit":
             self.start = self.run.resume_from(config["resume"], given)
             if self.start and self.start.parent == self.run.checkpoints:
                 self.run.refuse_another_model(self.recipe())
@@ -156,6 +155,8 @@ class FourfoldCLI(LightningCLI):
             if self.start is not None:
                 self.model.init_from = None  # the checkpoint holds all weights
         except ValueError as error:
+            if self.command == "fit":
+                self.run.remove_if_new()  # a tokenizer may be there by now
             found = hidden_input_error(error)
             raise found or InputError(" ".join(str(error).split())[:300]) from error
 
@@ -196,7 +197,7 @@ class FourfoldCLI(LightningCLI):
         """Refuse bad data, and another training in the run's directory, before a file is made."""
         if self.trainer.world_size == 1:  # else the ranks must agree on a tokenizer as they build
             self.datamodule.setup("fit")
-        if not self.config_init["fit"]["trainer"]["fast_dev_run"]:
+        if not self.is_dry:
             if getattr(rank_zero_only, "rank", 0) == 0:  # for the other processes, too
                 self.held.enter_context(self.run.claimed())
             config = self.config_init[self.command]
@@ -204,12 +205,12 @@ class FourfoldCLI(LightningCLI):
 
     def before_validate(self) -> None:
         """Tell the user's loggers what is measured."""
-        if not self.config_init["validate"]["trainer"]["fast_dev_run"]:
+        if not self.is_dry:
             self.trainer.loggers = users_loggers(self.config_init["validate"])
 
     def before_test(self) -> None:
         """Measure into the W&B run of the training, where the user asks for one."""
-        if not self.config_init["test"]["trainer"]["fast_dev_run"]:
+        if not self.is_dry:
             self.trainer.loggers = loggers_of_a_test(self.run, self.config_init["test"])
 
     @property
@@ -230,6 +231,8 @@ class FourfoldCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         show_table(self.model.summary, f"test of {self.measured}")
+        if self.is_dry:
+            return
         write_metrics(
             self.run.path / "metrics.json",
             self.model.summary,
@@ -249,20 +252,6 @@ class FourfoldCLI(LightningCLI):
         if "return_predictions" in kwargs:
             kwargs["return_predictions"] = False  # they go to a file
         return kwargs
-
-
-def as_list(value: Any) -> list[Any]:
-    """None, one or many as a list."""
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def scheduler(given: list[Any]) -> list[Any]:
-    """SLURM's variables without Lightning's requeueing, which saves in the middle of a batch."""
-    if any(isinstance(plugin, ClusterEnvironment) for plugin in given):
-        return []
-    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
-        return []
-    return [SLURMEnvironment(auto_requeue=False)]
 
 
 def quiet() -> None:

@@ -66,11 +66,16 @@ def _moved(file: str | None, run: RunDirectory | None) -> str | None:
 
 def _settled(run: RunDirectory, path: str) -> dict[str, Any]:
     """The shape in the run's config.yaml, if it began with the same source."""
+    return _open(_began(run, path).get("config") or {})
+
+
+def _began(run: RunDirectory, path: str) -> dict[str, Any]:
+    """The model's arguments in the run's config.yaml, if it began with the same source."""
     if not run.config.is_file():
         return {}
     saved = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}
-    args = (saved.get("model") or {}).get("init_args") or {}
-    return _open(args.get("config") or {}) if args.get("init_from") == path else {}
+    args: dict[str, Any] = (saved.get("model") or {}).get("init_args") or {}
+    return args if args.get("init_from") == path else {}
 
 
 def _shape(path: str) -> dict[str, Any]:
@@ -82,13 +87,18 @@ def _open(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in OWN}
 
 
+def _has_words(run: RunDirectory, path: str) -> bool:
+    return run.config.is_file() and (run.checkpoints.exists() or bool(_began(run, path)))
+
+
 def _tokenizer(path: str, run: RunDirectory | None) -> dict[str, Any]:
     """Where the source's tokenizer is, as a config of ours; empty if it has none.
 
-    A run keeps a copy beside its config, so that it does not need the source again.
+    A run keeps a copy beside its config, so that it does not need the source again. One that came
+    to no checkpoint may begin anew with another source.
     """
     kept = run.path / processing.TOKENIZER if run else None
-    if kept is not None and run is not None and run.config.is_file() and kept.is_file():
+    if run is not None and kept is not None and kept.is_file() and _has_words(run, path):
         return asdict(TokenizerConfig(file=str(kept)))
     text = read_source(path).tokenizer
     if text is None:

@@ -28,7 +28,7 @@ def image_folder(folder: Path, class_names: list[str] | None = None) -> FileImag
     Raises:
         InputError: no subfolders, one without images, or one that is none of `class_names`.
     """
-    classes = {p.name: p for p in sorted(folder.iterdir()) if p.is_dir() and p.name[0] != "."}
+    classes = {p.name: p for p in sorted(folder.iterdir()) if p.is_dir() and not _is_hidden(p.name)}
     names = sorted(classes) if class_names is None else class_names
     if not classes:
         raise InputError(f"{folder} has no folders of images, one for each class.")
@@ -36,12 +36,21 @@ def image_folder(folder: Path, class_names: list[str] | None = None) -> FileImag
         raise InputError(f"{folder / unknown[0]} is none of the {len(names)} training classes.")
     files, labels = [], []
     for name, path in classes.items():
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS)
+        found = sorted(
+            p
+            for p in path.rglob("*")
+            if p.suffix.lower() in ENDINGS and not any(map(_is_hidden, p.relative_to(path).parts))
+        )
         if not found and class_names is None:
             raise InputError(f"The class folder {path} holds no images.")
         files += found
         labels += [names.index(name)] * len(found)
     return FileImages(files, labels, names, str(folder))
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether it is of a system or an editor, and no image of the user's."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def read_idx(images: Path, labels: Path, class_names: list[str] | None = None) -> ArrayImages:

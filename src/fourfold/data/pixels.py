@@ -33,6 +33,8 @@ class UnreadableImage(InputError):
 def decode(image: bytes | str | Path | Image.Image, n_channels: int, name: str) -> Tensor:
     """Pixels of one image, as grey or RGB whatever it was stored as. Transparency is dropped.
 
+    As by torchvision and timm it is not turned as EXIF says, which `datasets` and pipelines do.
+
     Args:
         image: encoded bytes, the path of a file, or an opened image.
         n_channels: 1 or 3.

@@ -206,8 +206,9 @@ class QuestionData(TokenizedData):
         return dataset
 
     def artifacts(self) -> dict[str, Any]:
-        """Tokenizer, greatest length, and whether there may be no answer."""
-        return super().artifacts() | {"max_len": self.max_len, "may_be_none": self.may_be_none}
+        """Tokenizer, greatest length, separators, and whether there may be no answer."""
+        names = ("max_len", "separators", "may_be_none")
+        return super().artifacts() | {name: getattr(self, name) for name in names}
 
 
 def _tokens_of(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ def join_segments(
         separators: EOS between A and B: 1, or RoBERTa's 2.
 
     Returns:
-        The rows, and (rows,) how many tokens of each belong to A.
+        The rows, and (rows,) how many tokens of each belong to A, all separators among them.
     """
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     if len(parts) == 1:
@@ -43,7 +43,7 @@ def join_segments(
     second = np.minimum(lengths[1], room - first)
     a = parts[0].truncate(first).wrap(bos, eos)
     b = parts[1].truncate(second).wrap(eos if separators == 2 else None, eos)
-    return a.beside(b), a.lengths
+    return a.beside(b), a.lengths + (separators - 1)
 
 
 class SequenceDataset(BatchDataset):

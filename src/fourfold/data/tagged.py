@@ -29,8 +29,8 @@ class Sentence:
 def read_tagged(path: str, word: int | str, tag: int | str) -> list[Sentence]:
     """The sentences of a file.
 
-    A .jsonl holds `{"tokens": [...], "tags": [...]}` a line; any other file a word a line, columns
-    apart by tabs or blanks, with an empty line between sentences and `-DOCSTART-` between
+    A .jsonl or .json holds `{"tokens": [...], "tags": [...]}` a line; any other file a word a line,
+    columns apart by tabs or blanks, with an empty line between sentences and `-DOCSTART-` between
     documents. Of CoNLL-U (`word: 1, tag: 3`) comments are left out, and lines with a range of words
     (2-3) or with one that is not in the text (2.1); of GermEval those that name the source.
 
@@ -43,7 +43,7 @@ def read_tagged(path: str, word: int | str, tag: int | str) -> list[Sentence]:
         InputError: a line has too few columns, a sentence not as many tags as words, or there is
             no sentence (names file and line).
     """
-    is_json = ".jsonl" in Path(path).suffixes
+    is_json = not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
     sentences = list(_json(path, str(word), str(tag)) if is_json else _columns(path, word, tag))
     if not sentences:
         raise InputError(f"{path} has no sentence.")
@@ -54,7 +54,8 @@ def _columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     if not isinstance(word, int) or not isinstance(tag, int):
         raise InputError(f"{path} has columns: say which by numbers from 0, not {word!r}, {tag!r}.")
     lines = read_lines(path)
-    tabbed = any("\t" in line for line in lines)  # else "# O" is a word and its tag
+    # Else "# O" is a word and its tag.
+    tabbed = any("\t" in line for line in lines if not line.startswith("#"))
     numbered = 0 not in (word, tag)  # the first column is neither
     words: list[str] = []
     tags: list[str] = []
@@ -68,7 +69,7 @@ def _columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
                 yield Sentence(words, tags, f"{path}, line {begin}")
             words, tags = [], []
             continue
-        if tabbed and line.startswith("#") and "\t" not in line:
+        if line.startswith("#") and tabbed != ("\t" in line):  # a comment (CoNLL-U, MultiCoNER)
             continue
         # A range of words or one that is not there; "#" before where a sentence is from (GermEval).
         if numbered and re.fullmatch(r"\d+[-.]\d+|#", fields[0]):

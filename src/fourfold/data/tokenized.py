@@ -96,7 +96,7 @@ class TokenizedData(EpochData):
         saved, ours = state_dict["tokenizer_config"], asdict(self._config)
         # A run may have been moved, and its tokenizer with it: what its file says is looked at.
         changed = [key for key in ours if key not in PLACES and saved.get(key) != ours[key]]
-        if changed:
+        if changed and self._config.file is None:
             raise InputError(
                 f"The checkpoint's tokenizer has {changed[0]}={saved.get(changed[0])!r}, this data"
                 f" section has {getattr(self._config, changed[0])!r}: use the checkpoint's."

@@ -6,6 +6,7 @@ from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
+from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
@@ -73,15 +74,18 @@ def write_tokenizer(
         number = getattr(tokenizer, f"{role}_id")
         if number is not None:
             ids[role], names[f"{role}_token"] = number, core.id_to_token(number)
-    if core.post_processor is None:
-        single, pair = next(found for kind, found in _AROUND.items() if isinstance(model, kind))
+    single, pair = next(found for kind, found in _AROUND.items() if isinstance(model, kind))
+    bare, around = (core.encode("a", add_special_tokens=special).ids for special in (False, True))
+    if bare == around and single != "$A":  # one of bytes may be there, which only moves offsets
         called = {"bos": names["bos_token"], "eos": names["eos_token"]}
         called["between"] = f"{called['eos']}:0 " if separators == 2 else ""
-        core.post_processor = TemplateProcessing(
+        ours = TemplateProcessing(
             single=single.format(**called),
             pair=pair and pair.format(**called),
             special_tokens=[(names[f"{role}_token"], ids[role]) for role in ("bos", "eos")],
         )
+        there = core.post_processor
+        core.post_processor = ours if there is None else Processors([there, ours])
     said: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **({} if max_len is None else {"model_max_length": max_len}),

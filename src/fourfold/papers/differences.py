@@ -25,7 +25,7 @@ def compare(recipes: Sequence[Card]) -> list[str]:
     lines += ["", *(f"{row[0]:<20}{''.join(f'{x:<{width}}' for x in row[1:])}".rstrip()
                     for row in rows)]  # fmt: skip
     if not differing:
-        lines.append("nothing differs")
+        lines.append("nothing differs of what cards speak of")
     if resolved := list(_resolved(lettered)):
         lines += ["", "What numbers come to, once their conventions are resolved", *resolved]
     notes = [f"{letter} {key}: {note}" for letter, card in lettered.items()

@@ -138,7 +138,8 @@ def same_words(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None
     if before == after:
         return None
     pairs = {after[word]: number for word, number in before.items() if word in after}
-    for role in ("pad_id", "bos_id", "eos_id", "unk_id", "mask_id"):
+    # Where one word has several roles, what ends a text has learned most, the unknown nothing.
+    for role in ("unk_id", "pad_id", "bos_id", "eos_id", "mask_id"):
         number, here = getattr(theirs, role), getattr(ours, role)
         if number is not None and here is not None:
             pairs[here] = number
