@@ -67,7 +67,10 @@ def test_no_pictures(run: Run, configs: dict[str, Path], here: Path) -> None:
     ("options", "said"),
     [
         ([], "wandb_checkpoints needs --wandb offline, online or auto"),
-        (["--wandb=offline", "--trainer.enable_checkpointing=false"], "wandb_checkpoints needs checkpoints"),
+        (
+            ["--wandb=offline", "--trainer.enable_checkpointing=false"],
+            "wandb_checkpoints needs checkpoints",
+        ),
     ],
 )
 def test_checkpoints_that_cannot_be_sent(
