@@ -4,7 +4,7 @@ import contextlib
 import csv
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,27 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(Translation, "training_step", killed)
 
     return prepare
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Within it, a signal reaches a training in the middle of a batch."""
+    from fourfold.tasks import Translation
+
+    step = Translation.training_step
+
+    @contextlib.contextmanager
+    def during(batch: int, number: int = signal.SIGTERM) -> Iterator[None]:
+        def heard(self: Any, given: Any, batch_idx: int) -> Any:
+            if self.trainer.fit_loop.total_batch_idx == batch:
+                os.kill(os.getpid(), number)
+            return step(self, given, batch_idx)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Translation, "training_step", heard)
+            yield
+
+    return during
 
 
 @pytest.fixture
@@ -158,20 +179,10 @@ def test_killed_in_a_validation(
 
 @pytest.mark.parametrize("batch", [3, 8, 9])
 def test_asked_to_stop_where_a_validation_is_due(
-    batch: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    batch: int, fit: Run, here: Path, signalled: Callable[..., Any]
 ) -> None:
-    from fourfold.tasks import Translation
-
     assert fit("whole", *VARIANTS["validated"]).code == 0
-    step = Translation.training_step
-
-    def signalled(self: Any, given: Any, batch_idx: int) -> Any:
-        if self.trainer.fit_loop.total_batch_idx == batch:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, given, batch_idx)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Translation, "training_step", signalled)
+    with signalled(batch):
         # In the last batch there is nothing to stop: the run is finished instead.
         assert fit("stopped", *VARIANTS["validated"]).code == (0 if batch == 9 else 75)
     assert fit("stopped", *VARIANTS["validated"]).code == 0
@@ -261,22 +272,12 @@ def test_what_stops_early_can_be_gone_on_with(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_says_so(
-    number: int, code: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, code: int, fit: Run, here: Path, signalled: Callable[..., Any]
 ) -> None:
-    from fourfold.tasks import Translation
-
     options = ("--trainer.accumulate_grad_batches=2", "--checkpoint.every_n_steps=null")
     assert fit("whole", *options).code == 0
-    step = Translation.training_step
-
-    def signalled(self: Any, batch: Any, batch_idx: int) -> Any:
-        if self.trainer.fit_loop.total_batch_idx == 7:  # the first half of a window
-            os.kill(os.getpid(), number)
-        return step(self, batch, batch_idx)
-
     before = signal.getsignal(number)
-    with monkeypatch.context() as patch:
-        patch.setattr(Translation, "training_step", signalled)
+    with signalled(7, number):  # the first half of a window
         result = fit("stopped", *options)
     assert result.code == code
     assert "run it again to go on" in result.out
@@ -289,22 +290,12 @@ def test_a_signal_saves_and_says_so(
 
 @pytest.mark.parametrize("batch", [3, 5, 6, 7])
 def test_a_signal_where_nothing_is_measured_loses_no_row_and_no_snapshot(
-    batch: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    batch: int, fit: Run, here: Path, signalled: Callable[..., Any]
 ) -> None:
     """In an epoch's last batch, too, of whose end such a run never hears."""
-    from fourfold.tasks import Translation
-
     options = ("--trainer.log_every_n_steps=2", "--average_last=2", "--data.val=null")
     assert fit("whole", *options).code == 0
-    step = Translation.training_step
-
-    def signalled(self: Any, given: Any, batch_idx: int) -> Any:
-        if self.trainer.fit_loop.total_batch_idx == batch:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, given, batch_idx)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Translation, "training_step", signalled)
+    with signalled(batch):
         assert fit("stopped", *options).code == 75
     assert fit("stopped", *options, "--resume=must").code == 0
     same_runs(here / "whole", here / "stopped")
@@ -313,22 +304,12 @@ def test_a_signal_where_nothing_is_measured_loses_no_row_and_no_snapshot(
 
 
 def test_the_checkpoint_before_a_signal_is_kept(
-    fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Run, here: Path, signalled: Callable[..., Any]
 ) -> None:
     """What a signal saved may be spoilt as well: then the run goes on from the one before."""
-    from fourfold.tasks import Translation
-
     options = ("--checkpoint.every_n_steps=2",)
     assert fit("whole", *options).code == 0
-    step = Translation.training_step
-
-    def signalled(self: Any, batch: Any, batch_idx: int) -> Any:
-        if self.trainer.fit_loop.total_batch_idx == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch, batch_idx)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Translation, "training_step", signalled)
+    with signalled(6):
         assert fit("stopped", *options).code == 75
     last = here / "stopped/checkpoints/last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])

@@ -41,6 +41,16 @@ def features(texts: Path, **kwargs: Any) -> Any:
     return TokenClassification(config, SGD, FLAT), data
 
 
+def stepped(task: Any, data: Any, folder: Path) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=1,
+        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(task, data)
+    return trainer
+
+
 @pytest.mark.parametrize("make", [language, classes, features])
 def test_one_step_however_it_is_cut(make: Any, texts: Path, tmp_path: Path) -> None:
     n_rows = len(make(texts)[1].split("train"))
@@ -53,12 +63,7 @@ def test_one_step_however_it_is_cut(make: Any, texts: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("make", [language, classes, features])
 def test_a_checkpoint_is_measured_and_shown(make: Any, texts: Path, tmp_path: Path) -> None:
     task, data = make(texts)
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=1,
-        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(task, data)
+    trainer = stepped(task, data, tmp_path)
     trainer.test(task, data, verbose=False)
     assert task.summary["test/loss"] > 0
     (batch, *_) = list(data.test_dataloader())[:1]
@@ -76,12 +81,7 @@ def test_prompts_of_any_length_are_continued(
 ) -> None:
     """Padding would change its state, so that only prompts of one length share a batch."""
     task, data = language(texts)
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=1,
-        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(task, data)
+    trainer = stepped(task, data, tmp_path)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     lines = ["one two", "three", "one", "one two three four", "two"]
     command = ["generate", "--checkpoint", str(tmp_path / "a.ckpt"), "--max-new", "4"]

@@ -78,7 +78,7 @@ def cut_to_fit(argv: Sequence[str], memory: float) -> str | None:
             return batch <= recipe.batch // 2 and used <= FREE * GIB * memory
 
         exact = not recipe.counts_tokens
-        return spelled(_options(recipe, *split_batch(recipe.global_batch, 1, fits, exact=exact)))
+        return _spelled(_options(recipe, *split_batch(recipe.global_batch, 1, fits, exact=exact)))
     except InputError:
         return None
 
@@ -129,7 +129,7 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
     return {**found, f"data.init_args.{recipe.batch_key}": micro}
 
 
-def spelled(options: Mapping[str, int]) -> str:
+def _spelled(options: Mapping[str, int]) -> str:
     """Options by key as one types them."""
     return " ".join(f"--{key} {value}" for key, value in options.items())
 
@@ -227,7 +227,7 @@ def _machine(recipe: Recipe, length: int, devices: int, memory: float | None) ->
         f" x accumulation {accumulation}"
         + ("" if (cut := devices * micro * accumulation) == total else f" (in truth {cut:,})"),
         f"  --trainer.devices {devices // recipe.nodes}"
-        f" {spelled(_options(recipe, micro, accumulation))}",
+        f" {_spelled(_options(recipe, micro, accumulation))}",
     ]
     if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
         lines.append(f"a pair is then compared among {micro * devices:,}: another recipe")

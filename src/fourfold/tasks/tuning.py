@@ -91,7 +91,7 @@ def hold_statistics(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
     """What gradual unfreezing does not let learn yet keeps its running statistics, too."""
     if tuning.unfreeze_every is None:
         return
-    frozen = set(map(id, still_frozen(model, tuning, epoch)))
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.train(module.weight.requires_grad and id(module.weight) not in frozen)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    frozen = set(map(id, still_frozen(model, tuning, epoch))) if norms else set()
+    for norm in norms:
+        norm.train(norm.weight.requires_grad and id(norm.weight) not in frozen)
