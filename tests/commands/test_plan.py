@@ -112,9 +112,11 @@ def test_a_device_is_of_one_node(plan) -> None:
 
 def test_validations_stay_where_they_are_if_a_step_has_more_parts(plan) -> None:
     name = "gpt2/single_gpu_shakespeare_char"
-    recipe = read_recipe(p := make_parser("test"), parse(p, ["--config", f"{CONFIGS}/{name}.yaml"]))
+    more = ["--model.init_args.config.vocab_size", "65"]  # said, so that the data are not asked
+    recipe = read_recipe(
+        p := make_parser("test"), parse(p, ["--config", f"{CONFIGS}/{name}.yaml", *more])
+    )
     every = recipe.trainer["val_check_interval"] / recipe.accumulation
-    more = ["--model.init_args.config.vocab_size", "65"]
     words = plan(name, "--memory", "1.5", *more)["options"].split()
     values = dict(zip(words[::2], map(int, words[1::2]), strict=True))
     accumulation = values["--trainer.accumulate_grad_batches"]
