@@ -17,13 +17,14 @@ class FakeTrainer(SimpleNamespace):
             _should_accumulate=lambda: False,
             _should_check_val_fx=lambda fetcher: False,
             _skip_next_val=False,
-            batch_progress=SimpleNamespace(is_last_batch=True),
+            batch_progress=SimpleNamespace(is_last_batch=False),
         )
         self.fit_loop = SimpleNamespace(
             epoch_loop=loop, _data_fetcher=object(), _can_stop_early=True
         )
         more = {"datamodule": SimpleNamespace(splits={"train": None, "val": None}), **more}
-        self.state = SimpleNamespace(fn="fit")
+        self.state, self.loggers = SimpleNamespace(fn="fit"), []
+        self._logger_connector = SimpleNamespace(update_train_step_metrics=lambda: None)
         super().__init__(
             global_step=0, max_steps=-1, max_epochs=-1, should_stop=False, current_epoch=0,
             sanity_checking=False, is_global_zero=True, callback_metrics={}, saved=[], **more,
@@ -133,7 +134,6 @@ def test_last_where_a_run_ends_inside_an_epoch(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         batch_end(saver, trainer, step)
     assert trainer.saved == [("last.ckpt", 3)]
-    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
     # Lightning calls these as if the epoch were over; the place in the data would be lost.
     saver.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
     saver.on_train_end(trainer, None)  # type: ignore[arg-type]
@@ -141,11 +141,16 @@ def test_last_where_a_run_ends_inside_an_epoch(tmp_path: Path) -> None:
 
 
 def test_last_by_epochs(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path, every_n_epochs=2), FakeTrainer()
+    saver, trainer = Checkpoints(tmp_path, every_n_epochs=2, every_n_steps=10), FakeTrainer()
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
     for trainer.current_epoch in range(4):
-        trainer.global_step += 10
+        batch_end(saver, trainer, trainer.global_step + 10)
+        # Not twice for one step: where the epoch is due its end alone saves.
+        assert (("last.ckpt", trainer.global_step) in trainer.saved) is (
+            trainer.current_epoch in (0, 2)
+        )
         saver.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
-    assert trainer.saved == [("last.ckpt", 20), ("last.ckpt", 40)]
+    assert trainer.saved == [("last.ckpt", step) for step in (10, 20, 30, 40)]
 
 
 def test_scores_survive_a_resume_and_deleted_files_do_not_count(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.callbacks.checkpoints import Checkpoints
+from scripts.kill_test import difference
+
 Run = Callable[..., Any]
 
 VARIANTS = {
@@ -150,6 +153,32 @@ def same_runs(one: Path, other: Path) -> None:
         for key in ("state_dict", "optimizer_states"):
             torch.testing.assert_close(a.get(key), b.get(key), rtol=0, atol=0)
     assert rows(one) == rows(other)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, -2, -1])
+@pytest.mark.parametrize("variant", ["average", "validated", "ema"])
+def test_killed_behind_a_checkpoint(
+    variant: str, number: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Lightning does between a checkpoint and the next batch is made up for: rows, counts."""
+    save, saves = Checkpoints.save_last, 0
+
+    def counted(self: Checkpoints, trainer: Any) -> None:
+        nonlocal saves
+        saves += 1
+        save(self, trainer)
+        if saves == deadly:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save_last", counted)
+        deadly = 0
+        assert fit("whole", *VARIANTS[variant]).code == 0
+        deadly, saves = number % (saves + 1) if number > 0 else saves + 1 + number, 0
+        with pytest.raises(Killed):
+            fit("killed", *VARIANTS[variant])
+    assert fit("killed", *VARIANTS[variant]).code == 0
+    assert not difference(here / "whole", here / "killed")
 
 
 @pytest.mark.parametrize("step", [4, 6, 10])

@@ -70,6 +70,9 @@ class AverageLast(Checkpoint):
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
         files = [file for _, file in self._taken()] if trainer.is_global_zero else []
         checkpoint["state_dict"] = mean_of(files)  # the first process writes it
+        # Lightning's counts have moved on by now, unless training had ended before this command.
+        del checkpoint["loops"]  # nobody goes on from a mean
+        checkpoint["epoch"] = trainer.datamodule.consumed[0]  # type: ignore[attr-defined]
         checkpoint["averaged"] = [file.name for file in files]
         trainer.strategy.save_checkpoint(checkpoint, self.average)
 

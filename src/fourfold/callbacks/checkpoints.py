@@ -17,6 +17,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
+from fourfold.callbacks.metrics_csv import write_row
 from fourfold.core.errors import InputError
 from fourfold.files import whole
 from fourfold.metrics import less_is_better
@@ -100,11 +101,12 @@ class Checkpoints(Checkpoint):
         # The end of a run inside an epoch: only here does a checkpoint know its place in the data.
         ends = step == trainer.max_steps or stops_now(trainer)
         accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
-        if (due or ends) and not accumulating:
+        if (due or ends) and not accumulating and not self._ends_epoch(trainer):
             # A checkpoint from before a validation would never make up for it when resumed.
             if validates_now(trainer):
                 self.waits = True
             else:
+                write_row(trainer)
                 self.save_last(trainer)
 
     def _close_window(self, trainer: Trainer) -> None:
@@ -118,11 +120,19 @@ class Checkpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if the epoch is complete and due, or the last."""
+        if self._ends_epoch(trainer):
+            self.save_last(trainer)
+
+    def _ends_epoch(self, trainer: Trainer) -> bool:
+        """Whether last.ckpt is saved when the epoch ends, which the batch at hand completes.
+
+        Then not after the batch or its validation, too: Lightning counts on in between, and a run
+        that is killed there would be over with the lower count.
+        """
         complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         due = bool(self.every_n_epochs) and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         # The last one here, since at the end of training a moving average is in the model's place.
-        if complete and (due or is_over(trainer) or stops_now(trainer)):
-            self.save_last(trainer)
+        return complete and (due or is_over(trainer) or stops_now(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """However training ended: what it reached is not lost."""
@@ -151,7 +161,7 @@ class Checkpoints(Checkpoint):
         self._close_window(trainer)
         # One that stops here must be saved now: afterwards Lightning has counted the epoch as done,
         # and a moving average is in the model's place.
-        if self.waits or stops_now(trainer):
+        if (self.waits or stops_now(trainer)) and not self._ends_epoch(trainer):
             self.save_last(trainer)
 
     def _keep_best(self, trainer: Trainer) -> None:

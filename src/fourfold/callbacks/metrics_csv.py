@@ -27,6 +27,7 @@ class MetricsCSV(Logger):
         super().__init__()
         self.folder, self.file = folder, folder / "metrics.csv"
         self._columns: list[str] | None = None
+        self._newest = ""  # row that was written, which Lightning may be about to log again
 
     @property
     def name(self) -> str:
@@ -49,8 +50,11 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append a row."""
+        """Append a row, unless it is the last one once more."""
         row = {"step": step, **metrics}
+        before, self._newest = self._newest, repr(row)
+        if before == self._newest:
+            return
         if self._columns is None:
             self._columns = self._read()[0]
         new = [name for name in row if name not in self._columns]
@@ -94,3 +98,16 @@ class RewindMetrics(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
                 logger.rewind(trainer.global_step)
+
+
+def write_row(trainer: Trainer) -> None:
+    """Write the row of the batch at hand now, which Lightning does after all `on_train_batch_end`.
+
+    Killed between a checkpoint and the row of its step, a run that goes on from there never would.
+    """
+    loggers = trainer.loggers
+    trainer.loggers = [logger for logger in loggers if isinstance(logger, MetricsCSV)]
+    try:
+        trainer._logger_connector.update_train_step_metrics()
+    finally:
+        trainer.loggers = loggers
