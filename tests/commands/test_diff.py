@@ -67,6 +67,10 @@ def test_a_card_against_a_config(capsys: pytest.CaptureFixture[str], root: Path)
         (["bert_base", "bert_bose"], "did you mean bert_base?"),
         (["bert_base", "qqqq"], "there is no recipe qqqq; `fourfold diff --list` names all"),
         (["bert_base", "configs/none.yaml"], "configs/none.yaml: there is no such config file"),
+        (
+            ["bert_base", "configs/trainer/ddp.yaml"],
+            "ddp.yaml: is no recipe, for it names no model",
+        ),
         (["bert_base", "--lits"], "did you mean --list"),
     ],
 )
@@ -75,6 +79,16 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     assert main(["diff", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_config_has_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "bad.yaml").write_text(
+        "model:\n  class_path: Translation\n  init_args: {lrr: 3}\n"
+    )
+    assert main(["diff", "vaswani2017_base", str(file)]) == 2
+    assert f"{file}, line 3: model.lrr: there is no such key" in capsys.readouterr().err
 
 
 def test_every_task_is_called_by_a_word_of_the_cards() -> None:

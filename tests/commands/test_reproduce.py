@@ -152,8 +152,12 @@ def test_the_exact_tier_writes_what_it_prints(
         (["gpt2_2019", "--tier", "big"], "--tier is 'big', but must be one of exact, measured"),
         (["gpt2_2019/table2", "--rows", "smal"], "--rows is 'smal'"),
         (["gpt2_2019", "--seeds", "0"], "--seeds is 0"),
-        (["gpt2_2019", "--budget", "soon"], "--budget is 'soon', but must be a time such as"),
+        (
+            ["bert2018/table5", "--tier", "laptop", "--budget", "soon"],
+            "--budget is 'soon', but must be",
+        ),
         (["gpt2_2019", "--bugdet", "3m"], "did you mean --budget"),
+        (["gpt2_2019", "--budget", "1m"], "--budget is for trainings: the exact tier"),
         (["gpt2_2019", "--commands"], "--commands is for trainings: the exact tier"),
         ([], "name a table such as vaswani2017/table3"),
         (["--rows", "small", "gpt2_2019/table2"], "or all (what follows --rows are its rows)"),
@@ -812,6 +816,62 @@ def test_an_older_table_does_not_hide_what_another_has_of_the_same_run(
     children.asked.clear()
     assert main(command) == 0
     assert not children.asked
+
+
+def test_what_is_outdated_is_kept_until_something_takes_its_place(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, recipe = ["reproduce", "p/t", "--tier", "laptop"], own_recipes(here)
+    assert main(command) == 0
+    shutil.rmtree("runs")
+    before, text = cells(here / "results/p/t/laptop"), recipe.read_text()
+    recipe.write_text(text.replace("d_ff: ", "d_ff: 1"))
+    for _ in range(2):  # not the first command alone remembers it
+        main([*command, "--budget", "0.001s"])
+    assert not any(cells(here / "results/p/t/laptop").values())
+    recipe.write_text(text)  # it was for an hour
+    children.asked.clear()
+    assert main(command) == 0
+    assert not children.asked
+    assert cells(here / "results/p/t/laptop") == before
+    assert "outdated" not in json.loads(Path("results/p/t/laptop/provenance.json").read_text())
+
+
+@pytest.mark.parametrize("value", [None, "abc", [1.0]])
+def test_a_spoilt_metric_is_named(
+    value: object, here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main(command) == 0
+    file = Path("results/p/t/laptop/provenance.json")
+    about = json.loads(file.read_text())
+    about["runs"][0]["metrics"] = dict.fromkeys(about["runs"][0]["metrics"], value)
+    file.write_text(json.dumps(about))
+    assert main(command) == 2
+    assert f"{file} is damaged" in capsys.readouterr().err
+
+
+def test_what_another_process_adds_meanwhile_stays(
+    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fourfold.commands import row_running
+
+    command = ["reproduce", "p/t", "--tier", "laptop"]
+    assert main([*command, "--runs", "theirs"]) == 0
+    file = Path("results/p/t/laptop/provenance.json")
+    both = file.read_text()
+    shutil.rmtree("results/p")
+    run_all = row_running.run_all
+
+    def meanwhile(*given: Any) -> int:
+        code = run_all(*given)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(both)
+        return code
+
+    monkeypatch.setattr(row_running, "run_all", meanwhile)
+    assert main([*command, "--rows", "one", "--runs", "ours"]) == 0
+    assert all(cells(here / "results/p/t/laptop").values())
 
 
 def test_a_damaged_record_is_named(

@@ -87,11 +87,18 @@ def read_config(name: str) -> Card:
     Raises:
         InputError: Whatever is wrong with it.
     """
+    from fourfold.commands.config_files import locate_value
     from fourfold.commands.recipe import LENGTH_KEYS, devices_of, make_parser, parse
     from fourfold.generation.prompts import EXTRA
     from fourfold.tasks.plain import flat
 
-    config = parse(make_parser("fourfold diff"), ["--config", name]).as_dict()
+    given = ["--config", name]
+    try:
+        config = parse(make_parser("fourfold diff"), given).as_dict()
+    except InputError as error:
+        if str(error).startswith("model must be given"):
+            raise InputError(f"{name}: is no recipe, for it names no model") from error
+        raise locate_value(error, given) from error
     kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
     # A model's max_len is how long a row may be; how long it is is said by the data.
     length = next((data[key] for key in LENGTH_KEYS if key in data), None)

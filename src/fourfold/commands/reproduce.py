@@ -96,7 +96,7 @@ def _check(options: Namespace) -> None:
     check_word("--tier", options.tier, TIERS)
     if options.seeds < 1:
         raise InputError(f"--seeds is {options.seeds}, but must be at least 1")
-    for name in ("commands", "machine", "memory"):
+    for name in ("budget", "commands", "machine", "memory"):
         if getattr(options, name) not in (None, False) and options.tier not in RECIPES:
             raise InputError(f"--{name} is for trainings: the {options.tier} tier is obtained here")
 
@@ -168,6 +168,7 @@ def _reproduce(
     table: Table, rows: list[Row], options: Namespace, command: str, budget: "Budget"
 ) -> int:
     from fourfold.commands.provenance import provenance
+    from fourfold.commands.row_timing import time_rows
     from fourfold.commands.table_files import write
     from fourfold.papers.reading import papers
 
@@ -182,7 +183,7 @@ def _reproduce(
     if options.tier == "exact":
         page = keep(_computed(table))
     elif options.tier == "measured":
-        cells, runs = _timed(table, rows, options)
+        cells, runs = time_rows(table, rows, options.seeds, Path(options.out))
         page = keep(cells, runs=runs)
     else:
         code, page = _trained(table, rows, options, budget, keep)
@@ -201,46 +202,6 @@ def _computed(table: Table) -> "list[Cell]":
     ]
 
 
-def _timed(
-    table: Table, rows: list[Row], options: Namespace
-) -> "tuple[list[Cell], list[dict[str, Any]]]":
-    """Layers by the clock, and all that it showed; of other rows what it showed before.
-
-    Raises:
-        InputError: Fewer rounds are asked for than are on record.
-    """
-    from fourfold.bench.layers import crossover, measure_layers
-    from fourfold.commands.provenance import provenance
-    from fourfold.commands.table_files import kept_runs, reading
-    from fourfold.papers.cells import timed_cell
-
-    file = Path(options.out) / table.name / options.tier / "provenance.json"
-    by_row: dict[str, list[dict[str, Any]]] = {row.name: [] for row in table.rows.values()}
-    with reading(file):
-        for run in kept_runs(file)[0]:
-            by_row[run["row"]].append(run)
-    for row in rows:
-        if options.seeds < (n := len(by_row[row.name])):
-            raise InputError(
-                f"{file} has {n} rounds of {row.name}: give --seeds {n} or more, or another --out"
-            )
-    for row in rows:
-        assert row.setup is not None, f"{row.name} is not timed"
-        times = measure_layers(row.setup["d"], options.seeds, row.setup.get("longest"))
-        by_row[row.name] = [
-            {"row": row.name, "seed": seed, **provenance({}), "seconds_by_length": {
-                str(n): {layer: s[seed] for layer, s in t.items()} for n, t in times.items()}}
-            for seed in range(options.seeds)
-        ]  # fmt: skip
-    cells = []
-    for row, name in table.cells(options.tier):
-        found = [run["seconds_by_length"] for run in by_row[row.name]]
-        layer = table.columns[name].measured
-        assert layer is not None  # of such are the cells
-        cells.append(timed_cell(row, name, crossover(found, layer), len(found)))
-    return cells, [run for runs in by_row.values() for run in runs]
-
-
 def _trained(
     table: Table, rows: list[Row], options: Namespace, budget: "Budget", keep: Callable[..., str]
 ) -> tuple[int, str]:
@@ -256,7 +217,11 @@ def _trained(
 
     tier, place, out = options.tier, Path(options.runs), Path(options.out)
     data = hashes(find_files(table, tier))
-    record = Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
+
+    def read() -> Record:
+        return Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
+
+    record = read()
     machine = _machine(options)
     plan = plan_runs(table, tier, rows, options.seeds, place, machine)
     record.refuse_changed(plan)
@@ -265,10 +230,12 @@ def _trained(
     written = time.monotonic()
 
     def write() -> str:
-        cells, runs = table_of_runs(table, tier, options.seeds, place, record, machine)
-        if not runs and not record.n_seeds(table.name):
+        now = read()  # another process may have added runs meanwhile
+        cells, runs = table_of_runs(table, tier, options.seeds, place, now, machine)
+        if not runs and not now.n_seeds(table.name):
             return f"nothing of {table.name}, tier {tier}, was obtained yet: no page is written"
-        return keep(cells, data=data, runs=runs)
+        outdated = now.outdated(table.name, runs)
+        return keep(cells, data=data, runs=runs, **({"outdated": outdated} if outdated else {}))
 
     def write_seldom() -> None:
         nonlocal written

@@ -28,18 +28,17 @@ class Record:
     def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
         self.data = data
         self._kept: dict[str, dict[str, Any]] = {}
-        self._titles: set[str] = set()
+        self._titles: dict[str, dict[str, dict[str, Any]]] = {}  # entries, by table and title
         self._seeds: dict[str, int] = {}
         for file in files:
             table = "/".join(file.parts[-4:-2])
-            runs, data_then = kept_runs(file)
-            for entry in runs:
+            for entry, then in kept_runs(file):
                 with reading(file):
-                    dict(entry["metrics"])
-                    names = (entry["table"], entry["row"], entry["part"], entry["seed"])
-                    self._titles.add(title(*names))
+                    for name, value in entry["metrics"].items():
+                        float(value if not name.endswith("_signature") else 0)
+                    self._titles.setdefault(table, {})[_title(entry)] = {**entry, "data": then}
                     self._seeds[table] = max(self._seeds.get(table, 0), entry["seed"] + 1)
-                    if self._are(data_then):  # tables share runs, and one of them may be older
+                    if self._are(then):  # tables share runs, and one of them may be older
                         self._kept[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
@@ -64,7 +63,16 @@ class Record:
 
     def is_outdated(self, run: Run) -> bool:
         """Whether it was done, but what it is made of has changed."""
-        return run.title in self._titles and self.find(run) is None
+        known = any(run.title in entries for entries in self._titles.values())
+        return known and self.find(run) is None
+
+    def outdated(self, table: str, runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """What was written down of a table, but for what `runs` have taken the place of.
+
+        A change that is undone makes it count again.
+        """
+        now = {_title(run) for run in runs}
+        return [entry for name, entry in self._titles.get(table, {}).items() if name not in now]
 
     def refuse_changed(self, runs: Iterable[Run]) -> None:
         """Make sure that what is in a directory is not gone on with as something else.
@@ -120,3 +128,7 @@ class Record:
         if known:
             return statistics.median(known)
         return None if run.minutes is None else 60 * run.minutes
+
+
+def _title(entry: Mapping[str, Any]) -> str:
+    return title(entry["table"], entry["row"], entry["part"], entry["seed"])

@@ -46,7 +46,7 @@ class Budget:
 
     def admits(self, title: str, needed: float | None) -> bool:
         """Whether a run that takes so many seconds may begin; None: nobody knows how many."""
-        if self.left and needed is not None and needed > self.left:
+        if needed is not None and needed > self.left:
             self._too_long[title] = needed
             return False
         return self.left > 0.0

@@ -41,7 +41,7 @@ def write(
     if "runs" in provenance and record.exists():
         with reading(record):
             before, now = json.loads(record.read_text(encoding="utf-8")), json.loads(text)
-            if all(before.get(key) == now.get(key) for key in ("runs", "data")):
+            if all(before.get(key) == now.get(key) for key in ("runs", "outdated", "data")):
                 text, provenance = _json(before), before
     write_whole(record, text)
     write_whole(folder / "table.md", with_trace(page, provenance))
@@ -76,20 +76,22 @@ def reading(file: Path) -> Iterator[None]:
         raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
 
 
-def kept_runs(file: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """What an earlier command wrote down in provenance.json; nothing if there is none.
+def kept_runs(file: Path) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """The runs that earlier commands wrote down in provenance.json; none if there is no such file.
 
-    Returns:
-        Its runs, and the hashes of the data they learned from, by name.
+    Each with the hashes of the data it learned from, by name: also those that do not count any
+    more, since data or recipes have changed.
 
     Raises:
         InputError: The file is damaged.
     """
     if not file.exists():
-        return [], {}
+        return []
     with reading(file):
         about = json.loads(file.read_text(encoding="utf-8"))
-        return [dict(run) for run in about["runs"]], dict(about.get("data", {}))
+        data = dict(about.get("data", {}))
+        outdated = [(run, dict(run.pop("data"))) for run in about.get("outdated", [])]
+        return [(dict(run), data) for run in about["runs"]] + outdated
 
 
 def with_trace(page: str, provenance: dict[str, Any]) -> str:
