@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fourfold
 from fourfold.models import (
@@ -59,6 +60,16 @@ def test_save_and_load(make: Any, tmp_path: Path) -> None:
         assert not again.training
         assert type(again.config) is type(model.config)
         assert again.state_dict().keys() == model.state_dict().keys()
+
+
+def test_what_is_saved_keeps_its_data_type(tmp_path: Path) -> None:
+    fourfold.save(causal().bfloat16(), tmp_path / "one")
+    once = fourfold.load(tmp_path / "one")
+    assert {p.dtype for p in once.parameters()} <= {torch.float32, torch.bfloat16}
+    fourfold.save(once, tmp_path / "two")
+    kept = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    assert {x.dtype for x in kept[1].values()} == {x.dtype for x in kept[0].values()}
+    assert {x.dtype for x in kept[0].values()} == {torch.bfloat16}
 
 
 def test_load_takes_a_checkpoint_and_a_run(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import io
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+
+from fourfold import generation
+from fourfold.commands import inference
 
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
@@ -114,6 +118,9 @@ def test_images_are_classified(ask: Ask, here: Path) -> None:
     assert all(row[1] in "0123456789" and 0.1 <= float(row[2]) <= 1 for row in found if row[0])
     all_classes = lines(ask("classify", "vit", "0.png\n", "--top-k", 20))[0].split("\t")[1:]
     assert sorted(all_classes[::2]) == list("0123456789")
+    for name, written in ((" a b .png", " a b .png"), ("tab\there.png", "tab\\there.png")):
+        shutil.copy(here / "0.png", here / name)
+        assert lines(ask("classify", "vit", f"{name}\n"))[0].split("\t")[0] == written
     assert sum(map(float, all_classes[1::2])) == pytest.approx(1, abs=1e-3)
     (here / "3.png").write_bytes(b"no image")
     for name in ("3.png", "4.png"):
@@ -188,6 +195,8 @@ def test_a_run_directory_will_do(run: Run, trained: Train, monkeypatch: pytest.M
     [
         (["--device=tpu"], "--device is tpu, but must be auto, cpu, cuda or cuda:N"),
         (["--device=cuda:99"], "--device is cuda:99, but there are"),
+        (["--max-new=999"], "--max-new is 999, but the model writes no more than"),
+        (["--temperature=1"], "unrecognized arguments: --temperature=1\n"),
         (["--penalty=gnm"], "penalty is 'gnm', but must be one of gnmt, power, none; did you mean"),
     ],
 )
@@ -195,6 +204,27 @@ def test_wrong_options(options: list[str], said: str, ask: Ask) -> None:
     result = ask("translate", "mt", "one\n", *options)
     assert result.code == 2
     assert said in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--length-penalty=nan"], "--length-penalty is nan, but must be a finite number"),
+        (["--beam=2", "--n-best=4"], "--n-best is 4, more than the --beam of 2"),
+        (["--penalty=google"], "--penalty is 'google', but must be one of gnmt, power, none"),
+    ],
+)
+def test_wrong_options_are_said_before_the_first_line(
+    options: list[str], said: str, ask: Ask
+) -> None:
+    result = ask("translate", "mt", "", *options)
+    assert (result.code, said in result.err) == (2, True)
+    more = ask("generate", "lm", "", "--temperature=1", "--top-p=2")
+    assert (more.code, "--top-p is 2.0, but must lie in (0, 1]" in more.err) == (2, True)
+
+
+def test_penalties_are_those_of_the_search() -> None:
+    assert tuple(generation.PENALTIES) == inference.PENALTIES
 
 
 def test_wrong_checkpoints(ask: Ask, run: Run, trained: Train, here: Path) -> None:

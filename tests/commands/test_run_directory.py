@@ -19,10 +19,14 @@ def run_with(folder: Path, *names: str) -> RunDirectory:
 
 def test_its_name_is_that_of_the_config() -> None:
     model = {"class_path": "fourfold.tasks.Translation"}
-    config = {"config": ["configs/gpt2/small.yaml", "configs/trainer/gpu.yaml"], "model": model}
+    files = ["configs/gpt2/small.yaml", "configs/trainer/gpu.yaml"]
+    config = {"config": files, "model": model, "trainer": {"default_root_dir": None}}
     assert RunDirectory.of(config).path == Path("runs/gpt2/small")
     assert RunDirectory.of(config | {"run_dir": "x"}).path == Path("x")
-    assert RunDirectory.of({"config": None, "model": model}).path == Path("runs/Translation")
+    asked = config | {"trainer": {"default_root_dir": "y"}}  # Lightning's own word for it
+    assert RunDirectory.of(asked).path == Path("y")
+    assert RunDirectory.of(asked | {"run_dir": "x"}).path == Path("x")
+    assert RunDirectory.of(config | {"config": None}).path == Path("runs/Translation")
 
 
 def test_resume(tmp_path: Path) -> None:

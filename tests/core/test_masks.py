@@ -64,3 +64,12 @@ def test_a_cache_remembers_only_what_it_must() -> None:
 def test_a_mask_of_numbers_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(InputError, match="mask must be bool"):
         Mask(keys=torch.ones(2, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("width", [1, 6, 8])
+def test_a_mask_is_of_the_new_tokens(width: int) -> None:
+    ids, keys = torch.zeros(3, 7, dtype=torch.long), torch.ones(3, width, dtype=torch.bool)
+    with pytest.raises(InputError, match=f"a mask of {width} places does not fit 7 tokens"):
+        look_back(ids, keys, None, None, causal=False)
+    with pytest.raises(InputError, match=f"a mask of {width} places does not fit 7 new tokens"):
+        look_back(ids, keys, None, KVCache(), causal=True)

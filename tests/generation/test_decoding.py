@@ -263,6 +263,11 @@ def test_bad_input_is_one_sentence(causal_lm: CausalLM, translator: EncoderDecod
         (lambda: generate(causal_lm, ids, 5, temperature=-1.0), "temperature is -1.0"),
         (lambda: generate(causal_lm, ids, 38), "max_new is 38, .* no more than 37 tokens"),
         (lambda: generate(causal_lm, ids, 5, 13), "eos_id is 13, .* vocabulary of 13"),
+        (
+            lambda: generate(causal_lm, ids, 5, [2, 3]),
+            r"eos_id is \[2, 3\], but must be the number",
+        ),
+        (lambda: beam_search(translator, ids, eos_id=None), "eos_id is None"),
         (lambda: generate(causal_lm, ids.clamp(max=11) + 2, 5), "largest id is 13"),
         (lambda: generate(causal_lm, ids - 9, 5), "smallest id is -"),
         (lambda: generate(causal_lm, ids.repeat(1, 11), 1), "row 0 has 44 tokens, .* max_len 40"),

@@ -64,6 +64,13 @@ def test_frequencies_are_the_probabilities(sampler: Sampler) -> None:
     assert chi_square(counts, scaled.softmax(-1)) < 31.8  # 8 degrees of freedom: 1 in 10,000
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-39, 5e-324])
+def test_next_to_no_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 3.0, -40.0], [2.0, 2.5, 1.0]])
+    draws = torch.tensor([0.0, 0.999])
+    assert Sampler(temperature)(logits, draws).tolist() == [1, 1]
+
+
 def test_the_first_and_the_last_number_draw_possible_tokens() -> None:
     logits = torch.tensor([[-math.inf, 0.0, 1.0, 0.3, -math.inf]])
     for draw, token in [(0.0, 1), (1.0 - 2**-24, 3), (1.0, 3)]:

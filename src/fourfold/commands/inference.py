@@ -9,8 +9,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from difflib import get_close_matches
 from io import TextIOWrapper
+from math import inf, isfinite
 from typing import Any, NoReturn
 
+from fourfold.core.config import check_word
 from fourfold.core.errors import InputError
 
 # Verb: what it does.
@@ -36,6 +38,7 @@ WORKERS = {
     },
 }
 BATCH = {"translate": 32, "generate": 32, "fill": 32, "classify": 64}
+PENALTIES = ("gnmt", "power", "none")  # as of `generation`, which would load torch
 PRECISIONS = ("32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 
 ABOUT = (
@@ -52,7 +55,9 @@ class OptionParser(ArgumentParser):
         words = [w.partition("=")[0] for w in message.split() if w.startswith("--")]
         known = list(self._option_string_actions)
         unknown = message.startswith("unrecognized")
-        close = [m for word in words for m in get_close_matches(word, known, n=1) if unknown]
+        close = [
+            m for word in words for m in get_close_matches(word, known, n=1, cutoff=0.75) if unknown
+        ]
         raise InputError(message + (f"; did you mean {close[0]}?" if close else ""))
 
 
@@ -70,7 +75,7 @@ def make_parser(verb: str) -> ArgumentParser:
     if verb in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the penalty")
-        add("--penalty", help="of a beam's hypotheses: gnmt, power or none")
+        add("--penalty", help=f"of a beam's hypotheses: {', '.join(PENALTIES)}")
         add("--max-new", type=int, metavar="N", help="most tokens to write")
         add("--n-best", type=int, default=1, metavar="N", help="outputs a line, tabs between")
     if verb == "generate":
@@ -101,11 +106,32 @@ def parse(verb: str, arguments: Sequence[str]) -> Namespace:
         value = getattr(options, name, None)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+    check_ranges(options)
     if verb == "generate" and options.n_best > (options.beam or 1) and not options.temperature:
         raise InputError("--n-best needs a --beam as wide, or a --temperature to draw with")
     if verb == "generate":
         _refuse_unheard(options)
     return options
+
+
+def check_ranges(options: Namespace) -> None:
+    """Values that generation itself would refuse, but only with the first line.
+
+    Raises:
+        InputError: Names the option.
+    """
+    said = vars(options)
+    temperature, top_p, alpha = (said.get(n) for n in ("temperature", "top_p", "length_penalty"))
+    if temperature is not None and not 0.0 <= temperature < inf:
+        raise InputError(f"--temperature is {temperature}, but must be 0 or more")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise InputError(f"--top-p is {top_p}, but must lie in (0, 1]")
+    if said.get("penalty") is not None:
+        check_word("--penalty", options.penalty, PENALTIES)
+    if alpha is not None and not isfinite(alpha):
+        raise InputError(f"--length-penalty is {alpha}, but must be a finite number")
+    if said.get("beam") is not None and options.beam > 1 and options.n_best > options.beam:
+        raise InputError(f"--n-best is {options.n_best}, more than the --beam of {options.beam}")
 
 
 def _refuse_unheard(options: Namespace) -> None:

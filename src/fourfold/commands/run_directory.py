@@ -43,8 +43,8 @@ class RunDirectory:
     @classmethod
     def of(cls, config: Any) -> "RunDirectory":
         """The directory that the config names, or else its files, or else its task."""
-        if config.get("run_dir"):
-            return cls(config["run_dir"])
+        if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
+            return cls(named)
         files = [file for file in config.get("config") or [] if file is not None]
         if files:
             file = Path(str(files[0])).absolute()

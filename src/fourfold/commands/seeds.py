@@ -65,15 +65,27 @@ def parse_seeds(text: str) -> list[int]:
     """Seeds of a list such as "0,1,2".
 
     Raises:
-        InputError: One is no whole number, or stands twice.
+        InputError: One is no whole number below 2**32, or stands twice.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise InputError(f"--seeds is {text!r}, but must be whole numbers such as 0,1,2")
     seeds = [int(part) for part in parts]
+    for seed in seeds:
+        check_seed("--seeds", seed)
     if len(set(seeds)) < len(seeds):
         raise InputError(f"--seeds {text} names a seed twice")
     return seeds
+
+
+def check_seed(name: str, seed: int | None) -> None:
+    """Refuse a seed that numpy's generator cannot have; None and a bool are Lightning's words.
+
+    Raises:
+        InputError: Names the option and its value.
+    """
+    if seed is not None and not 0 <= seed < 2**32:
+        raise InputError(f"{name} is {seed}, but must lie between 0 and {2**32 - 1}")
 
 
 def summarise(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -36,6 +36,7 @@ from fourfold.commands.parser import Parser, known_options
 from fourfold.commands.results import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.sections import check_sections
+from fourfold.commands.seeds import check_seed
 from fourfold.commands.warm_start import begins_elsewhere, take_over
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
@@ -102,6 +103,7 @@ class FourfoldCLI(LightningCLI):
         keys = {name.split(".")[0] for name in known_options(self._parser(self.command))}
         check_files(config_files(self.arguments), keys)
         self.config = parser.parse_args(self.arguments)
+        check_seed("seed_everything", self.config[self.command]["seed_everything"])
 
     def _parse_ckpt_path(self) -> None:
         # Lightning's would let the checkpoint's hyper-parameters overwrite what the user wrote.
@@ -169,7 +171,7 @@ class FourfoldCLI(LightningCLI):
         kwargs["logger"] = False  # see before_fit
         ours = make_callbacks(self.command, self.run, config, self.dump())
         kwargs["callbacks"] = [*ours, *as_list(given["callbacks"])]
-        kwargs["default_root_dir"] = given["default_root_dir"] or str(self.run.path)
+        kwargs["default_root_dir"] = str(self.run.path)
         return super().instantiate_trainer(**kwargs)
 
     def dump(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fourfold.core.errors import InputError
 from fourfold.core.masks import Mask, count_positions
 
 
@@ -55,7 +56,10 @@ class LayerCache:
 
 
 class KVCache:
-    """What a model has seen so far: keys and values of each layer, and which tokens were real."""
+    """What a model has seen so far: keys and values of each layer, and which tokens were real.
+
+    It is of no use after a call that was refused, which may have been counted already.
+    """
 
     layer_class = LayerCache
 
@@ -111,8 +115,15 @@ class KVCache:
 def look_back(
     ids: Tensor, keys: Tensor | None, documents: Tensor | None, cache: KVCache | None, causal: bool
 ) -> tuple[Mask, Tensor | slice]:
-    """Mask and positions of new tokens `ids` (B, t), with what a cache remembers before them."""
+    """Mask and positions of new tokens `ids` (B, t), with what a cache remembers before them.
+
+    Raises:
+        InputError: `keys` are not those of the new tokens alone.
+    """
     k_len = ids.shape[1]
+    if keys is not None and keys.shape[-1] != k_len:
+        new = " new" if cache is not None else ""
+        raise InputError(f"a mask of {keys.shape[-1]} places does not fit {k_len}{new} tokens")
     if cache is not None:
         cache.advance(ids, keys, documents)
         keys, documents, k_len = cache.keys, cache.documents, cache.length

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.generation.step import Step, at_least_fp32, refuse_nan
+from fourfold.generation.step import Step, refuse_nan
+from fourfold.losses import exact
 
 # What the log-probability of n tokens, EOS among them, is divided by. One alpha means different
 # things: from n = 10 to n = 20, alpha 0.6 is a factor of 1.36 for gnmt but of 1.52 for power.
@@ -144,7 +145,7 @@ def search(
         New tokens (B, N, t), best first, and their scores (B, N).
     """
     logits, longest = refuse_nan(step(prompt)), int(limit.max())
-    start = torch.zeros_like(prompt[:, :1], dtype=at_least_fp32(logits))  # (B, 1)
+    start = torch.zeros_like(prompt[:, :1], dtype=exact(logits[:0]).dtype)  # (B, 1)
     lengths = torch.arange(1, longest + 1, device=start.device)
     divisor = PENALTIES[penalty](lengths.to(start.dtype), alpha)  # (L,)
     kept = Kept(len(prompt), n_best, longest, pad_id, start)

@@ -135,6 +135,8 @@ def beam_search(
     if not math.isfinite(length_penalty):
         raise InputError(f"length_penalty is {length_penalty}, but must be a finite number")
     prompts = Prompts(model, src, src_mask, bos_id, eos_id)
+    if eos_id is None:
+        raise InputError("eos_id is None, but a beam search needs to know where a target ends")
     if not 1 <= beam <= prompts.vocab_size:
         raise InputError(
             f"beam is {beam}, but must lie between 1 and {prompts.vocab_size}, the vocabulary size"

@@ -80,6 +80,8 @@ class Prompts:
 
     @staticmethod
     def _check_token(name: str, value: int | None, n_words: int) -> None:
+        if not isinstance(value, int | None):
+            raise InputError(f"{name} is {value!r}, but must be the number of one token")
         if value is not None and not 0 <= value < n_words:
             raise InputError(f"{name} is {value}, which is no token of a vocabulary of {n_words}")
 

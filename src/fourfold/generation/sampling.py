@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from fourfold.core.errors import InputError
-from fourfold.generation.step import Step, at_least_fp32, refuse_nan
+from fourfold.generation.step import Step, refuse_nan
+from fourfold.losses import exact
+
+LEAST = 1e-30  # a temperature below leaves the likeliest token alone, too, but overflows fp32
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Sampler:
         """
         if self.temperature == 0.0:
             return logits.max(dim=-1).indices  # of bf16 4 times as fast as argmax
-        logits = logits.to(at_least_fp32(logits)) / self.temperature
+        logits = exact(logits) / max(self.temperature, LEAST)
         reached = keep_top(logits, self.top_k, self.top_p).softmax(dim=-1).cumsum(dim=-1)
         total = reached[:, -1:].contiguous()
         drawn = torch.searchsorted(reached, draws[:, None].to(total) * total, right=True)

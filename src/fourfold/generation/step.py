@@ -154,10 +154,5 @@ def refuse_nan(logits: Tensor) -> Tensor:
     return logits
 
 
-def at_least_fp32(x: Tensor) -> torch.dtype:
-    """The type to take a softmax over a vocabulary in: half precision has too few digits."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def _pick(x: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if x is None else x.index_select(0, rows)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fourfold.core.errors import InputError
+from fourfold.data.json_text import parse_json
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -107,11 +108,12 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: There is no such file, or something else in it.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such file") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: not JSON: {error}") from error
+    content = parse_json(text, str(path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: a JSON object is needed, not a {type(content).__name__}")
     return content

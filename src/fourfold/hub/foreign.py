@@ -123,7 +123,11 @@ def write(model: nn.Module, path: Path, more: Mapping[str, Any] | None = None) -
     said = architecture.write_config(model.config)
     for key, value in (more or {}).items():
         say(said, key, value)
-    if isinstance(origin, Origin):
+    if not isinstance(origin, Origin):
+        types = {x.dtype for x in theirs.values() if x.is_floating_point()}
+        if len(types) == 1:  # read again, it will have this one
+            say(said, "dtype", str(types.pop()).removeprefix("torch."))
+    else:
         said = _kept(architecture, origin.config, said, theirs)
         theirs = {name: x.to(_dtype(origin.config)) for name, x in theirs.items()}
         if origin.bare:

@@ -1,14 +1,27 @@
 """How config.json says which classes a head has."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fourfold.core.errors import InputError
 from fourfold.hub.architecture import Field
 
 
-def _names(n_classes: int) -> dict[str, str]:
-    return {str(i): f"LABEL_{i}" for i in range(n_classes)}
+def numbered(n_classes: int) -> list[str]:
+    """What transformers calls classes without names."""
+    return [f"LABEL_{i}" for i in range(n_classes)]
+
+
+def labels(names: Sequence[str]) -> dict[str, Any]:
+    """What config.json says of classes of these names."""
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _names(n_classes: int) -> Any:
+    return labels(numbered(n_classes))["id2label"]
 
 
 def _count(names: Any) -> int:
@@ -23,7 +36,7 @@ N_CLASSES = Field("n_classes", ("id2label",), (None, None), _count, _names)
 
 def back(config: Any) -> dict[str, Any]:
     """The same names in the other direction, for a config of ours."""
-    return {"label2id": {name: int(i) for i, name in _names(config.n_classes).items()}}
+    return {"label2id": labels(numbered(config.n_classes))["label2id"]}
 
 
 def counted(names: Collection[str], config: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What stands beside the weights: the tokenizer of a text model, the preprocessing of images."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fourfold.data.tokenizer_files import make_tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.data.transforms import scaled_side
 from fourfold.hub.directory import read_json
+from fourfold.hub.labels import labels
 from fourfold.models import CLIP, CausalLM, MaskedLM
 from fourfold.models.encoder_decoder import Seq2Seq
 
@@ -220,19 +221,6 @@ def class_names(config: Mapping[str, Any]) -> list[str]:
         return [str(names[key]) for key in sorted(names, key=int)]
     except (TypeError, ValueError) as error:
         raise InputError("config.json: id2label does not give a name to each number") from error
-
-
-def numbered(n_classes: int) -> list[str]:
-    """What transformers calls classes without names."""
-    return [f"LABEL_{i}" for i in range(n_classes)]
-
-
-def labels(names: Sequence[str]) -> dict[str, Any]:
-    """What config.json says of classes of these names."""
-    return {
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
 
 
 def separators(text: str) -> int:

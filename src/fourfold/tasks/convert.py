@@ -13,6 +13,7 @@ import fourfold.tasks
 from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
 from fourfold.core.errors import InputError
 from fourfold.hub import foreign, processing, timm
+from fourfold.hub.labels import labels, numbered
 from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
 from fourfold.models.lora import merge_lora
 from fourfold.tasks import Task
@@ -79,7 +80,7 @@ def _read_beside(source: Source, origin: foreign.Origin | None) -> dict[str, Any
             del found["class_names"]  # its data have none
     elif hasattr(model.config, "n_classes"):
         k = model.config.n_classes
-        names = processing.class_names(origin.config) or processing.numbered(k)
+        names = processing.class_names(origin.config) or numbered(k)
         names = names if k > 1 else []
         found |= {"class_names": names, "max_len": model.config.max_len}
     if source.tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
@@ -131,7 +132,7 @@ def _write_beside(folder: Path, task: Task, model: Any) -> dict[str, Any]:
         between = found.get("separators", 1)
         more = processing.write_tokenizer(folder, found["tokenizer"], model, length, between)
         if found.get("class_names"):
-            more |= processing.labels(found["class_names"])
+            more |= labels(found["class_names"])
     if two_towers:  # which have a rule of their own for the end of a text
         more = {f"text_config.{k}": n for k, n in more.items() if k != "eos_token_id"}
     if "eval_crop" in found:

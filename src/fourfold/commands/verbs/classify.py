@@ -8,9 +8,9 @@ from argparse import Namespace
 import torch
 
 from fourfold.commands.lines import Item
-from fourfold.commands.verbs.base import Verb
+from fourfold.commands.verbs.base import Verb, one_line
 from fourfold.data.transforms import eval_transform
-from fourfold.hub.processing import numbered
+from fourfold.hub.labels import numbered
 from fourfold.tasks import Task
 
 
@@ -27,8 +27,7 @@ class Classify(Verb):
 
     def prepare(self, line: str) -> Item:
         """The image (C, H, W) of a file."""
-        path = line.strip()
-        return Item((path, self.load(path)), 0)
+        return Item((line, self.load(line)), 0)
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
@@ -40,5 +39,5 @@ class Classify(Verb):
         lines = []
         for item, row, classes in zip(items, p.tolist(), k.tolist(), strict=True):
             found = [f"{self.names[c]}\t{x:.4f}" for x, c in zip(row, classes, strict=True)]
-            lines.append("\t".join([item.content[0], *found]))
+            lines.append("\t".join([one_line(item.content[0]), *found]))
         return lines

@@ -1,14 +1,25 @@
 """`fourfold translate`: a sentence to its translation."""
 
+from argparse import Namespace
 from typing import Any
 
 from fourfold.commands.lines import Item
 from fourfold.commands.verbs.base import TextVerb, given, one_line
+from fourfold.core.errors import InputError
 from fourfold.generation import beam_search
+from fourfold.tasks import Task
 
 
 class Translate(TextVerb):
     """Beam search as the checkpoint was tested, unless options say otherwise."""
+
+    def __init__(self, task: Task, options: Namespace) -> None:
+        super().__init__(task, options)
+        most = getattr(self.model.config, "max_len", None)
+        if most is not None and given(options.max_new, 1) > most:
+            raise InputError(
+                f"--max-new is {options.max_new}, but the model writes no more than {most} tokens"
+            )
 
     def prepare(self, line: str) -> Item:
         """Source ids with EOS, and what the tokenizer puts in front of them."""
