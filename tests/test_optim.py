@@ -13,20 +13,14 @@ from fourfold.core.errors import InputError
 from fourfold.data import CausalTextData
 from fourfold.data.tokenizer_training import TokenizerConfig
 from fourfold.models import (
-    CLIP,
     CausalLM,
     CausalLMConfig,
-    CLIPConfig,
-    EncoderDecoder,
-    EncoderDecoderConfig,
-    ResNet,
-    ResNetConfig,
     ViT,
     ViTConfig,
 )
+from fourfold.models.depths import depths
 from fourfold.optim import (
     OptimizerConfig,
-    depths,
     make_optimizer,
     parameter_groups,
 )
@@ -193,35 +187,10 @@ def test_the_missing_correction_is_adamws_alone() -> None:
         OptimizerConfig("sgd", bias_correction=False)
 
 
-def test_depths() -> None:
-    model = CausalLM(CausalLMConfig(**{**TINY, "n_layers": 3}, vocab_size=20, max_len=6, tie=False))
-    found, top = depths(model)
-    assert top == 4
-    assert found["embed.tokens.weight"] == found["embed.positions.weight"] == 0
-    assert [found[f"stack.blocks.{i}.ff.up.bias"] for i in range(3)] == [1, 2, 3]
-    assert found["stack.norm.weight"] == 3
-    assert found["head.own.weight"] == 4
-    pair, _ = depths(EncoderDecoder(EncoderDecoderConfig(**TINY, n_decoder_layers=2, vocab_size=9)))
-    assert pair["src_embed.tokens.weight"] == 0
-    towers, _ = depths(CLIP(CLIPConfig(**TINY, vocab_size=9, image_n_layers=1, image_d_model=8,
-                                    image_n_heads=2, image_d_ff=8, image_size=32)))  # fmt: skip
-    assert {towers[f"{t}_embed.positions.weight"] for t in ("text", "image")} == {0}
-    assert (towers["image_norm.weight"], towers["image_stack.norm.bias"]) == (0, 1)
-    assert towers["text_projection.weight"] == towers["log_scale"] == 2
-    assert (pair["encoder.blocks.0.attn.q.weight"], pair["decoder.blocks.1.attn.q.bias"]) == (1, 2)
-    stages, top = depths(ResNet(ResNetConfig(image_size=32, n_classes=2)))
-    assert top == 5
-    assert stages["net.conv1.weight"] == stages["net.bn1.bias"] == 0
-    assert [stages[f"net.layer{i}.0.conv1.weight"] for i in range(1, 5)] == [1, 2, 3, 4]
-    assert {name for name, depth in stages.items() if depth == top} == {
-        "net.fc.weight", "net.fc.bias"
-    }  # fmt: skip
-
-
 def test_layer_decay() -> None:
     """ELECTRA, BEiT: the head learns at the full rate, each layer below at a fixed share of it."""
     model = CausalLM(CausalLMConfig(**{**TINY, "n_layers": 2}, vocab_size=20, max_len=6, tie=False))
-    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0, layer_decay=0.5))
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0, layer_decay=0.5), depths(model))
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: rates[id(p)] for name, p in model.named_parameters()}
     assert len(rates) == len(found)

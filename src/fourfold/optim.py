@@ -1,8 +1,7 @@
 """Optimizers as one table, which parameters decay, and at which rate each depth learns."""
 
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -139,32 +138,16 @@ OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Callable[..., Optimizer]]] = {
 }
 
 
-def depths(model: nn.Module) -> tuple[dict[str, int], int]:
-    """How deep each parameter stands, by name; and how deep a head stands, whether there is one.
+def parameter_groups(
+    model: nn.Module, config: OptimizerConfig, depths: tuple[Mapping[str, int], int] | None = None
+) -> list[dict[str, object]]:
+    """The trainable parameters by whether they decay and, with a layer decay, by their depth.
 
-    0 for what enters, i + 1 for block i, and one more than there are blocks for what stands on top
-    of the last; a last norm goes with the last block, and so does a stack without blocks. Of a
-    residual network the four stages are the blocks.
+    Args:
+        model: Whose parameters.
+        config: How they decay.
+        depths: How deep each of them stands, and how deep a head does; for a layer decay.
     """
-    block = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")  # counted from 0, and from 1
-    enters = re.compile(
-        r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
-    )
-    closes = re.compile(r"(\w+_)?(stack|encoder|decoder)\.")
-    names = [name for name, _ in model.named_parameters()]
-    inside = {n: int(x[1] or x[2]) + bool(x[1]) for n in names if (x := block.search(n))}
-    last = max(inside.values(), default=0)
-
-    def depth(name: str) -> int:
-        if name in inside or enters.match(name):
-            return inside.get(name, 0)
-        return last if closes.match(name) else last + 1
-
-    return {name: depth(name) for name in names}, last + 1
-
-
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """The trainable parameters by whether they decay and, with a layer decay, by their depth."""
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)
     }
@@ -174,7 +157,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             return id(parameter) in linear
         return config.decay == "all" or parameter.dim() >= 2
 
-    (depth, top), even = depths(model), config.layer_decay == 1.0
+    even = config.layer_decay == 1.0
+    assert even or depths is not None, "a layer decay goes by depths"
+    depth, top = depths or ({}, 0)
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -190,18 +175,25 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     ]
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig, *, fused: bool = True) -> Optimizer:
+def make_optimizer(
+    model: nn.Module,
+    config: OptimizerConfig,
+    depths: tuple[Mapping[str, int], int] | None = None,
+    *,
+    fused: bool = True,
+) -> Optimizer:
     """The optimizer of `config` over the trainable parameters of `model`.
 
     Args:
         model: Whose parameters.
         config: Which optimizer.
+        depths: As of `parameter_groups`.
         fused: One pass over the weights: measured three times as fast as the default on a CPU.
 
     Raises:
         InputError: Nothing is left to be trained.
     """
-    groups = parameter_groups(model, config)
+    groups = parameter_groups(model, config, depths)
     if not groups:
         raise InputError("every weight of the model is frozen: nothing is left to be trained")
     return OPTIMIZERS[config.name](config)(groups, fused=fused)

@@ -80,10 +80,14 @@ ENDING = ("linear", "linear_from_start", "cosine")
 
 
 def learning_rate_factor(
-    config: ScheduleConfig, lr: float, total: int, d_model: int
+    config: ScheduleConfig, lr: float, total: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Factor on the peak learning rate `lr` for optimizer step i = 0, 1, ..., total - 1."""
+    """Factor on the peak learning rate `lr` for optimizer step i = 0, 1, ..., total - 1.
+
+    A run of no known end (None) can have any schedule but those of ENDING.
+    """
     shape, warmup = SCHEDULES[config.name], config.warmup_steps
+    end = config.total_steps or total or 0
     floor = config.min_lr / lr if config.name in ENDING else 0.0
     if floor > 1.0:
         raise InputError(f"min_lr is {config.min_lr:g}, but must not be above lr {lr:g}")
@@ -92,13 +96,13 @@ def learning_rate_factor(
         step = done + 1  # the papers count from 1
         if step < warmup and config.name != "noam":
             return step / warmup
-        return floor + (1.0 - floor) * shape(step, config.total_steps or total, warmup, d_model)
+        return floor + (1.0 - floor) * shape(step, end, warmup, d_model)
 
     return factor
 
 
 def make_schedule(
-    optimizer: Optimizer, config: ScheduleConfig, lr: float, total: int, d_model: int
+    optimizer: Optimizer, config: ScheduleConfig, lr: float, total: int | None, d_model: int
 ) -> LambdaLR:
     """The schedule of `config` over `total` optimizer steps."""
     return LambdaLR(optimizer, learning_rate_factor(config, lr, total, d_model))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.core.errors import InputError
-from fourfold.data.masking import Masking, MaskingConfig
+from fourfold.data.masking import Masking, MaskingConfig, _choose
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
 from fourfold.losses import IGNORED
@@ -80,6 +80,13 @@ def test_whole_words_are_hidden_whole():
             assert chosen[numbers == number].all()
         single += (hide(ids, epoch, rate=0.3)[1][0] != IGNORED)[numbers == 2].sum() == 1
     assert single  # without the option words do break
+
+
+def test_words_of_two_pieces_are_hidden_as_often_as_single_tokens():
+    draws = np.random.default_rng(0).random((4000, 32)).repeat(2, 1)  # 32 words of two
+    share = _choose(np.ones((4000, 64), bool), draws, 9 / 64).sum(1)
+    assert set(share) == {8, 10}
+    assert abs(share.mean() - 9) < 0.1
 
 
 def test_new_masks_every_epoch_and_the_same_in_any_batch():

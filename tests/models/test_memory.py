@@ -16,6 +16,7 @@ from fourfold.models import (
     ViTConfig,
 )
 from fourfold.models.memory import activation_bytes, split_batch, training_memory
+from fourfold.models.recurrent import LSTMStack, RecurrentLMConfig
 
 B, T, S = 8, 40, 24
 SHAPE = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
@@ -94,6 +95,31 @@ def test_bytes_a_parameter(
     assert memory.optimizer == 1000 * states
     assert memory.loss == 0  # a thousand classes weigh nothing
     assert memory.total == 1000 * (weights + gradients + states) + memory.activations
+
+
+def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
+    some = training_memory(ViTConfig(), 1000, 1, n_trained=10, replicated=True)
+    assert (some.weights, some.gradients, some.optimizer) == (4000, 80, 80)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_an_lstm_keeps(depth: int) -> None:
+    config = RecurrentLMConfig(
+        vocab_size=9, d_model=64, n_heads=1, d_ff=256, n_layers=depth, dropout=0.0
+    )
+    storages = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.numel() >= B * T:
+            storages[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    stack = LSTMStack(config)
+    weights = {p.untyped_storage().data_ptr() for p in stack.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        stack(torch.randn(B, T, 64).requires_grad_() * 1.0)
+    kept = sum(x.untyped_storage().nbytes() for p, x in storages.items() if p not in weights)
+    assert activation_bytes(config, B * T) == pytest.approx(kept, rel=0.1)
 
 
 def test_the_loss_never_holds_all_logits() -> None:

@@ -14,8 +14,8 @@ from fourfold.models import (
     RecurrentLMConfig,
 )
 from fourfold.models.cost import forward_flops, parameters
+from fourfold.models.depths import depths
 from fourfold.models.transfer import transfer
-from fourfold.optim import depths
 from fourfold.tasks.tuning import TuningConfig, adapt
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_heads": 3, "d_ff": 20, "n_layers": 2, "dropout": 0.0,

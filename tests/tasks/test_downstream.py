@@ -15,8 +15,9 @@ from fourfold.callbacks.predictions import Predictions
 from fourfold.core.errors import InputError
 from fourfold.metrics.answers import overlap
 from fourfold.models import CausalLM
+from fourfold.models.depths import depths
 from fourfold.models.lora import is_lora
-from fourfold.optim import OptimizerConfig, depths, make_optimizer
+from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.tasks import load_task
 from fourfold.tasks.tuning import TuningConfig, adapt
 from scripts.tiny_tasks import DOWNSTREAM, causal, images, sequences
@@ -244,6 +245,14 @@ def test_layers_thaw_from_the_top(texts: Path, tmp_path: Path) -> None:
     assert not any(name.startswith("embed.") for name in second)
     third = changed(texts, tmp_path, tuning, max_steps=3, max_epochs=3)
     assert "embed.tokens.weight" in third
+
+
+def test_what_thaws_later_has_no_momentum_yet(texts: Path, tmp_path: Path) -> None:
+    task, data = sequences(texts, max_rows=2000)
+    task.tuning = TuningConfig(unfreeze_every=1)
+    task.optimizer_config = OptimizerConfig("sgd", lr=0.1, momentum=0.9)
+    trainer(tmp_path, max_steps=3, max_epochs=3, limit_val_batches=0).fit(task, data)
+    assert len(task.optimizers().state) == len(list(task.model.parameters()))
 
 
 def test_low_rank_learns_itself_and_the_head(texts: Path, tmp_path: Path) -> None:

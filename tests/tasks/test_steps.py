@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import Timer
 
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.steps import warn_of_warm_up
@@ -23,6 +24,18 @@ def test_a_warm_up_as_long_as_the_run_is_said(name: str) -> None:
         warn_of_warm_up(schedule, 631)
         for warmup in (0, 1):  # none
             warn_of_warm_up(replace(schedule, warmup_steps=warmup), 1)
+
+
+def test_a_run_without_an_end_has_no_number_of_steps(
+    texts: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    task, data = words(texts, max_rows=13)
+    late = type(task)(task.config, task.optimizer_config, ScheduleConfig("constant", 5_000))
+    train(late, data, tmp_path, max_steps=-1, max_epochs=-1, limit_train_batches=2,
+          callbacks=[Timer("00:00:00:01")])  # fmt: skip
+    assert late.trainer.global_step > 1
+    assert late.total_steps() is None
+    assert not [w for w in recwarn if "its learning rate only grows" in str(w.message)]
 
 
 def test_a_training_says_it(texts: Path, tmp_path: Path) -> None:

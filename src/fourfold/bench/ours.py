@@ -20,8 +20,6 @@ from fourfold.tasks import (
     Translation,
 )
 
-BACKWARD = 3  # a step costs one forward pass and two backward ones
-
 
 def sizes(shape: Shape, dropout: float) -> dict[str, Any]:
     """What all configs share."""

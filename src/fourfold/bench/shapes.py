@@ -133,7 +133,7 @@ class Settings:
         rounds: How often each way is measured.
         dropout: Of all that have it.
         growth: Of GROWING.
-        budget: Seconds that one point of a growth may take.
+        budget: Seconds that one measurement of memory, or one point of a growth, may take.
         device: cpu, cuda or cuda:N.
         threads: Of the CPU.
     """

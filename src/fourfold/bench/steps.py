@@ -6,7 +6,7 @@ import torch
 
 from fourfold.bench.batches import draw
 from fourfold.bench.clock import interleave, matrix_product
-from fourfold.bench.ours import BACKWARD, forward_cost
+from fourfold.bench.ours import forward_cost
 from fourfold.bench.peers.table import Absent, having
 from fourfold.bench.rows import Row, against_ours
 from fourfold.bench.sentences import deal, real_tokens
@@ -14,6 +14,7 @@ from fourfold.bench.shapes import OURS, Settings, Shape
 from fourfold.bench.turns import Turn, taking_turns
 from fourfold.bench.ways import COMPILED, TYPES
 from fourfold.core.errors import InputError
+from fourfold.models.cost import BACKWARD
 
 PRODUCT = "matrix product"
 SENTENCES, PER_TOKEN = "sentences", "ms per 1,000 real tokens"

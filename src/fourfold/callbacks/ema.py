@@ -15,7 +15,8 @@ class ExponentialAverage(EMAWeightAveraging):
     """
 
     def __init__(self, decay: float) -> None:
-        # Buffers here are constants, which an average would wear down by rounding.
+        # Constants among the buffers would be worn down by rounding; running statistics are means
+        # already.
         super().__init__(decay=decay, use_buffers=False)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -22,7 +22,7 @@ class Predictions(Callback):
     - (row, text) pairs: predictions.txt, one line a row of the split.
     - tensors of batches with rows (class probabilities, or a number): predictions.csv.
     - what the task's own `merge_predictions` makes of them: predictions.json.
-    - other tensors: predictions.pt, a list with one tensor a batch.
+    - anything else: predictions.pt, a list with what the task gave for each batch.
 
     Args:
         folder: Where the file goes.

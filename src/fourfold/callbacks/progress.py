@@ -93,6 +93,8 @@ class Progress(ProgressBar):
 
     def _left(self, step: int) -> str:
         done = step - self._first
+        if self._total is None:
+            return "?"
         if not done or self._total <= step:
             return duration(0.0) if self._total <= step else "?"
         return duration((time.monotonic() - self._began) / done * (self._total - step))

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 class Screen(Protocol):
     """What progress is written to."""
 
-    def start(self, name: str, total: int, done: int) -> None:
-        """Something of `total` steps begins, of which `done` are done."""
+    def start(self, name: str, total: int | None, done: int) -> None:
+        """Something of `total` steps (None: nobody knows) begins, of which `done` are done."""
 
     def update(self, step: int, facts: dict[str, str]) -> None:
         """So far it is, and these facts hold."""
@@ -26,15 +26,15 @@ class Lines:
     """One plain line an update, written at once, so that a batch job can be watched."""
 
     def __init__(self) -> None:
-        self._name, self._total = "", 0
+        self._name, self._total = "", ""
 
-    def start(self, name: str, total: int, done: int) -> None:
-        self._name, self._total = name, total
+    def start(self, name: str, total: int | None, done: int) -> None:
+        self._name, self._total = name, _out_of(total)
 
     def update(self, step: int, facts: dict[str, str]) -> None:
         rest = "  ".join(f"{name} {value}" for name, value in facts.items())
         label = "step" if self._name == "train" else f"{self._name} batch"
-        self.say(f"{label} {step:,}/{self._total:,}  {rest}".rstrip())
+        self.say(f"{label} {step:,}{self._total}  {rest}".rstrip())
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -51,10 +51,10 @@ class Terminal:
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
-    def start(self, name: str, total: int, done: int) -> None:
+    def start(self, name: str, total: int | None, done: int) -> None:
         self.stop()
         columns = (
-            TextColumn(name), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"),
+            TextColumn(name), BarColumn(), TextColumn("{task.completed:,}" + _out_of(total)),
             TextColumn("{task.fields[facts]}"),
         )  # fmt: skip
         self._bar = Progress(*columns, console=self._console, transient=True, refresh_per_second=4)
@@ -73,3 +73,7 @@ class Terminal:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _out_of(total: int | None) -> str:
+    return "" if total is None else f"/{total:,}"

@@ -232,7 +232,7 @@ files written
   predictions.txt            texts, one line a row of the split, in its order
   predictions.csv            of classifiers: row, class number and name, probability; or a value
   predictions.json           of questions: for each id its best answers with their scores
-  predictions.pt             of language models: a list with one tensor a batch
+  predictions.pt             of others: a list, for each batch its tensor, or its tensors
 """,
     ),
 }

@@ -16,10 +16,12 @@ from typing import Any, NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from fourfold.commands.errors import hidden_input_error
 from fourfold.core.errors import InputError
 from fourfold.data.datamodule import EpochData
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
+from fourfold.tasks.tuning import TuningConfig
 
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null",
          "str": "a text", "list": "a list", "tuple": "a list", "Iterable": "a list",
@@ -91,7 +93,8 @@ def unknown(key: str, known: Iterable[str]) -> OptionError:
 
 def nested_options() -> Iterator[str]:
     """Names of options that the parser only knows once it has a task and its data."""
-    for part, config in (("optimizer", OptimizerConfig), ("schedule", ScheduleConfig)):
+    parts = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
+    for part, config in parts.items():
         yield from (f"model.{part}.{field.name}" for field in fields(config))
     for data in _subclasses(EpochData):
         yield from (f"data.{name}" for name in signature(data).parameters)
@@ -106,9 +109,7 @@ def known_options(parser: Any) -> Iterator[str]:
 
 def wrong_value(key: str, details: str, cause: BaseException | None) -> InputError:
     """The value of `key` does not fit, for the reason in `details` or in a nested error."""
-    inner = cause
-    while inner is not None and not isinstance(inner, InputError):
-        inner = inner.__cause__ or inner.__context__
+    inner = hidden_input_error(cause)
     if isinstance(inner, OptionError):
         inside = inner.key.removeprefix("init_args.")
         return OptionError(f"{key}.{inside}", _qualify(key, inner.problem))

@@ -13,7 +13,7 @@ from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.core.config import TransformerConfig
 from fourfold.core.errors import InputError
 from fourfold.models.clip import CLIPConfig
-from fourfold.models.cost import Parts, forward_flops, image_tokens, parameters
+from fourfold.models.cost import BACKWARD, Parts, forward_flops, image_tokens, parameters
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.joined import CaptionerConfig, JoinedConfig
 from fourfold.models.memory import Memory, split_batch, training_memory
@@ -21,7 +21,6 @@ from fourfold.models.vit import ViTConfig
 
 GIB = 2**30
 FREE = 0.9  # the share of a device that tensors may take; the rest goes to driver and fragments
-BACKWARD = 3  # a step costs one forward pass and, for activations and weights, two backward ones
 PAIR = 25  # tokens on each side of a sentence pair, where no length is given
 PAIRS = (EncoderDecoderConfig, JoinedConfig)  # what learns from pairs of texts
 IMAGES_WITH_TEXTS = (CLIPConfig, CaptionerConfig)
@@ -172,6 +171,7 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
         recipe.n_parameters,
         tokens,
         source,
+        n_trained=recipe.n_trained,
         precision=recipe.precision,
         optimizer=optimizer,
         replicated=devices > 1,

@@ -96,6 +96,12 @@ class Recipe:
         """Of the model."""
         return parameters(self.task.model).total
 
+    @cached_property
+    def n_trained(self) -> int:
+        """Those of them that are not frozen for good."""
+        learning = self.task.model.parameters()
+        return sum(parameter.numel() for parameter in learning if parameter.requires_grad)
+
     @property
     def devices(self) -> int:
         """Processes that train; auto and -1, which the machine decides, count as one.

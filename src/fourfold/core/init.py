@@ -54,29 +54,6 @@ def gpt2(model: nn.Module) -> None:
         init.normal_(writer.weight, std=0.02 * len(writers) ** -0.5)
 
 
-def vit(model: nn.Module) -> None:
-    """Glorot uniform matrices, N(0, 1e-6) feed-forward biases, N(0, 0.02) positions.
-
-    Patches are Lecun normal, the classifier starts at 0 (google-research/vision_transformer).
-    """
-    vaswani(model)
-    for module in model.modules():
-        if isinstance(module, FeedForward):
-            for matrix in (module.up, module.down):
-                if matrix.bias is not None:
-                    init.normal_(matrix.bias, std=1e-6)
-        elif isinstance(module, PatchEmbedding):
-            fan_in = module.patches.weight[0].numel()
-            init.trunc_normal_(module.patches.weight, std=fan_in**-0.5)
-            if module.positions is not None and isinstance(module.positions.weight, nn.Parameter):
-                init.normal_(module.positions.weight, std=0.02)
-            if module.prefix is not None:
-                init.zeros_(module.prefix)
-    for name, parameter in model.named_parameters():
-        if name.startswith("heads."):
-            init.zeros_(parameter)
-
-
 def _fill(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
@@ -99,7 +76,6 @@ INITS: dict[str, Callable[[nn.Module], None]] = {
     "bert": bert,
     "gpt": gpt,
     "gpt2": gpt2,
-    "vit": vit,
 }
 
 

@@ -50,8 +50,6 @@ class MaskedBatch(NamedTuple):
     documents: Tensor | None = None  # (B, T) long
     is_next: Tensor | None = None  # (B,) long, 1 = B follows A
     places: Tensor | None = None  # (N,) long, which of the B T places have a target
-    n_bytes: int = 0
-    n_words: int = 0
     epoch: int = 0
     position: int = 0
 

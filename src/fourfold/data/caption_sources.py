@@ -17,8 +17,7 @@ import torch
 from fourfold.core.errors import InputError
 from fourfold.data.image_sets import FileImages, Images
 from fourfold.data.image_sources import SPLIT_NAMES, digits
-from fourfold.data.json_text import parse_json
-from fourfold.data.sources import Rows, pick, read_lines, resolve
+from fourfold.data.sources import Rows, pick, read_json_lines, resolve
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STROKES = ("thin", "plain", "bold")
@@ -89,11 +88,8 @@ def read_captions(
     place, path = resolve(source), f"{source}/{table}"
     members = _members(place) if place.suffix == ".zip" else None
     found: dict[str, list[_Line]] = {}
-    for number, text in enumerate(read_lines(path), start=1):
-        if not text.strip():
-            continue
-        where = f"{path}, line {number}"
-        image, split, texts = _read_line(text, columns, where)
+    for where, number, record in read_json_lines(path):
+        image, split, texts = _read_record(record, columns, where)
         image = f"{folder}/{image}" if folder else image
         there = image in members if members is not None else (place / image).is_file()
         if not there:
@@ -124,9 +120,10 @@ def _members(archive: Path) -> set[str]:
         raise InputError(f"{archive} cannot be read: {error}.") from error
 
 
-def _read_line(line: str, columns: tuple[str, str, str], where: str) -> tuple[str, str, list[str]]:
+def _read_record(
+    record: Any, columns: tuple[str, str, str], where: str
+) -> tuple[str, str, list[str]]:
     """Name of the image, our name of its split, and its texts."""
-    record = parse_json(line, where)
     image, said = pick(record, columns[0], where), pick(record, columns[1], where)
     split = next((ours for ours, names in SPLIT_NAMES.items() if said in names), None)
     if split is None:

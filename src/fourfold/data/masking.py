@@ -106,7 +106,8 @@ def _choose(allowed: np.ndarray, order: np.ndarray, rate: float) -> np.ndarray:
     """The first `rate` of the allowed tokens of each row, in ascending `order`.
 
     Tokens of equal order (a word) are chosen together or not at all: the last word is in when more
-    than half of it fits, so that the share is right on average. At least one is chosen in each row.
+    than half of it fits, and by a coin when half of it does, so that the share is right on average.
+    At least one is chosen in each row, which in short ones may be more than the share.
     """
     n_wanted = np.maximum(1, np.round(allowed.sum(1) * rate))[:, None]  # (B, 1)
     order = np.where(allowed, order, 2.0)  # behind all others
@@ -119,7 +120,8 @@ def _choose(allowed: np.ndarray, order: np.ndarray, rate: float) -> np.ndarray:
     following = np.where(np.roll(is_new, -1, 1), place + 1, order.shape[1])
     following[:, -1] = order.shape[1]
     end = np.minimum.accumulate(following[:, ::-1], 1)[:, ::-1]  # where it ends
-    fits = ((first + end) / 2 <= n_wanted) | (first == 0)
+    middle, coin = (first + end) / 2, (ascending * 1024) % 1 < 0.5  # one for all of a word
+    fits = (middle < n_wanted) | ((middle == n_wanted) & coin) | (first == 0)
     chosen = np.empty(order.shape, bool)
     np.put_along_axis(chosen, ranks, fits, 1)
     return chosen & allowed

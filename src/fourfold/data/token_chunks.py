@@ -7,7 +7,6 @@ stream of ids, from which rows of any length can be cut.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -18,7 +17,8 @@ import numpy as np
 
 from fourfold.core.errors import InputError
 from fourfold.data.chunk_cache import ChunkCache, fetch
-from fourfold.data.sources import resolve
+from fourfold.data.json_text import parse_json
+from fourfold.data.sources import read_text, resolve
 from fourfold.data.tokenizer import Tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
@@ -69,12 +69,7 @@ class TokenChunks:
             raise InputError(f"{self.place}/{INDEX} lists no chunks.")
 
     def _index(self, text: str) -> dict[str, Any]:
-        try:
-            index = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{self.place}/{INDEX}, line {error.lineno}: broken JSON ({error.msg})."
-            ) from error
+        index = parse_json(text, f"{self.place}/{INDEX}")
         return index if isinstance(index, dict) else {}
 
     def read_text(self, name: str) -> str:
@@ -87,10 +82,10 @@ class TokenChunks:
             file = resolve(self.place) / name
             if not file.is_file():
                 raise InputError(f"There is no {name} in {self.place}, so it holds no chunks.")
-            return file.read_text(encoding="utf-8")
+            return read_text(str(file))
         with tempfile.TemporaryDirectory() as folder:
             fetch(f"{self.place}/{name}", copy := Path(folder) / name)
-            return copy.read_text(encoding="utf-8")
+            return read_text(str(copy))
 
     def refuse_other(self, tokenizer: Tokenizer) -> None:
         """Make sure that the ids stand for the same words to `tokenizer`, which may know more.

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from fourfold.metrics.by_row import gather
+from fourfold.metrics.correlation import correlation, ranks
 
 
 class ClassScores(Metric):
@@ -82,22 +84,11 @@ class NumberScores(Metric):
         """
         mine = torch.cat(self.pairs).tolist() if self.pairs else []
         # In an order of their own, so that sums do not depend on who had which.
-        pairs = torch.tensor(sorted(pair for part in gather(mine) for pair in part)).double()
-        if not pairs.isfinite().all():
+        pairs = np.array(sorted(pair for part in gather(mine) for pair in part), np.float64)
+        if not np.isfinite(pairs).all():
             return {"pearson": math.nan, "spearman": math.nan}
-        ranks = torch.stack([_ranks(column) for column in pairs.T], dim=1)
-        return {"pearson": _correlation(pairs), "spearman": _correlation(ranks)}
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Mean rank of each number among all, from 1."""
-    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts - 1) / 2)[place]
-
-
-def _correlation(pairs: Tensor) -> float:
-    """Pearson's correlation of the two columns of (N, 2)."""
-    centred = pairs - pairs.mean(0)
-    sizes = centred.square().sum(0)
-    return float((centred[:, 0] @ centred[:, 1]) / sizes.prod().sqrt()) if sizes.prod() > 0 else 0.0
+        found = {
+            "pearson": correlation(*pairs.T),
+            "spearman": correlation(*map(ranks, pairs.T)),
+        }
+        return {name: 0.0 if math.isnan(value) else value for name, value in found.items()}

@@ -2,6 +2,7 @@
 
 One multiply-add is two FLOPs; matrix products are counted, norms, activations, softmax and biases
 are not (ViT's Table 6 counts so). Attention counts as the full square, also where it is causal.
+Beside a vocabulary, a head that looks at one place of a row (BERT's next sentences) is left out.
 Shapes: B batch, T tokens, S source tokens, D model width, V vocabulary, N patches, K classes.
 """
 
@@ -23,6 +24,8 @@ from fourfold.models.masked_lm import MaskedLMConfig
 from fourfold.models.reader import ReaderConfig
 from fourfold.models.recurrent import LSTMStack, RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
+
+BACKWARD = 3  # a step costs one forward pass and, for activations and weights, two backward ones
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fourfold.models.clip import CLIPConfig
 from fourfold.models.cost import image_tokens
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.joined import CaptionerConfig, JoinedConfig
+from fourfold.models.recurrent import RecurrentLMConfig
 
 # Lightning's word for it: (bytes of a weight, bytes of a number in a matrix product).
 PRECISIONS = {
@@ -27,6 +28,8 @@ PRECISIONS = {
 }
 # Numbers that an optimizer keeps for each weight.
 STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+# Numbers that an LSTM keeps for each unit and token, measured on a CPU; cuDNN's own were not.
+LSTM_UNIT = 17.4
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def training_memory(
     tokens: int,
     source: int = 0,
     *,
+    n_trained: int | None = None,
     precision: str = "32-true",
     optimizer: str = "adamw",
     replicated: bool = False,
@@ -62,6 +66,7 @@ def training_memory(
         n_parameters: Of the whole model.
         tokens: Places of the micro-batch, padding included (of the target for an encoder-decoder).
         source: Its source places, or those of its images.
+        n_trained: How many of the parameters learn; None means all.
         precision: Lightning's word, a row of PRECISIONS.
         optimizer: A row of STATES.
         replicated: Whether DDP keeps a second copy of the gradients to send.
@@ -73,10 +78,11 @@ def training_memory(
     check_word("optimizer", optimizer, tuple(STATES))
     weight, compute = PRECISIONS[precision]
     copies = weight + (compute if compute != weight else 0)  # autocast keeps what it has cast
+    learning = n_parameters if n_trained is None else n_trained
     return Memory(
         weights=n_parameters * copies,
-        gradients=n_parameters * weight * (2 if replicated else 1),
-        optimizer=n_parameters * weight * STATES[optimizer],
+        gradients=learning * weight * (2 if replicated else 1),
+        optimizer=learning * weight * STATES[optimizer],
         activations=activation_bytes(config, tokens, source, precision),
         loss=_loss_bytes(config, tokens, source, compute),
     )
@@ -87,6 +93,8 @@ def activation_bytes(
 ) -> int:
     """Bytes that the stacks keep for the backward pass of so many tokens."""
     keeper = _Keeper(config, *PRECISIONS[precision])
+    if isinstance(config, RecurrentLMConfig):
+        return keeper.recurrence(tokens)
     if isinstance(config, CLIPConfig):
         tower = _Keeper(config.image_tower, *PRECISIONS[precision])
         return keeper.stack(config.n_layers, tokens) + tower.stack(config.image_n_layers, source)
@@ -121,6 +129,11 @@ class _Keeper:
         last = tokens * self.wide if self.config.norm_placement == "pre" else 0
         memory = 0 if self.mixed else source * self.narrow
         return depth * block + self.config.d_model * (last + memory)
+
+    def recurrence(self, tokens: int) -> int:
+        """Layers of an LSTM, whose workspace stays in fp32 under autocast."""
+        units = self.config.n_layers * self.config.d_ff
+        return round(tokens * max(self.wide, 4) * (self.config.d_model + LSTM_UNIT * units))
 
     def _input(self, readers: int) -> int:
         """A place's input and output of a norm; autocast copies the latter for each matrix anew."""

@@ -146,4 +146,4 @@ def first_weights(model: nn.Module) -> None:
             nn.init.normal_(module.bias.table.weight, std=module.width**-0.5)
 
 
-INITS["t5"] = first_weights  # a row of a table that the core must not know
+INITS["t5"] = first_weights  # the row of a paper stands where its model does

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import init
 
 from fourfold.core.config import TransformerConfig, check_positive, check_word
 from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.errors import InputError
-from fourfold.core.init import initialise
+from fourfold.core.init import INITS, initialise, vaswani
 from fourfold.core.positions import POSITIONS
-from fourfold.core.stack import Stack
+from fourfold.core.stack import FeedForward, Stack
 from fourfold.models.patch_positions import PLACES, PatchStack
 
 
@@ -122,3 +123,29 @@ class ViT(nn.Module):
         if self.representation is not None:
             pooled = [self.representation(p).tanh() for p in pooled]
         return [head(p) for head, p in zip(self.heads, pooled, strict=True)]
+
+
+def first_weights(model: nn.Module) -> None:
+    """Glorot uniform matrices, N(0, 1e-6) feed-forward biases, N(0, 0.02) positions.
+
+    Patches are Lecun normal, the classifier starts at 0 (google-research/vision_transformer).
+    """
+    vaswani(model)
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            for matrix in (module.up, module.down):
+                if matrix.bias is not None:
+                    init.normal_(matrix.bias, std=1e-6)
+        elif isinstance(module, PatchEmbedding):
+            fan_in = module.patches.weight[0].numel()
+            init.trunc_normal_(module.patches.weight, std=fan_in**-0.5)
+            if module.positions is not None and isinstance(module.positions.weight, nn.Parameter):
+                init.normal_(module.positions.weight, std=0.02)
+            if module.prefix is not None:
+                init.zeros_(module.prefix)
+    for name, parameter in model.named_parameters():
+        if name.startswith("heads."):
+            init.zeros_(parameter)
+
+
+INITS["vit"] = first_weights  # the row of a paper stands where its model does

@@ -21,7 +21,7 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.cost import Parts, forward_flops
+from fourfold.models.cost import BACKWARD, Parts, forward_flops
 from fourfold.models.cost import parameters as count
 from fourfold.papers.conventions import greatest_rate
 from fourfold.papers.layers import LAYERS, cost_formula, path_formula, sequence_formula
@@ -30,7 +30,6 @@ from fourfold.papers.tables import Row, Table
 from fourfold.schedules import ScheduleConfig
 
 Setup = Mapping[str, Any]
-BACKWARD = 3  # a step costs a forward pass, and twice that for both gradients
 
 FAMILIES: dict[str, tuple[Callable[..., torch.nn.Module], Callable[..., TransformerConfig]]] = {
     "encoder_decoder": (EncoderDecoder, EncoderDecoderConfig),

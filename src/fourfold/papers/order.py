@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fourfold.metrics.correlation import correlation, ranks
 from fourfold.papers.cells import Cell
 from fourfold.papers.tables import Printed, Table
 
@@ -73,17 +74,3 @@ def order(title: str, pairs: np.ndarray) -> Order:
         drawn.append(correlation(ranks(again[:, 0]), ranks(again[:, 1])))
     low, high = np.nanpercentile(drawn, [2.5, 97.5]) if not math.isnan(rho) else (rho, rho)
     return Order(title, len(pairs), rho, float(low), float(high), float(p))
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of each of (R,) numbers from 1; equal ones share the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return ((last - counts + 1 + last) / 2)[which]
-
-
-def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's, of (R,) and (R,); nan where one does not vary."""
-    a, b = a - a.mean(), b - b.mean()
-    norm = math.sqrt(float((a @ a) * (b @ b)))
-    return float(a @ b) / norm if norm else math.nan

@@ -1,4 +1,4 @@
-"""The published tables as data: what the YAML files beside this module hold, and their reader.
+"""The published tables as data: what the YAML files beside this module hold.
 
 A number is kept as it is printed ("5.00", "3.3e18"), so that its last digit says how exactly it can
 be compared. Facts and figures only; `source` says where each was read, `confirmed` whether it was.

@@ -17,6 +17,7 @@ from fourfold.callbacks.step_metrics import is_logged
 from fourfold.core.config import ModelConfig
 from fourfold.core.errors import InputError
 from fourfold.data.tokenizer import Tokenizer
+from fourfold.models.depths import depths
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, make_schedule
 from fourfold.tasks.plain import from_plain
@@ -201,9 +202,13 @@ class Task(LightningModule):
         """Optimizer and a schedule that steps with it."""
         # A fused step unscales by itself, which Lightning's clipping under fp16 cannot wait for.
         fused = not self.trainer.precision.startswith("16")
-        if isinstance(self.trainer.strategy, FSDP2) and self.optimizer_config.name == "sgd":
-            fused = False  # torch has none for split weights
-        optimizer = make_optimizer(self.model, self.optimizer_config, fused=fused)
+        if self.optimizer_config.name == "sgd" and (
+            isinstance(self.trainer.strategy, FSDP2) or self.tuning.unfreeze_every is not None
+        ):
+            fused = False  # torch has none for split weights, nor for some with momenta alone
+        optimizer = make_optimizer(
+            self.model, self.optimizer_config, depths(self.model), fused=fused
+        )
         lr, width, steps = self.optimizer_config.lr, self.config.d_model, self.total_steps()
         warn_of_warm_up(self.schedule_config, steps)
         schedule = make_schedule(optimizer, self.schedule_config, lr, steps, width)
@@ -223,8 +228,8 @@ class Task(LightningModule):
             return
         super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, if it has an end."""
         return optimizer_steps(self.trainer, self.schedule_config)
 
     # Evaluation.

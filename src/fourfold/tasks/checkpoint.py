@@ -1,16 +1,18 @@
 """From a checkpoint file alone to a task that can work."""
 
-import importlib
 import pickle
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
+from lightning import LightningModule
 
 from fourfold.core.errors import InputError
+from fourfold.hub.directory import CONFIG
 from fourfold.tasks.saved import check_arguments, check_content, check_training
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def checkpoint_of(run: Path) -> Path:
     files = (run / "checkpoints" / f"{word}.ckpt" for word in WORDS)
     if found := next(filter(Path.is_file, files), None):
         return found
+    if (run / CONFIG).is_file():
+        raise InputError(f"{run}: a directory of transformers; `fourfold import {run} FILE` first")
     raise InputError(
         f"{run / 'checkpoints'}: there is no checkpoint; train first with `fourfold fit`, or name"
         " another run directory or a checkpoint file"
@@ -43,10 +47,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: As `read_file`, or the file is not ours.
     """
-    content = read_file(path)
+    return _ours(read_file(path), path)
+
+
+def _ours(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
     if "fourfold" not in content:
         raise InputError(f"{path}: not a checkpoint written by fourfold")
     return content
+
+
+def _check(
+    content: dict[str, Any], path: str | Path, *checks: Callable[[dict[str, Any]], None]
+) -> None:
+    try:
+        for check in checks:
+            check(content)
+    except InputError as error:
+        raise InputError(f"{path}: not as fourfold writes a checkpoint: {error}") from error
 
 
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
@@ -61,13 +78,7 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
     content = read_file(path)
     if all(isinstance(value, torch.Tensor) for value in content.values()):
         return content
-    if "fourfold" not in content:
-        raise InputError(f"{path}: not a checkpoint written by fourfold")
-    try:
-        check_content(content)
-        check_training(content)
-    except InputError as error:
-        raise InputError(f"{path}: not as fourfold writes a checkpoint: {error}") from error
+    _check(_ours(content, path), path, check_content, check_training)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content
 
@@ -136,22 +147,19 @@ def rebuild(
     content: dict[str, Any], path: str | Path, expect: str | tuple[str, ...] | None = None
 ) -> "Task":
     """`load_task` of what `read_checkpoint` gave."""
-    try:
-        check_content(content)
-    except InputError as error:
-        raise InputError(f"{path}: not as fourfold writes a checkpoint: {error}") from error
+    _check(content, path, check_content)
     saved = content["fourfold"]
-    tasks = importlib.import_module("fourfold.tasks")
-    task_class: Any = getattr(tasks, saved["task"], None)
-    if not isinstance(task_class, type):
+    named = (found for found in _subclasses(LightningModule) if found.__name__ == saved["task"])
+    task_class: Any = next(named, None)
+    if not hasattr(task_class, "from_init_args"):  # no module, or none of ours
         raise InputError(f"{path}: the task {saved['task']!r} is not known here")
     wanted = (expect,) if isinstance(expect, str) else expect or ("Task",)
-    if not issubclass(task_class, tuple(getattr(tasks, name) for name in wanted)):
+    if not {parent.__name__ for parent in task_class.__mro__}.intersection(wanted):
         needed = " or ".join(wanted)
         raise InputError(f"{path}: a checkpoint of {saved['task']}, but {needed} is needed")
     try:
         check_arguments(task_class, saved["init_args"])
-        task: Task = task_class.from_init_args(saved["init_args"])  # type: ignore[attr-defined]
+        task: Task = task_class.from_init_args(saved["init_args"])
     except InputError as error:
         raise InputError(f"{path}: no task can be made of what it says: {error}") from error
     except RuntimeError as error:  # torch cannot count, or the machine not hold, so many weights
@@ -165,3 +173,13 @@ def rebuild(
         raise InputError(f"{path}: it names {len(names)} classes, but its model has {n_classes}")
     task.artifacts = saved["data"]
     return task.eval()
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """All that are loaded, a user's own among them, from the oldest.
+
+    `Task` itself cannot be named here: each can begin with the checkpoint of another.
+    """
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)

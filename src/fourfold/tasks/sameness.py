@@ -9,7 +9,7 @@ from fourfold.core.errors import InputError
 from fourfold.tasks.plain import flat, listed
 
 # Fields of a config that change nothing in evaluation.
-UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "init")
+UNSEEN = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout", "init")
 
 
 def refuse_another(

@@ -7,8 +7,8 @@ from fourfold.core.errors import InputError
 from fourfold.schedules import ENDING, ScheduleConfig
 
 
-def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:
-    """Optimizer steps of the whole run, from the data's own count of batches.
+def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
+    """Optimizer steps of the whole run, from the data's own count of batches; None without an end.
 
     `trainer.estimated_stepping_batches` would build a loader and drop its resumed state.
 
@@ -25,7 +25,7 @@ def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:
                 f"a {schedule.name} schedule must know where it ends: give"
                 " schedule.total_steps, trainer.max_steps or trainer.max_epochs"
             )
-        return max(1, int(most))
+        return int(most) if most > 0 else None
     batches = trainer.datamodule.n_train_batches()  # type: ignore[attr-defined]
     limit = trainer.limit_train_batches
     batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
@@ -34,12 +34,12 @@ def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int:
     return min(int(most), ends) if most > 0 else ends
 
 
-def warn_of_warm_up(schedule: ScheduleConfig, steps: int) -> None:
+def warn_of_warm_up(schedule: ScheduleConfig, steps: int | None) -> None:
     """Say so if a run of so many optimizer steps ends before its learning rate has come down.
 
     As where the warm-up of a larger data set is left in a config.
     """
-    if schedule.warmup_steps >= max(2, steps):
+    if steps is not None and schedule.warmup_steps >= max(2, steps):
         rank_zero_warn(
             f"schedule.warmup_steps is {schedule.warmup_steps:,}, but the run has {steps:,} steps:"
             " its learning rate only grows"

@@ -7,9 +7,10 @@ from torch import nn
 
 from fourfold.core.config import check_types, check_word
 from fourfold.core.errors import InputError
+from fourfold.models.depths import depths
 from fourfold.models.lora import add_lora, is_lora
 from fourfold.models.transfer import RESIZES
-from fourfold.optim import check_range, depths
+from fourfold.optim import check_range
 
 
 @dataclass(frozen=True)
