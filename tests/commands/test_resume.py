@@ -155,7 +155,7 @@ def same_runs(one: Path, other: Path) -> None:
     assert rows(one) == rows(other)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, -2, -1])
+@pytest.mark.parametrize("number", [1, 3, -1])
 @pytest.mark.parametrize("variant", ["average", "validated", "ema"])
 def test_killed_behind_a_checkpoint(
     variant: str, number: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch

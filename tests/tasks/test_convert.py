@@ -295,7 +295,7 @@ def spoil(folder: Path, how: str) -> None:
         ("cut off", "model.safetensors: broken or cut off"),
         ("unknown", "model_type is 'mamba', but fourfold knows"),
         ("no config", "no directory with a config.json"),
-        ("not JSON", "config.json: not JSON"),
+        ("not JSON", "config.json, line 1: broken JSON"),
         ("shape", "embed.tokens.weight would be (61, 36)"),
         ("heads", "d_model 36 is not divisible by n_heads 5"),
         ("activation", "activation is 'mish'"),

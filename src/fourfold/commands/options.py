@@ -39,7 +39,11 @@ class CheckpointOptions:
 
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "run_dir": (str | None, None, "Directory of the run; default runs/FOLDER/STEM of the config."),
+    "run_dir": (
+        str | None,
+        None,
+        "Directory; default trainer.default_root_dir, or runs/FOLDER/STEM.",
+    ),
     "resume": (
         Literal["auto", "must", "never"],
         "auto",

@@ -49,7 +49,8 @@ what is trained
   --fp32_products high       TF32 for fp32 matrix products on a GPU (default highest: fp32)
 
 where it goes, and going on after an interruption
-  --run_dir DIR              default runs/FOLDER/STEM of the first config file
+  --run_dir DIR              default trainer.default_root_dir, or runs/FOLDER/STEM of the first
+                             config file
   --resume auto|must|never   auto: continue DIR/checkpoints/last.ckpt where there is one (default);
                              must: error without one; never: error if there is one
   --ckpt_path FILE           continue this checkpoint in a new run directory
@@ -200,7 +201,8 @@ def _evaluation(command: str, does: str, more: str = "") -> str:
   --config FILE              as for fit, or the config.yaml of a run directory
   --ckpt_path WHICH          best, last, average or a file; default: the run directory's best, else
                              its average, else its last
-  --run_dir DIR              default runs/FOLDER/STEM of the first config file
+  --run_dir DIR              default trainer.default_root_dir, or runs/FOLDER/STEM of the first
+                             config file
   --KEY VALUE                any key of the config, such as --model.init_args.beam 8
 {more}
 `fourfold {command} --help-all` lists all options."""

@@ -22,6 +22,7 @@ from fourfold.data.datamodule import EpochData
 from fourfold.models.cost import parameters
 from fourfold.models.memory import PRECISIONS
 from fourfold.tasks import Task
+from fourfold.tasks.steps import steps_of
 
 # Where a DataModule says how large a batch is: the key, and whether it counts padded tokens.
 BATCH_KEYS = {"max_tokens": True, "batch_size": False}
@@ -137,12 +138,9 @@ class Recipe:
             batches = self.data.n_train_batches()
         except InputError:
             return None  # the data are elsewhere; everything else can still be said
+        epochs = int(epochs or 1000)  # Lightning's own default
         limit = trainer["limit_train_batches"]
-        if limit is not None:  # a share, or a number
-            batches = int(batches * limit) if isinstance(limit, float) else min(batches, int(limit))
-        epochs = epochs or 1000  # Lightning's own default
-        ends = -(-batches // self.accumulation) * int(epochs)
-        return min(ends, int(most)) if most > 0 else ends
+        return steps_of(batches, limit, self.accumulation, epochs, int(most))
 
 
 def devices_of(given: Any) -> int | None:

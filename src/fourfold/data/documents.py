@@ -12,9 +12,9 @@ import numpy as np
 
 from fourfold.core.errors import InputError
 from fourfold.data.embedded_text import embedded_text
-from fourfold.data.hub import HubConfig, read_hub
+from fourfold.data.hub import HubConfig, from_hub, read_hub
 from fourfold.data.labels import draw
-from fourfold.data.pairs import hold_out
+from fourfold.data.pairs import check_fraction, hold_out
 from fourfold.data.parts import check_embedded
 from fourfold.data.sources import Rows, is_table, read_table, read_text
 from fourfold.data.tokenizer import cut
@@ -82,11 +82,7 @@ class TextSource:
         if self.kind == "files":
             names = [part] if isinstance(part, str) else part
             return Rows.join([self._read_file(name) for name in names])
-        if self.kind != "hub":
-            raise InputError(f"source must be embedded, files or hub, not {self.kind!r}.")
-        if self.hub is None or not isinstance(part, str):
-            raise InputError("source: hub needs `hub: {path: ...}` and names of splits.")
-        return read_hub(self.hub, part, [self.column])
+        return read_hub(*from_hub(self.kind, self.hub, part), [self.column])
 
     def _read_file(self, name: str) -> Rows:
         if is_table(name):
@@ -115,8 +111,7 @@ def _with_text(rows: Rows, name: str) -> Rows:
 
 def _cut_end(rows: Rows, fraction: float, name: str) -> tuple[Rows, Rows]:
     """The only document without its end, and the end."""
-    if not 0 < fraction < 1:
-        raise InputError(f"{name} is {fraction:g}, but a part to hold out must lie between 0 and 1")
+    check_fraction(name, fraction)
     text = rows.columns[0][0]
     border = len(text) - round(len(text) * fraction)
     if not 0 < border < len(text):

@@ -31,13 +31,25 @@ class HubConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def from_hub(source: str, hub: HubConfig | None, split: object) -> tuple[HubConfig, str]:
+    """What to read of a split whose `source` is neither embedded nor files: `hub`.
+
+    Raises:
+        InputError: `source` is another word; or the hub's data or the split are not named.
+    """
+    if source != "hub":
+        raise InputError(f"source must be embedded, files or hub, not {source!r}.")
+    if hub is None or not isinstance(split, str):
+        raise InputError("source: hub needs `hub: {path: ...}` and names of splits.")
+    return hub, split
+
+
 def read_hub(config: HubConfig, split: str, columns: Sequence[str]) -> Rows:
     """The columns of one split, like "train" or "train[:1%]".
 
     Raises:
         InputError: `datasets` is not installed or cannot load the split, a column is missing, or
-            the
-            split is empty.
+            the split is empty.
     """
     try:
         from datasets import load_dataset

@@ -93,13 +93,22 @@ def hold_out(
     return rows.select(np.flatnonzero(~leaks)), rows.select(np.flatnonzero(held))
 
 
+def check_fraction(name: str, fraction: float) -> None:
+    """Refuse what is no part of something.
+
+    Raises:
+        InputError: it does not lie between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"{name} is {fraction:g}, but a part to hold out must lie between 0 and 1")
+
+
 def is_held_out(text: str, fraction: float, salt: str) -> bool:
     """Whether a text is in the part split off, which follows from its characters alone.
 
     Raises:
         InputError: the fraction does not lie between 0 and 1.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"{salt} is {fraction:g}, but a part to hold out must lie between 0 and 1")
+    check_fraction(salt, fraction)
     digest = hashlib.blake2b((salt + text).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64 < fraction

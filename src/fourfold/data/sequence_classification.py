@@ -11,7 +11,7 @@ from fourfold.core.errors import InputError
 from fourfold.data.batch import SequenceBatch
 from fourfold.data.datamodule import batch_sizes
 from fourfold.data.embedded_pairs import embedded_pairs
-from fourfold.data.hub import HubConfig, read_hub
+from fourfold.data.hub import HubConfig, from_hub, read_hub
 from fourfold.data.labels import class_numbers, draw, find_classes, numbers
 from fourfold.data.limits import TooLong, rows_that_fit
 from fourfold.data.pairs import hold_out
@@ -142,11 +142,7 @@ class SequenceData(TokenizedData):
             names = [part] if isinstance(part, str) else part
             tables = [read_table(name, columns, drop_uneven=self.drop_uneven) for name in names]
             return Rows.join(tables)
-        if self.source != "hub":
-            raise InputError(f"source must be embedded, files or hub, not {self.source!r}.")
-        if self.hub is None or not isinstance(part, str):
-            raise InputError("source: hub needs `hub: {path: ...}` and names of splits.")
-        return read_hub(self.hub, part, columns)
+        return read_hub(*from_hub(self.source, self.hub, part), columns)
 
     def training_texts(self, raw: Rows) -> Sequence[str]:
         return [text for column in raw.columns[:-1] for text in column]

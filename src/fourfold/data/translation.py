@@ -16,7 +16,7 @@ from fourfold.core.errors import InputError
 from fourfold.data.batch import PairBatch
 from fourfold.data.datamodule import BatchDataset
 from fourfold.data.embedded_pairs import embedded_pairs
-from fourfold.data.hub import HubConfig
+from fourfold.data.hub import HubConfig, from_hub
 from fourfold.data.limits import TooLong, fit_lengths
 from fourfold.data.pairs import hold_out, read_hub_pairs, read_pairs
 from fourfold.data.parts import Part, check_embedded
@@ -141,11 +141,7 @@ class TranslationData(TokenizedData):
     def _read_part(self, part: str | list[str]) -> Rows:
         if self.source == "files":
             return read_pairs(part, self.langs, self.columns)
-        if self.source != "hub":
-            raise InputError(f"source must be embedded, files or hub, not {self.source!r}.")
-        if self.hub is None or not isinstance(part, str):
-            raise InputError("source: hub needs `hub: {path: ...}` and names of splits.")
-        return read_hub_pairs(self.hub, part, self.langs, self.columns)
+        return read_hub_pairs(*from_hub(self.source, self.hub, part), self.langs, self.columns)
 
     def training_texts(self, raw: Rows) -> Sequence[str]:
         return raw.columns[0] + raw.columns[1]

@@ -27,11 +27,27 @@ def optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
             )
         return int(most) if most > 0 else None
     batches = trainer.datamodule.n_train_batches()  # type: ignore[attr-defined]
-    limit = trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    steps = -(-batches // trainer.accumulate_grad_batches)
-    ends = max(1, steps * epochs)
-    return min(int(most), ends) if most > 0 else ends
+    return steps_of(
+        batches, trainer.limit_train_batches, trainer.accumulate_grad_batches, epochs, int(most)
+    )
+
+
+def steps_of(
+    batches: int, limit: float | int | None, accumulation: int, epochs: int, most: int
+) -> int:
+    """Optimizer steps of a run whose epochs end.
+
+    Args:
+        batches: Micro-batches of an epoch.
+        limit: How many of them are taken at most, or which share; None for all.
+        accumulation: Micro-batches of a step; the last of an epoch may have fewer.
+        epochs: Most epochs.
+        most: Most steps; -1 for no limit.
+    """
+    if limit is not None:
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    ends = max(1, -(-batches // accumulation) * epochs)
+    return min(most, ends) if most > 0 else ends
 
 
 def warn_of_warm_up(schedule: ScheduleConfig, steps: int | None) -> None:
