@@ -10,15 +10,15 @@ READY := .venv/.fourfold-ready
 
 export PYTHON
 
-.PHONY: help setup demo test check style lint types floors pytest test-slow format lock
+.PHONY: help setup demo test check style lint types layers pytest test-slow format lock
 .NOTPARALLEL:
 
 help:
-	@echo "make demo       train and test all four families on embedded data (minutes, two CPU cores)"
+	@echo "make demo       train and test all four families on built-in data (minutes, two CPU cores)"
 	@echo "make test       style, types, floors and the whole default test suite"
-	@echo "make check      style, types and floors only"
+	@echo "make check      style, types and import layers only"
 	@echo "make test-slow  the tests that take minutes each"
-	@echo "make format     put the code into house style"
+	@echo "make format     format the code and fix lint errors"
 	@echo "make setup      only make .venv"
 	@echo "make lock       write the versions in .venv to constraints.txt"
 
@@ -34,7 +34,7 @@ demo: setup
 test: check pytest
 
 # One target each, so that with --keep-going the first complaint does not hide the others.
-check: style lint types floors
+check: style lint types layers
 
 style: setup
 	$(RUN) ruff format --check .
@@ -45,11 +45,11 @@ lint: setup
 types: setup
 	$(RUN) mypy
 
-floors: setup
+layers: setup
 	$(BIN)/lint-imports --no-logo
 
 pytest: setup
-	$(RUN) pytest -n $(WORKERS) --dist loadgroup
+	$(RUN) pytest -n $(WORKERS) --dist worksteal
 
 test-slow: setup
 	$(RUN) pytest -m slow
@@ -61,6 +61,5 @@ format: setup
 # Versions only, no addresses; a local build tag such as +cpu is of this machine, not of the release.
 lock: setup
 	$(RUN) pip freeze --all --exclude-editable > constraints.tmp
-	@grep '^litdata==' constraints.txt >> constraints.tmp  # of an extra that is not installed here
 	sed -e '/ @ /d' -e '/^pip==/d' -e 's/+[a-z0-9.]*$$//' constraints.tmp > constraints.txt
 	@rm constraints.tmp

@@ -1,7 +1,8 @@
-"""What the demo's four models are measured against, each counted in seconds and without a gradient.
+"""Simple baselines of the demo: n-gram language models, class means, and copying the source.
 
-A baseline sees exactly what the model sees: the same tokens, the same test split, the same hidden
-places. Shapes: B rows, T tokens, V vocabulary, N images, P pixels, K classes.
+A baseline gets the same tokens, test split and masked positions as the model. Training one takes
+seconds and needs no gradients.
+Shapes: B rows, T tokens, V vocabulary, N images, P pixels, K classes.
 """
 
 import math
@@ -11,18 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 Gram = tuple[int, ...]
-IGNORED = -100  # target where nothing is to be predicted
+IGNORE_INDEX = -100  # target of positions without a prediction
 
 
 class KneserNey:
     """Interpolated Kneser-Ney n-grams over token ids (Kneser and Ney 1995; Chen and Goodman 1999).
 
-    Orders below the highest count in how many different contexts a token was seen. The discount of
-    an order is n1 / (n1 + 2 n2), from how many of its n-grams were seen once and twice. Below the
-    unigrams stands the uniform distribution, so no token is impossible.
+    Orders below the highest count the distinct contexts of a token. The discount of an order is
+    n1 / (n1 + 2 n2), where n1 and n2 are the numbers of n-grams that occur once and twice. Unigrams
+    are interpolated with the uniform distribution, so that no token has probability 0.
 
     Args:
-        streams: Token ids; an n-gram does not reach from one stream into the next.
+        streams: Sequences of token ids; n-grams do not cross their boundaries.
         vocab_size: V.
         order: n; 1 gives plain unigrams, 3 trigrams.
     """
@@ -33,7 +34,7 @@ class KneserNey:
         for stream in streams:
             counts[-1].update(zip(*(stream[k:] for k in range(order)), strict=False))
             for n in range(1, min(order, len(stream) + 1)):
-                counts[n - 1][tuple(stream[:n])] += 1  # nothing before it: counted as a context
+                counts[n - 1][tuple(stream[:n])] += 1  # the start of a stream is a context
         for n in range(order - 1, 0, -1):
             counts[n - 1].update(gram[1:] for gram in counts[n])
         self.discounts = [_discount(counts[n]) for n in range(order)]
@@ -46,23 +47,23 @@ class KneserNey:
         self.unigram = self._refine(self.unigram, 0, ())
 
     def probability(self, context: Sequence[int], token: int) -> float:
-        """P(token | context); only the last n - 1 tokens of `context` matter."""
+        """Return P(token | context), which depends on the last n - 1 tokens of `context`."""
         p = float(self.unigram[token])
-        for n, gram in self._known(context):
+        for n, gram in self._seen_contexts(context):
             seen, discount = self.followers[n][gram], self.discounts[n]
             kept = max(seen.get(token, 0) - discount, 0)
             p = (kept + discount * len(seen) * p) / self.totals[n][gram]
         return p
 
     def distribution(self, context: Sequence[int]) -> np.ndarray:
-        """P(. | context) as (V,)."""
+        """Return P(. | context) as an array (V,)."""
         p = self.unigram
-        for n, gram in self._known(context):
+        for n, gram in self._seen_contexts(context):
             p = self._refine(p, n, gram)
         return p
 
-    def _known(self, context: Sequence[int]) -> Iterator[tuple[int, Gram]]:
-        """Lengths and contexts that were seen in training, from the shortest on."""
+    def _seen_contexts(self, context: Sequence[int]) -> Iterator[tuple[int, Gram]]:
+        """Yield lengths and contexts that occur in the training text, from the shortest."""
         for n in range(1, min(self.order - 1, len(context)) + 1):
             gram = tuple(context[-n:])
             if gram not in self.totals[n]:
@@ -91,17 +92,16 @@ def _followers(counts: Counter[Gram]) -> dict[Gram, dict[int, int]]:
     return dict(table)
 
 
-class BothSides:
-    """Fills a hidden place by what makes the sentence most likely: a trigram model read both ways.
+class BidirectionalTrigrams:
+    """Trigram model that predicts a masked token from its left and right context.
 
-    P(x | left, right) is proportional to P(x | left) P(right | left, x), where of the right side
-    two tokens matter; so this is exact for a trigram model that sees the neighbours. A neighbour
-    that is hidden itself says nothing.
+    P(x | left, right) is proportional to P(x | left) P(right | left, x), where only two tokens of
+    the right context matter. Masked neighbors are ignored.
 
     Args:
         streams: Token ids of the training text.
         vocab_size: V.
-        mask_id: The token that hides.
+        mask_id: Id of the mask token.
     """
 
     def __init__(self, streams: Iterable[Sequence[int]], vocab_size: int, mask_id: int) -> None:
@@ -112,7 +112,7 @@ class BothSides:
             self._before[second].append(first)
 
     def distribution(self, left: Sequence[int], right: Sequence[int]) -> np.ndarray:
-        """P(. | left, right) as (V,); both sides in reading order."""
+        """Return P(. | left, right) as an array (V,); both contexts are in reading order."""
         p = self.model.distribution(left)
         if right and right[0] != self.mask_id:
             p = p * self._next(left[-1:], right[0])
@@ -121,18 +121,18 @@ class BothSides:
         return p / p.sum()
 
     def _next(self, left: Sequence[int], token: int) -> np.ndarray:
-        """P(token | left, x) for each x, (V,)."""
-        known = self.model.probability
+        """Return P(token | left, x) for each x as an array (V,)."""
+        probability = self.model.probability
         if token not in self._columns:
             ids = range(self.model.vocab_size)
-            self._columns[token] = np.array([known([x], token) for x in ids])
+            self._columns[token] = np.array([probability([x], token) for x in ids])
         column = self._columns[token].copy()
         for x in self.model.followers[1].get(tuple(left), ()) if left else ():
-            column[x] = known([*left, x], token)
+            column[x] = probability([*left, x], token)
         return column
 
     def _next_but_one(self, middle: int, token: int) -> np.ndarray:
-        """P(token | x, middle) for each x, (V,)."""
+        """Return P(token | x, middle) for each x as an array (V,)."""
         column = np.full(self.model.vocab_size, self.model.probability([middle], token))
         for x in self._before[middle]:
             column[x] = self.model.probability([x, middle], token)
@@ -140,45 +140,46 @@ class BothSides:
 
 
 def next_token_nll(model: KneserNey, ids: np.ndarray, targets: np.ndarray) -> float:
-    """Summed nll in nats of a causal batch's targets (B, T), each given the `ids` (B, T) so far."""
+    """Return the summed negative log-likelihood in nats of the targets (B, T) of a causal batch."""
     nll, reach = 0.0, model.order - 1
     for row, answers in zip(ids.tolist(), targets.tolist(), strict=True):
         for t, token in enumerate(answers):
-            if token != IGNORED:
+            if token != IGNORE_INDEX:
                 context = row[max(0, t + 1 - reach) : t + 1]
                 nll -= math.log(model.probability(context, token))
     return nll
 
 
-def hidden_token_nll(
-    model: BothSides | KneserNey, ids: np.ndarray, targets: np.ndarray, mask_id: int
+def masked_token_nll(
+    model: BidirectionalTrigrams | KneserNey, ids: np.ndarray, targets: np.ndarray, mask_id: int
 ) -> tuple[float, int]:
-    """Summed nll in nats, and number of right guesses, of a masked batch's targets (B, T).
+    """Return the summed negative log-likelihood in nats and the number of correct predictions.
 
     Args:
-        model: BothSides, or a KneserNey whose unigrams are asked.
-        ids: (B, T) as the model sees them: hidden places show `mask_id`, a random or their token.
-        targets: (B, T) true tokens at hidden places, IGNORED elsewhere.
-        mask_id: The token that hides.
+        model: A BidirectionalTrigrams, or a KneserNey whose unigrams are used.
+        ids: Input tokens (B, T): masked positions hold `mask_id`, a random token or the original.
+        targets: Original tokens (B, T) at masked positions, IGNORE_INDEX elsewhere.
+        mask_id: Id of the mask token.
     """
-    nll, right = 0.0, 0
-    for b, t in np.argwhere(targets != IGNORED).tolist():
+    nll = 0.0
+    n_correct = 0
+    for b, t in np.argwhere(targets != IGNORE_INDEX).tolist():
         row = ids[b].tolist()
-        if isinstance(model, BothSides):
+        if isinstance(model, BidirectionalTrigrams):
             p = model.distribution(row[max(0, t - 2) : t], row[t + 1 : t + 3])
         else:
             p = model.unigram
-        p = given_what_is_shown(p, row[t], mask_id)
+        p = update_by_input_token(p, row[t], mask_id)
         nll -= math.log(p[targets[b, t]])
-        right += int(p.argmax() == targets[b, t])
-    return nll, right
+        n_correct += int(p.argmax() == targets[b, t])
+    return nll, n_correct
 
 
-def given_what_is_shown(p: np.ndarray, shown: int, mask_id: int) -> np.ndarray:
-    """`p` (V,) after a look at the place itself (Devlin et al. 2019, 3.1).
+def update_by_input_token(p: np.ndarray, shown: int, mask_id: int) -> np.ndarray:
+    """Return the posterior of `p` (V,) given the input token (Devlin et al. 2019, 3.1).
 
-    Of the places to predict, 8 in 10 show the mask, 1 in 10 a random token and 1 in 10 the true
-    one: a token that is shown there is far more likely to be the answer than `p` says.
+    80 % of the positions to predict hold the mask token, 10 % a random token and 10 % the original.
+    An input token other than the mask is therefore likely to be the original.
     """
     if shown == mask_id:
         return p
@@ -188,23 +189,29 @@ def given_what_is_shown(p: np.ndarray, shown: int, mask_id: int) -> np.ndarray:
     return p / p.sum()
 
 
-def copied(sources: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Where the source itself is the right translation, as bools."""
+def is_copied(sources: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """Return a bool for each pair: the source equals the reference."""
     pairs = zip(sources, references, strict=True)
     return np.array([source.strip() == reference.strip() for source, reference in pairs])
 
 
-def most_frequent(train: np.ndarray, test: np.ndarray) -> float:
-    """Accuracy of always answering the class that occurs most often in training."""
+def most_frequent_class_accuracy(train: np.ndarray, test: np.ndarray) -> float:
+    """Return the accuracy of predicting the most frequent class of the training data."""
     return float((test == np.bincount(train).argmax()).mean())
 
 
-def nearest_mean(
+def nearest_mean_accuracy(
     train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
 ) -> float:
-    """Accuracy of the class whose mean training image is nearest; (N, P) pixels and (N,) labels."""
-    (pixels, labels), (unseen, answers) = train, test
+    """Return the accuracy of predicting the class with the nearest mean training image.
+
+    Args:
+        train: Pixels (N, P) and labels (N,).
+        test: Pixels (N, P) and labels (N,).
+    """
+    pixels, labels = train
+    test_pixels, test_labels = test
     classes = np.unique(labels)
     means = np.stack([pixels[labels == k].mean(0) for k in classes])  # (K, P)
-    distances = ((unseen[:, None] - means) ** 2).sum(-1)  # (N, K)
-    return float((classes[distances.argmin(-1)] == answers).mean())
+    distances = ((test_pixels[:, None] - means) ** 2).sum(-1)  # (N, K)
+    return float((classes[distances.argmin(-1)] == test_labels).mean())

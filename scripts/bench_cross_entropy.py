@@ -1,12 +1,11 @@
-"""Peak memory and time of `linear_cross_entropy` against the plain formula, forward and backward.
+"""Benchmark of peak memory and time of `linear_cross_entropy` against the plain formula.
 
     python scripts/bench_cross_entropy.py --out metrics.json
 
-The plain formula is F.cross_entropy(F.linear(hidden, weight), targets). Each measurement is a
-process of its own, ours and plain in turns, so that neither inherits the other's memory or a
-quieter machine. Peak memory is what the kernel saw (VmHWM of /proc, Linux only) from the moment
-inputs and libraries are there; time is the best of a few passes in that process, and CPU time is
-given with it because others' work on the machine does not lengthen it.
+The plain formula is F.cross_entropy(F.linear(hidden, weight), targets), with its backward pass.
+Each measurement runs in its own process, alternating between both methods. Peak memory is VmHWM of
+/proc (Linux only) after libraries and inputs are loaded. Time is the minimum of a few passes in the
+process; CPU time does not depend on other processes of the machine.
 """
 
 import argparse
@@ -19,11 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-METHODS = ("plain", "ours")
+METHODS = ("plain", "fourfold")
 
 
-def measure(method: str, tokens: int, words: int, width: int, low: bool, passes: int) -> Any:
-    """In a fresh process: MiB beyond inputs, MiB in all, seconds, and the loss."""
+def measure(method: str, tokens: int, vocab_size: int, width: int, low: bool, passes: int) -> Any:
+    """Measure in this process: MiB beyond the inputs, total MiB, seconds, and the loss."""
     import torch
     import torch.nn.functional as F
 
@@ -31,13 +30,13 @@ def measure(method: str, tokens: int, words: int, width: int, low: bool, passes:
 
     torch.manual_seed(0)
     hidden = torch.randn(tokens, width, requires_grad=True)
-    weight = (0.02 * torch.randn(words, width)).requires_grad_()
-    targets = torch.randint(words, (tokens,))
+    weight = (0.02 * torch.randn(vocab_size, width)).requires_grad_()
+    targets = torch.randint(vocab_size, (tokens,))
 
     def step(n: int) -> float:
         hidden.grad = weight.grad = None
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            if method == "ours":
+            if method == "fourfold":
                 loss = linear_cross_entropy(hidden[:n], weight, None, targets[:n])
             else:
                 loss = F.cross_entropy(F.linear(hidden[:n], weight), targets[:n])
@@ -46,7 +45,7 @@ def measure(method: str, tokens: int, words: int, width: int, low: bool, passes:
 
     step(8)  # loads the kernels
     hidden.grad = weight.grad = None
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     loss = step(tokens)
     after = status("VmHWM")
@@ -66,13 +65,13 @@ def measure(method: str, tokens: int, words: int, width: int, low: bool, passes:
 
 
 def status(field: str) -> float:
-    """MiB of a line of /proc/self/status."""
+    """Read a field of /proc/self/status in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def compare(case: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
-    """Median and range of each figure of both methods, and ours over plain."""
+    """Return median and range of all values of both methods, and ratios fourfold / plain."""
     runs: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
     for _ in range(repeats):
         for method in METHODS:
@@ -88,8 +87,8 @@ def compare(case: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
             middle = statistics.median(values)
             result[method][figure] = {"median": middle, "min": min(values), "max": max(values)}
     for figure in ("extra_mib", "total_mib", "seconds", "cpu_seconds"):
-        ours, plain = (result[method][figure]["median"] for method in ("ours", "plain"))
-        result["ratio"][figure] = ours / plain
+        fourfold, plain = (result[method][figure]["median"] for method in ("fourfold", "plain"))
+        result["ratio"][figure] = fourfold / plain
     return result
 
 
@@ -99,24 +98,26 @@ def show(result: dict[str, Any]) -> None:
         figures = result[method]
         memory, seconds = figures["extra_mib"], figures["seconds"]
         print(
-            f"D {result['width']}  {precision}  {method:5}  "
-            f"{memory['median']:7.0f} MiB  {figures['total_mib']['median']:7.0f} MiB in all  "
+            f"D {result['width']}  {precision}  {method:8}  "
+            f"{memory['median']:7.0f} MiB  {figures['total_mib']['median']:7.0f} MiB in total  "
             f"{seconds['median']:6.2f} s ({seconds['min']:.2f} to {seconds['max']:.2f})  "
             f"{figures['cpu_seconds']['median']:6.2f} CPU s  "
             f"loss {figures['loss']['median']:.5f}"
         )
     ratio = result["ratio"]
     print(
-        f"ours / plain: memory {ratio['extra_mib']:.2f} ({ratio['total_mib']:.2f} in all), "
+        f"fourfold / plain: memory {ratio['extra_mib']:.2f} ({ratio['total_mib']:.2f} in total), "
         f"time {ratio['seconds']:.2f}, CPU time {ratio['cpu_seconds']:.2f}",
         flush=True,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="linear_cross_entropy against the plain formula")
+    parser = argparse.ArgumentParser(
+        description="Compare linear_cross_entropy with the plain formula."
+    )
     parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--words", type=int, default=50304)
+    parser.add_argument("--vocab_size", type=int, default=50304)
     parser.add_argument("--widths", type=int, nargs="+", default=[384, 768])
     parser.add_argument("--repeats", type=int, default=5, help="processes per method")
     parser.add_argument("--passes", type=int, default=3, help="timed passes per process")
@@ -130,7 +131,7 @@ def main() -> None:
     results = []
     for width in options.widths:
         for low in (False, True):
-            case = {"tokens": options.tokens, "words": options.words, "width": width}
+            case = {"tokens": options.tokens, "vocab_size": options.vocab_size, "width": width}
             case |= {"low": low, "passes": options.passes}
             results.append(compare(case, options.repeats, options.threads))
             show(results[-1])

@@ -1,25 +1,25 @@
 #!/bin/sh
-# The benchmarks of results/bench, for a machine with nothing else to do: an hour on two cores.
+# Measures the benchmarks of results/bench on an idle machine; takes an hour on two cores.
 #
 #   FOURFOLD_DATA=DATA NANOGPT=model.py sh scripts/bench_laptop.sh OUT [OPTION ...]
 #
-# Options go to each `fourfold bench`, as --peers or --threads.
-# OUT gets a folder for each part, and its README.md the tables of all. Peers are those that are installed. A part
-# that has its bench.json is not measured again; PARTS="wide greedy_bf16" takes some only, ROUNDS is 5.
-# SIZE=tiny tries it all out. The data, Multi30k and SST-2, are needed by `sentences` alone.
+# Options such as --peers or --threads are passed to each `python scripts/benchmarks`.
+# OUT receives a folder for each part, and a README.md with all tables. Peers that are not installed are left out.
+# A part with a bench.json is not measured again. PARTS="wide decoding_bf16" selects parts, ROUNDS (5) sets the rounds,
+# SIZE=tiny tests the script. Only `sentences` requires data: Multi30k and SST-2.
 set -eu
 out=${1:?usage: sh scripts/bench_laptop.sh OUT [OPTION ...]}
 shift
 size=${SIZE:-laptop} rounds=${ROUNDS:-5}
-parts=${PARTS:-train_bf16 train_fp32 compiled wide writing_bf16 writing_fp32 sentences growth}
+parts=${PARTS:-train_bf16 train_fp32 compiled wide decoding_bf16 decoding_fp32 sentences growth}
 
-# part NAME OPTION ...: measure it if it was asked for and is not there.
+# part NAME OPTION ...: measure a part if it is selected and has no results yet.
 part() {
     name=$1
     shift
     case " $parts " in *" $name "*) ;; *) return 0 ;; esac
     [ -e "$out/$name/bench.json" ] && return 0
-    python -m fourfold bench --size "$size" --device cpu --rounds "$rounds" ${NANOGPT:+--nanogpt "$NANOGPT"} \
+    python "$(dirname "$0")/benchmarks" --size "$size" --device cpu --rounds "$rounds" ${NANOGPT:+--nanogpt "$NANOGPT"} \
         --out "$out/$name.part" "$@"
     mv "$out/$name.part" "$out/$name"
 }
@@ -28,10 +28,10 @@ wide=wide
 [ "$size" = laptop ] || wide=$size
 part train_bf16 --work train evaluate memory "$@"
 part train_fp32 --work train --precision fp32 "$@"
-part compiled --work train --compiled "$@"
+part compiled --work train --compile "$@"
 part wide --size "$wide" --work train --family causal_lm masked_lm "$@"
-part writing_bf16 --work greedy beam "$@"
-part writing_fp32 --work greedy beam --precision fp32 "$@"
+part decoding_bf16 --work greedy beam "$@"
+part decoding_fp32 --work greedy beam --precision fp32 "$@"
 part sentences --work sentences "$@"
 part growth --growth length vocabulary --peers transformers "$@"
 python "$(dirname "$0")/bench_tables.py" "$out"

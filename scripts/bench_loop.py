@@ -1,13 +1,13 @@
-"""What exactness costs: `fourfold fit` against Lightning's Trainer alone and against a bare loop.
+"""Benchmark of training steps: `fourfold fit` against a plain Trainer and a plain loop.
 
     python scripts/bench_loop.py [--rounds 7] [--steps 30] [--out DIR]
 
-The same causal LM takes the same batches, one thread, bf16 autocast, gradients clipped, in three
-ways that take turns: a loop of ten lines; a LightningModule of ten lines in a Trainer without
-callbacks and loggers; and the whole of `fourfold fit`, which normalises over micro-batches, looks
-for losses that are not finite, seeds each step, keeps the place in the data and logs. A second,
-tiny model shows what a step costs beside its arithmetic. Then the same checkpoint is written by
-Lightning's own CheckpointIO and by ours, which waits for the disk. DIR gets loop.json.
+The same causal LM trains on the same batches with one thread, bf16 autocast and gradient clipping,
+in three ways that are measured in interleaved rounds: a loop of ten lines, a LightningModule of ten
+lines in a Trainer without callbacks and loggers, and `fourfold fit` with normalization over
+micro-batches, checks for non-finite losses, a seed for each step, resumable data order and logging.
+A tiny model shows the overhead of a step. The time to save a checkpoint is compared between
+Lightning's CheckpointIO and fourfold's, which waits for the disk. DIR receives loop.json.
 """
 
 import argparse
@@ -33,24 +33,25 @@ import torch  # noqa: E402
 from lightning import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO  # noqa: E402
 
-from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO  # noqa: E402
+from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO  # noqa: E402
+from fourfold.checkpoints.files import read_file  # noqa: E402
 from fourfold.cli import main as fourfold  # noqa: E402
 from fourfold.data import CausalTextData  # noqa: E402
 from fourfold.models import CausalLMConfig  # noqa: E402
 from fourfold.optim import OptimizerConfig  # noqa: E402
 from fourfold.schedules import ScheduleConfig  # noqa: E402
-from fourfold.tasks import CausalLanguageModeling, read_file  # noqa: E402
+from fourfold.tasks import CausalLanguageModeling  # noqa: E402
 
-# Width, layers, tokens of a row, rows: one of about 200 ms a step, and one of next to nothing.
+# Width, layers, tokens per row and rows. A step of "large" takes about 200 ms.
 SHAPES = {"large": (384, 6, 128, 2), "tiny": (32, 1, 32, 2)}
-WARM = 2  # steps that are not counted
-CLIP = 1.0
+N_WARMUP = 2  # steps that are not measured
+GRADIENT_CLIP = 1.0
 
 
 class Clock(Callback):
-    """When each training batch was over."""
+    """Records the time at the end of each training batch."""
 
-    times: list[float] = []  # noqa: RUF012  (of whichever of them the CLI makes)
+    times: list[float] = []  # noqa: RUF012  (shared, since the CLI creates the instance)
 
     def on_train_batch_end(self, *arguments: Any) -> None:
         self.times.append(time.perf_counter())
@@ -60,15 +61,19 @@ def recipe(shape: tuple[int, int, int, int]) -> tuple[CausalLanguageModeling, Ca
     width, layers, length, rows = shape
     torch.manual_seed(0)
     config = CausalLMConfig(
-        d_model=width, n_layers=layers, n_heads=width // 32, d_ff=4 * width, vocab_size=None,
+        d_model=width,
+        n_layers=layers,
+        n_heads=width // 32,
+        d_ff=4 * width,
+        vocab_size=None,
         max_len=length,
-    )  # fmt: skip
+    )
     task = CausalLanguageModeling(config, OptimizerConfig(), ScheduleConfig())
     return task, CausalTextData(block_size=length, batch_size=rows)
 
 
-def bare_loop(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
-    """Ten lines of torch."""
+def plain_loop(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
+    """Train with a loop of ten lines; return the time after each step."""
     task, data = recipe(shape)
     task.config = type(task.config)(**{**vars(task.config), "vocab_size": data.vocab_size})
     task.configure_model()
@@ -81,11 +86,11 @@ def bare_loop(shape: tuple[int, int, int, int], steps: int, folder: Path) -> lis
         with torch.autocast("cpu", torch.bfloat16):
             total, count = task.step(batch)
         (total / count).backward()
-        torch.nn.utils.clip_grad_norm_(weights, CLIP)
+        torch.nn.utils.clip_grad_norm_(weights, GRADIENT_CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         times.append(time.perf_counter())
-    raise AssertionError("an endless loader has ended")
+    raise AssertionError("the loader is endless")
 
 
 def endless(data: CausalTextData) -> Iterator[Any]:
@@ -94,8 +99,8 @@ def endless(data: CausalTextData) -> Iterator[Any]:
         yield from loader
 
 
-class Bare(LightningModule):
-    """Ten lines of Lightning."""
+class PlainModule(LightningModule):
+    """LightningModule of ten lines."""
 
     def __init__(self, task: CausalLanguageModeling) -> None:
         super().__init__()
@@ -109,39 +114,67 @@ class Bare(LightningModule):
         return torch.optim.AdamW(self.task.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
 
     def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
-        torch.nn.utils.clip_grad_norm_(self.task.parameters(), CLIP)  # Lightning's refuses fused
+        torch.nn.utils.clip_grad_norm_(
+            self.task.parameters(), GRADIENT_CLIP
+        )  # Lightning rejects fused optimizers
 
 
-def bare_lightning(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
-    """The Trainer, without anything it could do besides."""
+def plain_lightning(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
+    """Train with a Trainer without callbacks and loggers; return the time after each step."""
     task, data = recipe(shape)
     task.config = type(task.config)(**{**vars(task.config), "vocab_size": data.vocab_size})
     task.configure_model()
     Clock.times.clear()
     Trainer(
-        max_steps=steps, accelerator="cpu", precision="bf16-mixed", gradient_clip_val=CLIP,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[Clock()],
-        enable_model_summary=False, use_distributed_sampler=False, default_root_dir=folder,
-    ).fit(Bare(task), data.train_dataloader())  # fmt: skip
+        max_steps=steps,
+        accelerator="cpu",
+        precision="bf16-mixed",
+        gradient_clip_val=GRADIENT_CLIP,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[Clock()],
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+    ).fit(PlainModule(task), data.train_dataloader())
     return list(Clock.times)
 
 
-def whole_fit(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
-    """`fourfold fit` as users run it."""
+def fourfold_fit(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
+    """Train with `fourfold fit`; return the time after each step."""
     width, layers, length, rows = shape
-    sizes = {"d_model": width, "n_layers": layers, "n_heads": width // 32, "d_ff": 4 * width,
-             "vocab_size": "null", "max_len": length}  # fmt: skip
+    sizes = {
+        "d_model": width,
+        "n_layers": layers,
+        "n_heads": width // 32,
+        "d_ff": 4 * width,
+        "vocab_size": "null",
+        "max_len": length,
+    }
     Clock.times.clear()
     with tempfile.TemporaryDirectory(dir=folder) as run:
-        code = fourfold([
-            *("fit", "--model=CausalLanguageModeling", "--data=CausalTextData", "--run_dir", run),
-            *(f"--model.config.{name}={value}" for name, value in sizes.items()),
-            *(f"--data.block_size={length}", f"--data.batch_size={rows}"),
-            *(f"--trainer.max_steps={steps}", "--trainer.limit_val_batches=0", "--pictures=false"),
-            *("--trainer.accelerator=cpu", "--trainer.precision=bf16-mixed"),
-            *(f"--trainer.gradient_clip_val={CLIP}", "--checkpoint.every_n_epochs=0"),
-            "--trainer.callbacks+=scripts.bench_loop.Clock",
-        ])  # fmt: skip
+        code = fourfold(
+            [
+                *(
+                    "fit",
+                    "--model=CausalLanguageModeling",
+                    "--data=CausalTextData",
+                    "--run_dir",
+                    run,
+                ),
+                *(f"--model.config.{name}={value}" for name, value in sizes.items()),
+                *(f"--data.block_size={length}", f"--data.batch_size={rows}"),
+                *(
+                    f"--trainer.max_steps={steps}",
+                    "--trainer.limit_val_batches=0",
+                    "--log_samples=false",
+                ),
+                *("--trainer.accelerator=cpu", "--trainer.precision=bf16-mixed"),
+                *(f"--trainer.gradient_clip_val={GRADIENT_CLIP}", "--checkpoint.every_n_epochs=0"),
+                "--trainer.callbacks+=scripts.bench_loop.Clock",
+            ]
+        )
     assert code == 0
     return list(Clock.times)
 
@@ -152,45 +185,51 @@ def quiet() -> Iterator[None]:
         yield
 
 
-WAYS = {"bare loop": bare_loop, "bare Lightning": bare_lightning, "fourfold fit": whole_fit}
+METHODS = {
+    "plain loop": plain_loop,
+    "plain Lightning": plain_lightning,
+    "fourfold fit": fourfold_fit,
+}
 
 
-def steps_of(times: list[float]) -> list[float]:
-    """Milliseconds of each step that counts."""
-    pairs = list(itertools.pairwise(times))[WARM:]
+def step_times(times: list[float]) -> list[float]:
+    """Return the milliseconds of each step after the warmup."""
+    pairs = list(itertools.pairwise(times))[N_WARMUP:]
     return [1000 * (after - before) for before, after in pairs]
 
 
 def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
-    """The median step of each way in each round, and their ratios."""
-    medians: dict[str, list[float]] = {way: [] for way in WAYS}
+    """Measure the median step of each method in each round, and the ratios."""
+    medians: dict[str, list[float]] = {method: [] for method in METHODS}
     for number in range(rounds):
-        for way in random.Random(number).sample(list(WAYS), len(WAYS)):
+        for method in random.Random(number).sample(list(METHODS), len(METHODS)):
             with quiet():
-                times = WAYS[way](SHAPES[name], steps, folder)
-            medians[way].append(statistics.median(steps_of(times)))
-        print(name, {way: round(found[-1], 2) for way, found in medians.items()}, flush=True)
-    result: dict[str, Any] = {"ms": {way: spread(found) for way, found in medians.items()}}
-    for way in ("bare Lightning", "fourfold fit"):
-        pairs = list(zip(medians[way], medians["bare loop"], strict=True))
-        result[f"{way} / bare loop"] = spread([a / b for a, b in pairs])
-        result[f"{way} - bare loop, ms"] = spread([a - b for a, b in pairs])
+                times = METHODS[method](SHAPES[name], steps, folder)
+            medians[method].append(statistics.median(step_times(times)))
+        print(
+            name, {method: round(values[-1], 2) for method, values in medians.items()}, flush=True
+        )
+    result: dict[str, Any] = {"ms": {method: spread(values) for method, values in medians.items()}}
+    for method in ("plain Lightning", "fourfold fit"):
+        pairs = list(zip(medians[method], medians["plain loop"], strict=True))
+        result[f"{method} / plain loop"] = spread([a / b for a, b in pairs])
+        result[f"{method} - plain loop, ms"] = spread([a - b for a, b in pairs])
     return result
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, least and greatest."""
+    """Return median, minimum and maximum."""
     found = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
     return {name: round(value, 4) for name, value in found.items()}
 
 
 def checkpoints(rounds: int, folder: Path) -> dict[str, Any]:
-    """Seconds to write one checkpoint of 12 bytes a parameter, in two ways that take turns."""
+    """Measure the seconds to save a checkpoint of 240 MB with both CheckpointIOs, interleaved."""
     weights = {str(i): torch.randn(1_000_000) for i in range(60)}
-    ways = {"Lightning": TorchCheckpointIO(), "fourfold": AtomicCheckpointIO(read_file)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    plugins = {"Lightning": TorchCheckpointIO(), "fourfold": AtomicCheckpointIO(read_file)}
+    seconds: dict[str, list[float]] = {name: [] for name in plugins}
     for _ in range(rounds):
-        for name, io in ways.items():
+        for name, io in plugins.items():
             began = time.perf_counter()
             io.save_checkpoint({"state_dict": weights}, folder / f"{name}.ckpt")
             seconds[name].append(time.perf_counter() - began)
@@ -204,9 +243,9 @@ def checkpoints(rounds: int, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each method")
+    parser.add_argument("--steps", type=int, default=30, help="steps of one measurement")
+    parser.add_argument("--out", type=Path, help="directory for loop.json")
     options = parser.parse_args()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as name:
@@ -222,13 +261,13 @@ def main() -> int:
 
 
 def machine() -> str:
-    """Processor, threads and versions."""
+    """Describe processor, threads and version of torch."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     return f"{name}, {torch.get_num_threads()} thread, torch {torch.__version__}"
 
 
 if __name__ == "__main__":
-    from scripts.bench_loop import main as run  # under the name by which the CLI finds `Clock`
+    from scripts.bench_loop import main as run  # the CLI imports `Clock` by this name
 
     sys.exit(run())

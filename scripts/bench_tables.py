@@ -1,8 +1,8 @@
-"""Tables of what `scripts/bench_laptop.sh` measured, peers beside each other, put into a page.
+"""Combines the reports of scripts/bench_laptop.sh into tables, one row per case.
 
     python scripts/bench_tables.py OUT
 
-OUT/README.md keeps its prose; what stands between its two marks is made anew.
+The tables are inserted into OUT/README.md between two marks; text outside of them is kept.
 """
 
 import json
@@ -10,67 +10,78 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fourfold.bench.clock import Spread
-from fourfold.bench.shapes import OURS
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
-Row = dict[str, Any]
+from fourfold.reproduce.interleaved_timing import Spread  # noqa: E402
+from scripts.benchmarks.workloads import FOURFOLD  # noqa: E402
+
+BEGIN = "<!-- tables -->"
+END = "<!-- end of tables -->"
+Measurement = dict[str, Any]
 
 
-def read(out: Path) -> dict[str, dict[str, Any]]:
-    """The JSON of each part by its name."""
-    return {f.parent.name: json.loads(f.read_text()) for f in sorted(out.glob("*/bench.json"))}
+def read_reports(out: Path) -> dict[str, dict[str, Any]]:
+    """Read the bench.json of each folder, by the name of the folder."""
+    files = sorted(out.glob("*/bench.json"))
+    return {file.parent.name: json.loads(file.read_text()) for file in files}
 
 
-def tables(parts: dict[str, dict[str, Any]]) -> str:
-    """For each part and work, a line for each of our measurements and a column for each peer."""
-    pieces = []
-    for name, part in parts.items():
-        about, settings = part["machine"], part["settings"]
-        pieces.append(
+def format_reports(reports: dict[str, dict[str, Any]]) -> str:
+    """Format a section for each report, with a table for each workload."""
+    sections = []
+    for name, report in reports.items():
+        settings = report["settings"]
+        measurements = report["measurements"]
+        sections.append(
             f"## {name}\n\n`{settings['precision']}`, size {settings['size']}, {settings['rounds']}"
-            f" rounds, commit {about['commit']}: [all of it]({name}/bench.md)."
+            f" rounds, commit {report['machine']['commit']}: [full report]({name}/bench.md)."
         )
-        for work in dict.fromkeys(row["work"] for row in part["rows"]):
-            pieces.append(table([row for row in part["rows"] if row["work"] == work]))
-    return "\n\n".join(pieces)
+        for workload in dict.fromkeys(m["workload"] for m in measurements):
+            sections.append(table([m for m in measurements if m["workload"] == workload]))
+    return "\n\n".join(sections)
 
 
-def table(rows: list[Row]) -> str:
-    """Ours in its unit and as a share of its ceiling, then each way's time or bytes by ours."""
-    ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != OURS]
-    ceiling = next((row["ceiling"] for row in rows if row.get("shares")), None)
-    heads = [rows[0]["work"], "ours", *([f"of the {ceiling}"] if ceiling else []), *ways]
+def table(measurements: list[Measurement]) -> str:
+    """Format fourfold's values and utilization, and the ratio of each other contender."""
+    others = [c for c in dict.fromkeys(m["contender"] for m in measurements) if c != FOURFOLD]
+    limit = next((m["limit"] for m in measurements if m.get("utilization")), None)
+    heads = [measurements[0]["workload"], FOURFOLD]
+    heads += [f"of the {limit}"] if limit else []
+    heads += others
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    groups: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in rows:
-        key = tuple(row.get(part) for part in ("family", "what", "x", "unit"))
-        groups.setdefault(key, {})[row["way"]] = row
-    for (family, what, x, unit), found in groups.items():
-        mine = found.get(OURS, {})
-        cells = [" ".join(str(part) for part in (family, what, x) if part is not None)]
-        cells.append(f"{spread(mine, 'values', 1.0, 4)} {unit}" if mine.get("values") else "-")
-        if ceiling:
-            cells.append(spread(mine, "shares", 100.0, 3, " %"))
-        cells += [spread(found.get(way, {}), "ratios") for way in ways]
+    cases: dict[tuple[Any, ...], dict[str, Measurement]] = {}
+    for measurement in measurements:
+        key = tuple(measurement.get(name) for name in ("family", "case", "axis_value", "unit"))
+        cases.setdefault(key, {})[measurement["contender"]] = measurement
+    for (*names, unit), by_contender in cases.items():
+        reference = by_contender.get(FOURFOLD, {})
+        value = f"{format_spread(reference, 'values', digits=4)} {unit}"
+        cells = [" ".join(str(name) for name in names if name is not None)]
+        cells.append(value if reference.get("values") else "-")
+        if limit:
+            cells.append(format_spread(reference, "utilization", 100.0, unit=" %"))
+        cells += [format_spread(by_contender.get(name, {}), "ratios") for name in others]
         lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def spread(row: Row, name: str, factor: float = 1.0, digits: int = 3, unit: str = "") -> str:
-    """The median, with the least and the greatest where there are several."""
-    values = [factor * x for x in row.get(name) or []]
+def format_spread(
+    measurement: Measurement, name: str, factor: float = 1.0, digits: int = 3, unit: str = ""
+) -> str:
+    """Format the median, and minimum and maximum if there are several values."""
+    values = [factor * x for x in measurement.get(name) or []]
     if not values:
-        return row.get("note") or "-"
-    found = Spread.of(values)
-    middle, *ends = (
-        f"{float(f'{x:.{digits}g}'):,g}" for x in (found.median, found.least, found.greatest)
+        return measurement.get("note") or "-"
+    spread = Spread.of(values)
+    median, *limits = (
+        f"{float(f'{x:.{digits}g}'):,g}" for x in (spread.median, spread.least, spread.greatest)
     )
-    return f"{middle}{unit} [{', '.join(ends)}]" if len(values) > 1 else f"{middle}{unit}"
+    return f"{median}{unit} [{', '.join(limits)}]" if len(values) > 1 else f"{median}{unit}"
 
 
-def put(page: Path, content: str) -> None:
-    """Write what stands between the two marks of a page, which must have them."""
+def insert(page: Path, content: str) -> None:
+    """Replace the text between the two marks of a page, which must contain them."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert begin, f"{page} has no {BEGIN}"
@@ -84,7 +95,7 @@ def main() -> int:
     page = out / "README.md"
     if not page.is_file():
         page.write_text(f"# Benchmarks\n\n{BEGIN}\n{END}\n")
-    put(page, tables(read(out)))
+    insert(page, format_reports(read_reports(out)))
     return 0
 
 

@@ -1,11 +1,11 @@
-"""A whole file translated: `fourfold translate` against transformers' generate, same weights.
+"""Benchmark of translating a file: `fourfold translate` against `generate` of transformers.
 
     python scripts/bench_translate.py CHECKPOINT SOURCE [--precision bf16] [--out FILE]
 
-Ours reads the lines as the command does, of like length together. Theirs gets batches of as many
-lines, padded to their longest: in the file's order, as most of its users translate, and sorted by
-length. All begin at the same ids and search alike; the ways take turns, and how many
-translations are the same is counted.
+Both have the same weights, start tokens and search. fourfold reads the lines as the command does,
+batched by length. transformers gets batches of the same number of lines, padded to the longest:
+once in the order of the file, as most users translate, and once sorted by length. The methods are
+measured in interleaved rounds, and equal translations are counted.
 """
 
 import argparse
@@ -22,110 +22,117 @@ from typing import Any
 import torch
 
 import fourfold
-from fourfold.bench.clock import Spread, interleave, ratios
-from fourfold.bench.machine import machine
-from fourfold.bench.peers.transformers_models import read_pairs
-from fourfold.bench.ways import TYPES
-from fourfold.commands.inference import make_verb, parse
-from fourfold.commands.lines import process
-from fourfold.commands.run_directory import RunDirectory
+from fourfold.commands.infer.line_io import process
+from fourfold.commands.infer.main import make_processor, parse
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.environment import machine
+from fourfold.reproduce.interleaved_timing import Spread, interleave, ratios
 from fourfold.tasks import load_task
+from scripts.benchmarks.contenders import DTYPES
+from scripts.benchmarks.peers.transformers import load_seq2seq
 
-OURS, THEIRS, SORTED = "fourfold", "transformers", "transformers, sorted by length"
-Way = Callable[[], list[str]]
+FOURFOLD = "fourfold"
+TRANSFORMERS = "transformers"
+TRANSFORMERS_SORTED = "transformers, sorted by length"
+Translate = Callable[[], list[str]]
 
 
-def our_way(worker: Any, lines: list[str], batch: int) -> Way:
-    """As `fourfold translate` does it."""
+def fourfold_method(worker: Any, lines: list[str], batch: int) -> Translate:
+    """Return a function that translates the lines as `fourfold translate` does."""
 
-    def write() -> list[str]:
+    def translate() -> list[str]:
         out = StringIO()
         process(lines, worker.prepare, worker.run, out, batch, batch * worker.batches_ahead)
         return out.getvalue().splitlines()
 
-    return write
+    return translate
 
 
-def their_way(
+def transformers_method(
     model: Any, worker: Any, lines: list[str], options: Namespace, order: list[int]
-) -> Way:
-    """`generate` over batches of the lines in an order."""
+) -> Translate:
+    """Return a function that translates the lines in batches, in the given order."""
 
-    def write() -> list[str]:
-        found: dict[int, str] = {}
+    def translate() -> list[str]:
+        translations: dict[int, str] = {}
         for start in range(0, len(order), options.batch_size):
-            part = order[start : start + options.batch_size]
-            src, mask = worker.pad([worker.prepare(lines[i]).content for i in part])
+            rows = order[start : start + options.batch_size]
+            src, mask = worker.pad([worker.prepare(lines[i]).content for i in rows])
             ids = model.generate(
-                src, attention_mask=mask.long(), max_new_tokens=options.max_new,
-                num_beams=options.beam, length_penalty=options.length_penalty, do_sample=False,
-            )  # fmt: skip
-            found |= zip(part, worker.tokenizer.decode_batch(ids.tolist()), strict=True)
-        return [found[i] for i in range(len(lines))]
+                src,
+                attention_mask=mask.long(),
+                max_new_tokens=options.max_new,
+                num_beams=options.beam,
+                length_penalty=options.length_penalty,
+                do_sample=False,
+            )
+            translations |= zip(rows, worker.tokenizer.decode_batch(ids.tolist()), strict=True)
+        return [translations[i] for i in range(len(lines))]
 
-    return write
+    return translate
 
 
 def compare(options: Namespace) -> dict[str, Any]:
-    """Seconds of each way, and how often theirs says what ours says."""
+    """Measure the seconds of each method, and the fraction of translations equal to fourfold's."""
     with (gzip.open if options.source.suffix == ".gz" else open)(options.source, "rt") as file:
         lines = [line.strip() for line in file if line.strip()][: options.sentences]
-    task = load_task(RunDirectory.checkpoint_in(options.checkpoint)).eval()
-    words = ["--checkpoint", str(options.checkpoint), "--penalty", "power"]
-    words += ["--beam", str(options.beam), "--length-penalty", str(options.length_penalty)]
-    words += ["--max-new", str(options.max_new), "--batch-size", str(options.batch_size)]
-    worker = make_verb("translate", task, parse("translate", words))
+    task = load_task(RunDirectory.resolve_checkpoint(options.checkpoint)).eval()
+    arguments = ["--checkpoint", str(options.checkpoint), "--length-penalty-type", "power"]
+    arguments += ["--beam", str(options.beam), "--length-penalty", str(options.length_penalty)]
+    arguments += ["--max-new", str(options.max_new), "--batch-size", str(options.batch_size)]
+    worker = make_processor("translate", task, parse("translate", arguments))
     with tempfile.TemporaryDirectory() as folder:
         fourfold.save(task.model, folder)
-        theirs = read_pairs(folder, TYPES[options.precision]).eval()
-    task.model.to(TYPES[options.precision])
-    in_file = list(range(len(lines)))
-    by_length = sorted(in_file, key=lambda i: worker.prepare(lines[i]).size, reverse=True)
-    ways = {
-        OURS: our_way(worker, lines, options.batch_size),
-        THEIRS: their_way(theirs, worker, lines, options, in_file),
-        SORTED: their_way(theirs, worker, lines, options, by_length),
+        peer = load_seq2seq(folder, DTYPES[options.precision]).eval()
+    task.model.to(DTYPES[options.precision])
+    file_order = list(range(len(lines)))
+    by_length = sorted(file_order, key=lambda i: worker.prepare(lines[i]).size, reverse=True)
+    methods = {
+        FOURFOLD: fourfold_method(worker, lines, options.batch_size),
+        TRANSFORMERS: transformers_method(peer, worker, lines, options, file_order),
+        TRANSFORMERS_SORTED: transformers_method(peer, worker, lines, options, by_length),
     }
     with torch.inference_mode():
-        said = {name: way() for name, way in ways.items()}
-        seconds = interleave(ways, options.rounds, warm=0)
-    relative = ratios(seconds, OURS)
+        translations = {name: method() for name, method in methods.items()}
+        seconds = interleave(methods, options.rounds, warm=0)
+    relative = ratios(seconds, FOURFOLD)
     return {
         name: {
             "seconds": seconds[name],
-            "times_ours": relative[name],
-            "same_translations": sum(map(str.__eq__, said[name], said[OURS])) / len(lines),
+            "relative_to_fourfold": relative[name],
+            "equal_translations": sum(map(str.__eq__, translations[name], translations[FOURFOLD]))
+            / len(lines),
         }
-        for name in ways
+        for name in methods
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("checkpoint", type=Path, help="run directory or checkpoint of a translation")
-    add("source", type=Path, help="sentences, one a line; may be .gz")
-    add("--sentences", type=int, default=1000, help="how many of them (%(default)s)")
+    add("checkpoint", type=Path, help="checkpoint or run directory of a translation model")
+    add("source", type=Path, help="text file with one sentence per line; may be .gz")
+    add("--sentences", type=int, default=1000, help="maximum number (default: %(default)s)")
     add("--beam", type=int, default=5)
     add("--length-penalty", type=float, default=1.0)
     add("--max-new", type=int, default=60)
     add("--batch-size", type=int, default=64)
     add("--rounds", type=int, default=3)
-    add("--precision", choices=tuple(TYPES), default="fp32")
+    add("--precision", choices=tuple(DTYPES), default="fp32")
     add("--out", type=Path, help="JSON file")
     options = parser.parse_args()
-    found = compare(options)
-    for name, row in found.items():
-        seconds, times = Spread.of(row["seconds"]), Spread.of(row["times_ours"])
+    results = compare(options)
+    for name, row in results.items():
+        seconds, times = Spread.of(row["seconds"]), Spread.of(row["relative_to_fourfold"])
         print(
-            f"{name}: {seconds.text(digits=1)} s, {times.text()} of ours,"
-            f" {100 * row['same_translations']:.1f} % the same translations"
+            f"{name}: {seconds.text(digits=1)} s, {times.text()} relative to fourfold,"
+            f" {100 * row['equal_translations']:.1f} % equal translations"
         )
     if options.out is not None:
-        asked = {k: v for k, v in vars(options).items() if not isinstance(v, Path)}
-        about = {**asked, "source": options.source.name, "machine": machine(torch.device("cpu"))}
+        values = {k: v for k, v in vars(options).items() if not isinstance(v, Path)}
+        about = {**values, "source": options.source.name, "machine": machine(torch.device("cpu"))}
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({"about": about, "ways": found}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"about": about, "methods": results}, indent=1) + "\n")
     return 0
 
 

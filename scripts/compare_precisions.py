@@ -1,11 +1,11 @@
-"""The same trainings in 32-true, bf16-mixed and, with a GPU, 16-mixed: curves laid over each other.
+"""Compares the loss curves of 32-true, bf16-mixed and, on a GPU, 16-mixed training.
 
-    python scripts/precisions.py OUT [--steps 200] [--work DIR]
+    python scripts/compare_precisions.py OUT [--steps 200] [--work DIR]
 
-The tiny recipes of the four families, each with the same seed, data and dropout. OUT gets loss.csv,
-loss.png and table.md: for each precision the mean training loss of the last quarter, and how far
-its curve is from that of 32-true (root mean square over the steps), beside how far two seeds of
-32-true are from each other.
+Trains the tiny recipes of the four families with the same seed, data and dropout. For each
+precision, the table gives the mean training loss of the last quarter of the steps and the root mean
+square distance from the curve of 32-true; the distance between two seeds of 32-true is given for
+comparison. OUT receives loss.csv, loss.png and table.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("Agg")  # no display, whatever the environment says
+matplotlib.use("Agg")  # needs no display, whatever MPLBACKEND is
 
 import matplotlib.pyplot as plt
 import torch
@@ -35,12 +35,12 @@ Curve = list[float]
 
 
 def train(recipe: str, precision: str, seed: int, steps: int, run: Path) -> Curve:
-    """The training loss of each step."""
+    """Train a recipe and return the training loss of each step."""
     command = [
         *(sys.executable, "-m", "fourfold", "fit", "--config", f"configs/{recipe}.yaml"),
         *(f"--trainer.precision={precision}", f"--seed_everything={seed}", "--run_dir", str(run)),
         *(f"--trainer.max_steps={steps}", "--trainer.max_epochs=-1", "--trainer.devices=1"),
-        *("--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=0", "--pictures=false"),
+        *("--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=0", "--log_samples=false"),
         *("--tensorboard=false", "--checkpoint.every_n_epochs=0"),
     ]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ)
@@ -49,21 +49,21 @@ def train(recipe: str, precision: str, seed: int, steps: int, run: Path) -> Curv
 
 
 def distance(a: Curve, b: Curve) -> float:
-    """Root mean square of the differences of two curves."""
+    """Return the root mean square difference of two curves."""
     return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / len(a))
 
 
-def tail(curve: Curve) -> float:
-    """Mean over the last quarter."""
+def final_loss(curve: Curve) -> float:
+    """Return the mean of the last quarter of a curve."""
     last = curve[-max(1, len(curve) // 4) :]
     return sum(last) / len(last)
 
 
-def draw(curves: dict[str, dict[str, Curve]], file: Path) -> None:
-    """One picture a family."""
+def plot(curves: dict[str, dict[str, Curve]], file: Path) -> None:
+    """Plot one panel per family."""
     figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.2), layout="tight")
-    for axis, (name, found) in zip(axes, curves.items(), strict=True):
-        for label, curve in found.items():
+    for axis, (name, runs) in zip(axes, curves.items(), strict=True):
+        for label, curve in runs.items():
             axis.plot(range(1, len(curve) + 1), curve, label=label, linewidth=1)
         axis.set(title=name, xlabel="step", ylabel="training loss, nats")
     axes[0].legend(fontsize=8)
@@ -71,20 +71,21 @@ def draw(curves: dict[str, dict[str, Curve]], file: Path) -> None:
 
 
 def table(curves: dict[str, dict[str, Curve]]) -> str:
-    """Losses and distances."""
-    lines = ["| | run | loss at the end | distance from 32-true |", "| --- | --- | ---: | ---: |"]
-    for name, found in curves.items():
-        for label, curve in found.items():
-            apart = "" if label == "32-true" else f"{distance(curve, found['32-true']):.4f}"
-            lines.append(f"| {name} | {label} | {tail(curve):.4f} | {apart} |")
+    """Format losses and distances as a Markdown table."""
+    lines = ["| | run | final loss | distance from 32-true |", "| --- | --- | ---: | ---: |"]
+    for name, runs in curves.items():
+        for label, curve in runs.items():
+            is_reference = label == "32-true"
+            difference = "" if is_reference else f"{distance(curve, runs['32-true']):.4f}"
+            lines.append(f"| {name} | {label} | {final_loss(curve):.4f} | {difference} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("out", type=Path, help="directory for the results")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each run")
+    parser.add_argument("--work", type=Path, help="directory for the runs")
     options = parser.parse_args()
     work = options.work or Path(tempfile.mkdtemp(prefix="precisions_"))
     runs = [("32-true", 0), ("bf16-mixed", 0), ("32-true", 1)]
@@ -97,16 +98,16 @@ def main() -> int:
             run = work / f"{name}_{precision}_{seed}".replace(" ", "_")
             curve = train(recipe, precision, seed, options.steps, run)
             curves.setdefault(name, {})[label] = curve
-            print(f"{name}, {label}: {tail(curve):.4f}", flush=True)
+            print(f"{name}, {label}: {final_loss(curve):.4f}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "loss.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["family", "run", "step", "train/loss"])
-        for name, found in curves.items():
-            for label, curve in found.items():
+        for name, by_label in curves.items():
+            for label, curve in by_label.items():
                 writer.writerows([name, label, i, loss] for i, loss in enumerate(curve, 1))
     (options.out / "table.md").write_text(table(curves))
-    draw(curves, options.out / "loss.png")
+    plot(curves, options.out / "loss.png")
     return 0
 
 

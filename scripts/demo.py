@@ -1,12 +1,11 @@
-"""`make demo`: all four families trained and tested on data that need no download, in minutes.
+"""Demo (`make demo`): trains and tests all four families in minutes, without downloads.
 
-Each run is what the command line does, `fourfold fit` and then `fourfold test` with a file of
-configs/quickstart/. Models this small gain nothing from a second core, so each core has another
-one to train. At the end stand a table, with what simple baselines reach on the same test split, and
-two pictures.
+Each run consists of the commands `fourfold fit` and `fourfold test` with a config of
+configs/quickstart/. Such small models do not profit from a second core, so each core trains another
+model. The demo ends with a table that includes simple baselines, and with two figures.
 
-    python scripts/demo.py            # runs/demo/: table.md, curves.png, attention.png, a run each
-    python scripts/demo.py --quick    # a step or two of each: does everything work?
+    python scripts/demo.py            # runs/demo/: table, figures and run directories
+    python scripts/demo.py --quick    # one or two steps of each run, as a functional test
 """
 
 import argparse
@@ -21,8 +20,8 @@ from pathlib import Path
 
 from demo_runs import TASKS, clock, cores, lanes, run_lane, states
 
-EVERY = 5  # seconds between two lines of progress
-# One thread a process; nothing that asks for a network or an account.
+PROGRESS_SECONDS = 5  # between two lines of progress
+# One thread per process, and no network access.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -35,9 +34,11 @@ ENVIRONMENT = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="only a step or two of each")
-    parser.add_argument("--run_dir", type=Path, default=Path("runs/demo"), help="where all goes")
-    parser.add_argument("--lane", nargs="+", help=argparse.SUPPRESS)  # a child of the demo
+    parser.add_argument("--quick", action="store_true", help="train one or two steps of each model")
+    parser.add_argument(
+        "--run_dir", type=Path, default=Path("runs/demo"), help="directory for all results"
+    )
+    parser.add_argument("--lane", nargs="+", help=argparse.SUPPRESS)  # internal: run these tasks
     args = parser.parse_args()
     if args.lane:
         return run_lane(args.lane, args.run_dir, args.quick)
@@ -48,19 +49,19 @@ def main() -> int:
         quick(args.run_dir)
     else:
         full(args.run_dir)
-    print(f"all of it took {clock(time.monotonic() - begun)}")
+    print(f"total time {clock(time.monotonic() - begun)}")
     return 0
 
 
 def prepare(folder: Path) -> None:
-    """Make room for the runs: a run that finds an older one would continue it."""
+    """Remove older runs, which would be resumed otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
         shutil.rmtree(folder / task, ignore_errors=True)
 
 
 def quick(folder: Path) -> None:
-    """Everything in this process, so that the libraries are loaded only once."""
+    """Run everything in this process, so that libraries are loaded once."""
     log = folder / "log.txt"
     with log.open("w", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
         code = run_lane(list(TASKS), folder, quick=True)
@@ -73,9 +74,12 @@ def quick(folder: Path) -> None:
 
 
 def full(folder: Path) -> None:
-    """A process for each core, and the baselines beside them."""
+    """Run one process per core, and the baselines in this process."""
     n = min(len(TASKS), cores())
-    print(f"Training four small transformers, {n} at a time; all goes to {folder}/", flush=True)
+    print(
+        f"Training four small transformers, {n} at a time; results are written to {folder}/",
+        flush=True,
+    )
     children = {}
     for number, lane in enumerate(lanes(n), 1):
         log = folder / f"log{number}.txt"
@@ -101,22 +105,22 @@ def measure_baselines() -> dict[str, dict[str, float]]:
 
 
 def watch(children: dict[Path, subprocess.Popen[bytes]], folder: Path) -> None:
-    """Print a line every few seconds until all children have ended; stop if one has failed."""
+    """Print progress until all children have ended; exit if one has failed."""
     begun = shown = time.monotonic()
     while any(child.poll() is None for child in children.values()):
         time.sleep(0.2)
         for log, child in children.items():
             if child.poll():
                 fail(log)
-        if time.monotonic() - shown >= EVERY:
+        if time.monotonic() - shown >= PROGRESS_SECONDS:
             shown = time.monotonic()
             print(f"{clock(shown - begun):>5}  {'  |  '.join(states(folder))}", flush=True)
 
 
 def fail(log: Path) -> None:
-    """End with the last lines of a log."""
+    """Print the last lines of a log and exit."""
     print(*log.read_text(encoding="utf-8", errors="replace").split("\n")[-15:], sep="\n")
-    sys.exit(f"demo: a run failed; all that it said is in {log}")
+    sys.exit(f"demo: a run failed; its complete log is {log}")
 
 
 if __name__ == "__main__":

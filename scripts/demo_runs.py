@@ -1,4 +1,4 @@
-"""The four runs of the demo: what each is given, who runs them, and how far they are."""
+"""Training runs of the demo: options, distribution over processes, and progress."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from curves import read_curve
+from plot_curves import read_curve
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "quickstart"
-# Each task with its share of the work, the largest first.
+# Tasks and their relative durations, longest first.
 TASKS = {"translation": 45, "masked_lm": 30, "causal_lm": 25, "images": 7}
 QUICK = {
     "trainer.max_steps": "2",
@@ -20,11 +20,11 @@ QUICK = {
     "trainer.limit_test_batches": "1",
     "trainer.log_every_n_steps": "1",
 }
-QUICK_ROWS = "500"  # sentence pairs; making all of them takes seconds
+QUICK_ROWS = "500"  # sentence pairs; generating all of them takes seconds
 
 
 def settings(task: str, quick: bool) -> list[str]:
-    """The options that name a task's data and model."""
+    """Return the options that select a task's data and model."""
     options = ["--config", str(CONFIGS / f"{task}.yaml")]
     if quick and task == "translation":
         options += ["--data.init_args.rows", QUICK_ROWS]
@@ -32,26 +32,26 @@ def settings(task: str, quick: bool) -> list[str]:
 
 
 def commands(task: str, folder: Path, quick: bool) -> list[list[str]]:
-    """What `fourfold` is given for a task."""
+    """Return the arguments of the `fourfold` commands of a task."""
     common = [*settings(task, quick), "--run_dir", str(folder / task)]
     if quick:
         common += [f"--{key}={value}" for key, value in QUICK.items()]
     verbs = ["fit", "test"]
     if task == "translation" and not quick:
-        verbs.append("predict")  # predictions.txt: which kinds of sentences are right
+        verbs.append("predict")  # predictions.txt shows which kinds of sentences are correct
     return [[verb, *common] for verb in verbs]
 
 
 def lanes(n: int) -> list[list[str]]:
-    """The tasks dealt out to at most `n` processes so that all take about as long."""
-    dealt: list[list[str]] = [[] for _ in range(n)]
+    """Distribute the tasks over at most `n` processes of similar duration."""
+    groups: list[list[str]] = [[] for _ in range(n)]
     for task in TASKS:
-        min(dealt, key=lambda lane: sum(TASKS[t] for t in lane)).append(task)
-    return [lane for lane in dealt if lane]
+        min(groups, key=lambda lane: sum(TASKS[t] for t in lane)).append(task)
+    return [lane for lane in groups if lane]
 
 
 def run_lane(tasks: list[str], folder: Path, quick: bool) -> int:
-    """Train and test some tasks, one after the other; returns the first exit code that is not 0."""
+    """Train and test tasks one after another; return the first nonzero exit code."""
     from fourfold.cli import main as fourfold
 
     for task in tasks:
@@ -65,7 +65,7 @@ def run_lane(tasks: list[str], folder: Path, quick: bool) -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use; the quota of a container counts, too."""
+    """Count the cores that this process may use, considering the quota of a container."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     n = len(affinity(0)) if affinity else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no such file, or no quota: "max"
@@ -75,7 +75,7 @@ def cores() -> int:
 
 
 def state(task: str, folder: Path) -> str:
-    """How far a task is, in a few characters."""
+    """Describe the progress of a task."""
     if (folder / task / "seconds").is_file():
         return f"{task} done"
     losses = read_curve(folder / task / "metrics.csv", "train/loss")
@@ -87,10 +87,10 @@ def state(task: str, folder: Path) -> str:
 
 
 def states(folder: Path) -> Iterator[str]:
-    """`state` of all four."""
+    """Describe the progress of all tasks."""
     return (state(task, folder) for task in TASKS)
 
 
 def clock(seconds: float) -> str:
-    """Seconds as m:ss."""
+    """Format seconds as m:ss."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

@@ -1,8 +1,8 @@
-"""What `scripts/gpu_suite.sh` found, as one JSON file and one page.
+"""Summary of the results of scripts/gpu_suite.sh as one JSON file and one Markdown page.
 
     python scripts/gpu_report.py OUT
 
-OUT holds parts.csv and a folder for each benchmark; it gets suite.json and README.md.
+OUT contains parts.csv and a folder for each benchmark; it receives suite.json and README.md.
 """
 
 import csv
@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BY_TIMEOUT = (124, 137)
+TIMEOUT_CODES = (124, 137)
 
 
 def read(out: Path) -> dict[str, Any]:
-    """Parts with their exit codes and seconds, and the JSON of each benchmark by its name."""
+    """Read exit code and seconds of each part, and the JSON of each benchmark."""
     with (out / "parts.csv").open(newline="") as file:
         parts = [
             {"part": row["part"], "code": int(row["code"]), "seconds": int(row["seconds"])}
@@ -26,13 +26,15 @@ def read(out: Path) -> dict[str, Any]:
 
 
 def page(suite: dict[str, Any], out: Path) -> str:
-    """Which parts ran, and the tables of those that wrote one."""
-    lines = ["# The GPU suite", "", "`sh scripts/gpu_suite.sh OUT`.", ""]
-    lines += ["| part | ended | seconds |", "| --- | --- | ---: |"]
+    """Format the state of each part, and the tables of the benchmarks."""
+    lines = ["# GPU suite", "", "`sh scripts/gpu_suite.sh OUT`.", ""]
+    lines += ["| part | result | seconds |", "| --- | --- | ---: |"]
     for part in suite["parts"]:
         code = part["code"]
-        ended = {0: "well"}.get(code, "out of time" if code in BY_TIMEOUT else f"exit code {code}")
-        lines.append(f"| {part['part']} | {ended} | {part['seconds']} |")
+        result = {0: "passed"}.get(
+            code, "timeout" if code in TIMEOUT_CODES else f"exit code {code}"
+        )
+        lines.append(f"| {part['part']} | {result} | {part['seconds']} |")
     tables = (out / name / "bench.md" for name in suite["bench"])
     return "\n".join(lines) + "\n" + "".join(f"\n#{file.read_text()}" for file in tables)
 

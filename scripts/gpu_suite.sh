@@ -1,15 +1,15 @@
 #!/bin/sh
-# One command on one machine with a CUDA device and torch >= 2.11, under ten minutes: the tests that need
-# one and the benchmark against the peers that are installed.
+# Runs the CUDA tests and the benchmarks against installed peers on one machine with torch >= 2.11 and a
+# CUDA device, in less than ten minutes.
 #
 #   sh scripts/gpu_suite.sh OUT
 #
-# OUT gets suite.json and README.md, for results/gpu, and what each part wrote. A part that fails or runs out
-# of its time is named there and does not keep the others from running. SIZE=tiny DEVICE=cpu tries it all out
-# without a GPU; PARTS="tests train" takes some parts only; PYTHON names another interpreter; NANOGPT is the
-# path of nanoGPT's model.py; FOURFOLD_DATA the data sets. Parts beyond the default: compiled (train with
-# every way compiled, too: eleven models to compile), evaluate, growth, and two that train, for which
-# `pip install -e '.[demo]'` is needed: precisions and shakespeare (nanoGPT's setting for one GPU: minutes).
+# OUT receives suite.json and README.md, for results/gpu, and the output of each part. A part that fails or
+# exceeds its time limit is reported, and the others still run. SIZE=tiny DEVICE=cpu tests the script without
+# a GPU; PARTS="tests train" selects parts; PYTHON sets the interpreter; NANOGPT is the path of nanoGPT's
+# model.py; FOURFOLD_DATA is the directory of the datasets. Parts that do not run by default: compiled (train,
+# with every contender compiled as well), evaluate, growth, and two that require `pip install 'fourfold[demo]'`:
+# precisions, and shakespeare (nanoGPT's setting for one GPU, which takes minutes).
 set -u
 out=${1:?usage: sh scripts/gpu_suite.sh OUT}
 cd "$(dirname "$0")/.." || exit 1
@@ -19,7 +19,7 @@ export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=f
 mkdir -p "$out"
 printf 'part,code,seconds\n' > "$out/parts.csv"
 
-# part SECONDS COMMAND ...: run it if it was asked for, keep what it says, note how it ended.
+# part NAME SECONDS COMMAND ...: run a part if it is selected; save its output and exit code.
 part() {
     name=$1 limit=$2
     shift 2
@@ -36,23 +36,23 @@ bench() {
     shift 2
     work=$what
     if [ "$what" = compiled ]; then work=train; fi
-    part "$what" "$limit" "$python" -m fourfold bench --size "$size" --device "$device" --work "$work" \
+    part "$what" "$limit" "$python" scripts/benchmarks --size "$size" --device "$device" --work "$work" \
         --rounds "${ROUNDS:-7}" --out "$out/$what" "$@"
 }
 
-# Only the files that have any: the others may import what a bare machine lacks.
-# shellcheck disable=SC2046  # a word each
+# Only files with CUDA tests, since others may import packages that are not installed.
+# shellcheck disable=SC2046  # one argument per file
 part tests 120 "$python" -m pytest -q -p no:cacheprovider -m cuda $(grep -rl "mark[.]cuda" tests)
-# shellcheck disable=SC2086  # an option and its value, or nothing
+# shellcheck disable=SC2086  # an option with its value, or nothing
 bench train 240 ${NANOGPT:+--nanogpt "$NANOGPT"}
 bench memory 90
 bench greedy 90
 bench beam 60
 # shellcheck disable=SC2086
-bench compiled 580 --compiled ${NANOGPT:+--nanogpt "$NANOGPT"}
+bench compiled 580 --compile ${NANOGPT:+--nanogpt "$NANOGPT"}
 bench evaluate 120
 bench growth 300
-part precisions 300 "$python" scripts/precisions.py "$out/precisions"
+part precisions 300 "$python" scripts/compare_precisions.py "$out/precisions"
 part shakespeare 580 "$python" -m fourfold fit --config configs/gpt2/single_gpu_shakespeare_char.yaml \
     --run_dir "$out/shakespeare"
 "$python" scripts/gpu_report.py "$out"

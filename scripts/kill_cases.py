@@ -1,25 +1,25 @@
-"""What scripts/kill_test.py trains: every task under every setting that could spoil a resume.
+"""Cases of scripts/kill_test.py: every task with every setting that could affect exact resume.
 
-Only the rivals are left out, an LSTM and a ResNet.
+The baselines (LSTM and ResNet) are left out.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.tiny_files import write_labelled
+from tests.fixtures.tiny_files import write_labelled
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
-# Epochs of seven batches, so that a run has several; dropout, which a resume must draw again; each
-# step is logged, or the file would show nothing.
+# Epochs have seven batches, so that a run has several. Dropout makes the random state matter. Every
+# step is logged, so that metrics.csv shows the losses.
 COMMON = (
     *("--trainer.accelerator=cpu", "--trainer.limit_train_batches=7", "--tensorboard=false"),
     *("--trainer.limit_val_batches=2", "--trainer.log_every_n_steps=1", "--trainer.max_steps=24"),
-    *("--trainer.max_epochs=-1", "--checkpoint.every_n_steps=5", "--progress_seconds=0"),
+    *("--trainer.max_epochs=-1", "--checkpoint.every_n_steps=5", "--log_every_seconds=0"),
     "--model.config.dropout=0.1",
-    "--pictures=false",
+    "--log_samples=false",
 )
-PAIRS = ("--data.rows=400", "--data.max_tokens=512", "--model.val_beam=0")
+PAIRS = ("--data.rows=400", "--data.max_tokens=512", "--model.val_num_beams=0")
 TINY: dict[str, tuple[str, ...]] = {
     "translation": ("vaswani2017/tiny", *PAIRS),
     "masked LM": ("bert/tiny", "--data.batch_size=8"),
@@ -38,10 +38,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "validation every 3": ("--trainer.val_check_interval=3",),
     "epochs only": ("--checkpoint.every_n_steps=null",),
     "EMA": ("--ema_decay=0.9",),
-    "average of 2": ("--average_last=2", "--average_every_n_steps=4"),
+    "average of 2": ("--average_last_checkpoints=2", "--average_every_n_steps=4"),
     "bf16-mixed": ("--trainer.precision=bf16-mixed",),
     "two processes": ("--trainer.devices=2", "--trainer.strategy=ddp_fork"),
-    "all of it": (
+    "all combined": (
         *("--data.num_workers=1", "--trainer.accumulate_grad_batches=2", "--ema_decay=0.9"),
         *("--trainer.val_check_interval=3", "--trainer.precision=bf16-mixed"),
         *("--trainer.max_steps=14", "--trainer.gradient_clip_val=0.5"),
@@ -50,7 +50,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 class Case(NamedTuple):
-    """One command of `fourfold fit`, without its run directory."""
+    """Options of one `fourfold fit` command, without its run directory."""
 
     task: str
     setting: str
@@ -58,13 +58,13 @@ class Case(NamedTuple):
 
 
 def write_files(folder: Path) -> None:
-    """What the tasks without embedded data read."""
+    """Write the files of the tasks that have no built-in data."""
     for number, split in enumerate(("train", "val", "test")):
         write_labelled(folder, split, 120 if split == "train" else 16, number)
 
 
 def tasks(folder: Path) -> dict[str, list[str]]:
-    """Options of each task."""
+    """Return the options of each task."""
     sizes = ["d_model=32", "n_layers=1", "n_heads=2", "d_ff=64", "vocab_size=null", "max_len=96"]
     encoder = [f"--model.config.{size}" for size in sizes]
     text = ["--data.tokenizer.kind=char", "--data.max_len=96", "--data.batch_size=16"]
@@ -74,29 +74,53 @@ def tasks(folder: Path) -> dict[str, list[str]]:
 
     pairs = ["--data=SequenceData", "--data.source=files", *files("tsv"), "--data.label=kind"]
     columns = ['--data.text=["a","b"]', "--model.config.n_classes=null"]
-    found = {
+    recipes = {
         name: ["--config", str(CONFIGS / f"{tiny}.yaml"), *more]
         for name, (tiny, *more) in TINY.items()
     }
-    return found | {
-        "tokens": ["--model=TokenClassification", *encoder, "--model.config.n_classes=null",
-                   "--data=TokenData", *files("conll"), *text],
-        "questions": ["--model=QuestionAnswering", *encoder, "--data=QuestionData", *files("json"),
-                      *text, "--data.stride=10", "--data.max_question=30"],
-        "causal classes": ["--model=CausalSequenceClassification", *encoder, *pairs, *columns,
-                           *text],
-    }  # fmt: skip
+    return recipes | {
+        "tokens": [
+            "--model=TokenClassification",
+            *encoder,
+            "--model.config.n_classes=null",
+            "--data=TokenData",
+            *files("conll"),
+            *text,
+        ],
+        "questions": [
+            "--model=QuestionAnswering",
+            *encoder,
+            "--data=QuestionData",
+            *files("json"),
+            *text,
+            "--data.doc_stride=10",
+            "--data.max_query_length=30",
+        ],
+        "causal classes": [
+            "--model=CausalSequenceClassification",
+            *encoder,
+            *pairs,
+            *columns,
+            *text,
+        ],
+    }
 
 
 def cases(folder: Path, n: int, only: str = "") -> list[Case]:
-    """N cases with `only` in their names; each meets another task and another setting in turn."""
-    known, settings = list(tasks(folder).items()), list(SETTINGS.items())
-    rounds = range(len(settings))
-    every = [
+    """Return at most `n` cases; consecutive cases differ in task and setting.
+
+    Args:
+        folder: Directory of the files of `write_files`.
+        n: Maximum number of cases.
+        only: Substring of the name of the task or setting.
+    """
+    known_tasks = list(tasks(folder).items())
+    settings = list(SETTINGS.items())
+    combinations = [
         Case(task, setting, [*options, *COMMON, *more])
-        for shift in rounds
-        for i, (task, options) in enumerate(known)
+        for shift in range(len(settings))
+        for i, (task, options) in enumerate(known_tasks)
         for setting, more in [settings[(i + shift) % len(settings)]]
     ]
-    found = [case for case in every if only in case.task or only in case.setting]
-    return found[:n]
+    selected = [case for case in combinations if only in case.task or only in case.setting]
+    return selected[:n]

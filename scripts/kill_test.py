@@ -1,11 +1,11 @@
-"""Kills trainings at random moments, starts them again, and compares what they end with.
+"""Kills trainings at random moments, resumes them, and compares the results bit by bit.
 
-    python scripts/kill_test.py [--kills 100] [--seed 0] [--only WORD] [--work DIR] [--out DIR]
+    python scripts/kill_test.py [--kills 100] [--seed 0] [--only NAME] [--work DIR] [--out DIR]
 
-Each case is trained once to its end, and then killed (SIGKILL to all its processes) at a moment
-drawn uniformly from the time that training took, and started again with the same command. Every
-checkpoint must then hold the same bits (weights, averages, optimizer, schedule, place in the data,
-counters), and metrics.csv the same rows. DIR gets kills.csv and table.md.
+Each case is trained once without interruption. Then it is killed (SIGKILL to all of its processes)
+at a time drawn uniformly from the duration of that training, and resumed with the same command.
+All checkpoints must then have the same bits (weights, averages, optimizer, schedule, position in
+the data, counters), and metrics.csv the same rows. DIR receives kills.csv and table.md.
 """
 
 import argparse
@@ -25,27 +25,27 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.kill_cases import Case, cases, write_files  # noqa: E402
 
-LIMIT = 300.0  # seconds that a training may take at most
-CLOCK = "per_second"  # columns of metrics.csv that no two runs share
+TIMEOUT = 300.0  # seconds of one training
+TIMED_SUFFIX = "per_second"  # of columns of metrics.csv that depend on the speed
 
 
 class Kill(NamedTuple):
-    """What came of one."""
+    """Result of one kill."""
 
     task: str
     setting: str
-    after: float  # seconds since the command
-    step: str  # of last.ckpt at that moment
-    same: bool
-    differs: str
+    after: float  # seconds since the start
+    step: str  # of last.ckpt when the training was killed
+    equal: bool
+    difference: str
 
 
 def start(case: Case, run: Path) -> int:
-    """Begin a training in a child, with its own process group; return its number."""
-    number = os.fork()
-    if number:
-        os.setpgid(number, number)
-        return number
+    """Start a training in a child process with its own process group; return its id."""
+    pid = os.fork()
+    if pid:
+        os.setpgid(pid, pid)
+        return pid
     try:
         log = os.open(run.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
@@ -64,10 +64,10 @@ def start(case: Case, run: Path) -> int:
     os._exit(code)
 
 
-def wait(number: int, until: float) -> int | None:
-    """The exit code of a child; None if it still runs at that time."""
+def wait(pid: int, until: float) -> int | None:
+    """Return the exit code of a child, None if it still runs at the time `until`."""
     while time.monotonic() < until:
-        done, status = os.waitpid(number, os.WNOHANG)
+        done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
@@ -75,38 +75,39 @@ def wait(number: int, until: float) -> int | None:
 
 
 def finish(case: Case, run: Path) -> tuple[float, float]:
-    """Train to the end; seconds until training began, and until it ended.
+    """Train to the end; return the seconds until training started, and until it ended.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The training failed.
     """
-    began, started = time.monotonic(), None
-    number = start(case, run)
-    while (code := wait(number, time.monotonic() + 0.01)) is None:
+    began = time.monotonic()
+    started = None
+    pid = start(case, run)
+    while (code := wait(pid, time.monotonic() + 0.01)) is None:
         if started is None and (run / "config.yaml").exists():
             started = time.monotonic() - began
-        if time.monotonic() - began > LIMIT:
-            os.killpg(number, signal.SIGKILL)
-            code = wait(number, time.monotonic() + LIMIT)
+        if time.monotonic() - began > TIMEOUT:
+            os.killpg(pid, signal.SIGKILL)
+            code = wait(pid, time.monotonic() + TIMEOUT)
             break
     if code:
         sys.exit(f"{case.task}, {case.setting}: ended with {code}; see {run.with_suffix('.log')}")
-    whole = time.monotonic() - began
-    return started or whole, whole
+    ended = time.monotonic() - began
+    return started or ended, ended
 
 
 def kill(case: Case, run: Path, after: float) -> str | None:
-    """Begin a training and end it so many seconds later; the step of its last checkpoint.
+    """Start a training and kill it; return the step of its last checkpoint.
 
-    None if it was over by then.
+    Returns None if the training ended before `after` seconds.
     """
     import torch
 
-    number = start(case, run)
-    if wait(number, time.monotonic() + after) is not None:
+    pid = start(case, run)
+    if wait(pid, time.monotonic() + after) is not None:
         return None
-    os.killpg(number, signal.SIGKILL)
-    wait(number, time.monotonic() + LIMIT)
+    os.killpg(pid, signal.SIGKILL)
+    wait(pid, time.monotonic() + TIMEOUT)
     last = run / "checkpoints/last.ckpt"
     writing = "+" if list(run.glob("checkpoints/*.part")) else ""
     if not last.is_file():
@@ -115,7 +116,7 @@ def kill(case: Case, run: Path, after: float) -> str | None:
 
 
 def difference(one: Path, other: Path) -> str:
-    """What differs between two run directories; empty if nothing does."""
+    """Describe the first difference of two run directories; empty if they are equal."""
     names = [sorted(f.name for f in run.glob("checkpoints/*.ckpt")) for run in (one, other)]
     if names[0] != names[1]:
         return f"checkpoints {names[0]} and {names[1]}"
@@ -123,15 +124,16 @@ def difference(one: Path, other: Path) -> str:
 
     for name in names[0]:
         a, b = (torch.load(run / "checkpoints" / name, weights_only=True) for run in (one, other))
-        if found := unequal(a, b):
-            return f"{name}: {found}"
+        path = unequal(a, b)
+        if path:
+            return f"{name}: {path}"
     if rows(one) != rows(other):
         return "metrics.csv"
     return ""
 
 
 def unequal(a: Any, b: Any, path: str = "") -> str:
-    """The first place at which two nested structures differ, to the last bit."""
+    """Return the path of the first bitwise difference of two nested structures."""
     import torch
 
     if type(a) is not type(b):
@@ -152,52 +154,52 @@ def unequal(a: Any, b: Any, path: str = "") -> str:
 
 
 def bits(x: Any) -> Any:
-    """A tensor's bytes, so that NaN equals NaN and -0 is not 0."""
+    """View a tensor as bytes, so that NaN equals NaN and -0 differs from 0."""
     import torch
 
     return x.contiguous().flatten().view(torch.uint8) if x.numel() else x
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv, but for what the clock says."""
+    """Read the rows of metrics.csv without the columns that depend on the speed."""
     with (run / "metrics.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not k.endswith(CLOCK)} for row in found]
+        content = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.endswith(TIMED_SUFFIX)} for row in content]
 
 
 def test(case: Case, folder: Path, kills: int, rng: random.Random) -> list[Kill]:
-    """Train once, then be killed and start again so often."""
+    """Train a case once without interruption, then kill and resume it `kills` times."""
     import shutil
 
-    began, ended = finish(case, folder / "whole")
+    began, ended = finish(case, folder / "uninterrupted")
     results = []
     for number in range(kills):
-        run, step = folder / f"killed_{number}", None
+        run = folder / f"killed_{number}"
+        step = None
         while step is None:
             shutil.rmtree(run, ignore_errors=True)
             after = rng.uniform(began, ended)
             step = kill(case, run, after)
-            if (
-                step is None
-            ):  # this one was faster than the first, which may have met a busy machine
-                began, ended = min(began, after / 2), after
+            if step is None:  # faster than the first training, when the machine may have been busy
+                began = min(began, after / 2)
+                ended = after
         finish(case, run)
-        found = difference(folder / "whole", run)
-        results.append(Kill(case.task, case.setting, round(after, 2), step, not found, found))
-        if not found:
+        differs = difference(folder / "uninterrupted", run)
+        results.append(Kill(case.task, case.setting, round(after, 2), step, not differs, differs))
+        if not differs:
             shutil.rmtree(run)
     return results
 
 
 def table(kills: list[Kill]) -> str:
-    """Tasks by settings: how many of how many ended the same."""
+    """Format a table of tasks by settings: how many resumed trainings were bitwise equal."""
     settings = list(dict.fromkeys(kill.setting for kill in kills))
     done = Counter((kill.task, kill.setting) for kill in kills)
-    same = Counter((kill.task, kill.setting) for kill in kills if kill.same)
+    equal = Counter((kill.task, kill.setting) for kill in kills if kill.equal)
     lines = [f"| | {' | '.join(settings)} |", "| --- " * (len(settings) + 1) + "|"]
     for task in dict.fromkeys(kill.task for kill in kills):
         cells = [
-            f"{same[task, setting]} of {n}" if (n := done[task, setting]) else ""
+            f"{equal[task, setting]} of {n}" if (n := done[task, setting]) else ""
             for setting in settings
         ]
         lines.append(f"| {task} | {' | '.join(cells)} |")
@@ -207,29 +209,33 @@ def table(kills: list[Kill]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--each", type=int, default=2, help="kills of a case")
+    parser.add_argument("--each", type=int, default=2, help="kills of each case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="cases with this in their task or setting")
-    parser.add_argument("--work", type=Path, help="where the trainings go; default: a new folder")
-    parser.add_argument("--out", type=Path, help="where kills.csv and table.md go")
+    parser.add_argument("--only", default="", help="substring of the task or setting of cases")
+    parser.add_argument("--work", type=Path, help="directory of the trainings (default: a new one)")
+    parser.add_argument("--out", type=Path, help="directory of kills.csv and table.md")
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"  # a child of a process with threads of its own would hang
-    import fourfold.commands.training
+    os.environ["OMP_NUM_THREADS"] = "1"  # a forked child of a process with threads would hang
+    import fourfold.commands.train.lightning_cli
     import fourfold.tasks  # noqa: F401
 
     work = options.work or Path(tempfile.mkdtemp(prefix="kill_test_"))
     work.mkdir(parents=True, exist_ok=True)
     write_files(work)
-    rng, kills = random.Random(options.seed), list[Kill]()
-    wanted = cases(work, -(-options.kills // options.each), options.only)
-    for number, case in enumerate(wanted):
+    rng = random.Random(options.seed)
+    kills: list[Kill] = []
+    selected = cases(work, -(-options.kills // options.each), options.only)
+    for number, case in enumerate(selected):
         folder = work / f"{number:03d}"
         folder.mkdir()
         kills += test(case, folder, min(options.each, options.kills - len(kills)), rng)
         for done in kills[-options.each :]:
-            print(f"{len(kills):3d}  {done.task}, {done.setting}: killed after {done.after} s, last"
-                  f" checkpoint {done.step}: {done.differs or 'the same'}", flush=True)  # fmt: skip
-    text = f"{sum(kill.same for kill in kills)} of {len(kills)} ended bitwise the same\n\n"
+            print(
+                f"{len(kills):3d}  {done.task}, {done.setting}: killed after {done.after} s,"
+                f" last checkpoint {done.step}: {done.difference or 'bitwise equal'}",
+                flush=True,
+            )
+    text = f"{sum(kill.equal for kill in kills)} of {len(kills)} were bitwise equal\n\n"
     text += table(kills) + "\n"
     print(f"\n{text}", end="")
     if options.out:
@@ -237,7 +243,7 @@ def main() -> int:
         (options.out / "table.md").write_text(text)
         with (options.out / "kills.csv").open("w", newline="") as file:
             csv.writer(file).writerows([Kill._fields, *kills])
-    return 0 if all(kill.same for kill in kills) else 1
+    return 0 if all(kill.equal for kill in kills) else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The tables that were obtained, paper beside ours, put into their pages and that of all results.
+"""Inserts the reproduced tables into results/README.md, and updates the page of each table.
 
     python scripts/results_page.py [RESULTS]
 
-RESULTS/PAPER/TABLE/TIER/table.md is made anew from the table.json and provenance.json beside it and
-from what the package says of the table today. RESULTS/README.md keeps its prose; what stands
-between its two marks is made anew from these and, where somebody wrote one, finding.md: a paragraph
-on what to make of the numbers.
+RESULTS/PAPER/TABLE/TIER/table.md is generated from table.json and provenance.json in its folder and
+from the table's definition. RESULTS/README.md keeps its prose; the text between its two marks is
+generated from the tables and from finding.md, an optional paragraph of interpretation.
 """
 
 import json
@@ -17,24 +16,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fourfold.commands.table_files import with_trace  # noqa: E402
-from fourfold.papers.cells import Cell, digest  # noqa: E402
-from fourfold.papers.order import Order  # noqa: E402
-from fourfold.papers.reading import papers  # noqa: E402
-from fourfold.papers.report import markdown, ours  # noqa: E402
-from fourfold.papers.tables import Paper, Table  # noqa: E402
-from scripts.bench_tables import put  # noqa: E402
+from fourfold.reproduce.cells import Cell, count_verdicts  # noqa: E402
+from fourfold.reproduce.load_tables import papers  # noqa: E402
+from fourfold.reproduce.rank_correlation import RankCorrelation  # noqa: E402
+from fourfold.reproduce.report import markdown, ours  # noqa: E402
+from fourfold.reproduce.table_files import with_provenance  # noqa: E402
+from fourfold.reproduce.tables import Paper, Table  # noqa: E402
+from scripts.bench_tables import insert  # noqa: E402
 
 HEADINGS = ("table", "tier", "cells", "order of the rows")
 ORDER = (
-    "Order of the rows: Spearman's rank correlation of our means with the paper's numbers, of so"
-    " many rows, and 95 % of what it is when rows are drawn again; how seeds differ is not in it."
+    'The column "order of the rows" contains Spearman\'s rank correlation between our means and the'
+    " paper's numbers, the number of rows, and the 95 % interval of a bootstrap over the rows. The"
+    " interval does not include the variation over seeds."
 )
-Found = tuple[list[Cell], list[Order]]
+Found = tuple[list[Cell], list[RankCorrelation]]
 
 
 def section(results: Path) -> str:
-    """All papers, and of each its tables."""
+    """Format the tables of all papers."""
     lines = [ORDER, ""]
     for paper in sorted(papers().values(), key=lambda paper: (paper.year, paper.name)):
         lines += [f"### {paper.name}", "", f"{paper.citation}.", ""]
@@ -42,7 +42,7 @@ def section(results: Path) -> str:
         below: list[str] = []
         for table in paper.tables.values():
             if not table.obtainable:
-                lines.append(line([heading(table), "-", "printed numbers only, as yet", ""]))
+                lines.append(line([heading(table), "-", "printed numbers only", ""]))
             for tier in table.obtainable:
                 found = read(results / table.name / tier)
                 lines.append(line(summary(table, tier, found)))
@@ -53,7 +53,7 @@ def section(results: Path) -> str:
 
 
 def pages(results: Path) -> dict[Path, str]:
-    """The page of each table that was obtained, with today's texts."""
+    """Format the page of each reproduced table."""
     return {
         folder / "table.md": _page(paper, table, tier, found, folder)
         for paper in papers().values()
@@ -65,32 +65,32 @@ def pages(results: Path) -> dict[Path, str]:
 
 def _page(paper: Paper, table: Table, tier: str, found: Found, folder: Path) -> str:
     provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    return with_trace(markdown(paper, table, tier, *found), provenance)
+    return with_provenance(markdown(paper, table, tier, *found), provenance)
 
 
 def read(folder: Path) -> Found | None:
-    """The cells of a table in one tier and how its rows are ordered; None if it was not run."""
+    """Read the cells and rank correlations of a table in one tier; None if it was not run."""
     try:
         whole = json.loads((folder / "table.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    known = {field.name for field in fields(Cell)}  # besides what is computed from these
+    known = {field.name for field in fields(Cell)}  # other entries are computed from these
     cells = [Cell(**{k: v for k, v in cell.items() if k in known}) for cell in whole["cells"]]
-    return cells, [Order(**order) for order in whole["order"]]
+    return cells, [RankCorrelation(**order) for order in whole["order"]]
 
 
 def line(cells: tuple[str, ...] | list[str]) -> str:
-    """One of a Markdown table."""
+    """Format a row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def heading(table: Table) -> str:
-    """Its number in the paper, and its title."""
+    """Format number and title of a table."""
     return f"{table.name.partition('/')[2]}: {table.title}"
 
 
 def summary(table: Table, tier: str, found: Found | None) -> list[str]:
-    """What became of a table in one tier."""
+    """Format the row of a table in one tier."""
     if found is None:
         return [heading(table), tier, f"{len(table.cells(tier))} not run", ""]
     cells, order = found
@@ -99,21 +99,21 @@ def summary(table: Table, tier: str, found: Found | None) -> list[str]:
         for o in order
     ]
     link = f"[{tier}]({table.name}/{tier}/table.md)"
-    return [heading(table), link, digest(cells), ", ".join(correlations)]
+    return [heading(table), link, count_verdicts(cells), ", ".join(correlations)]
 
 
 def block(table: Table, tier: str, cells: list[Cell], results: Path) -> Iterator[str]:
-    """What is not as printed and why we think so, and the rows of a training."""
+    """Format deviations from the paper with their reasons, and the rows of trained tables."""
     name = f"**{table.name}, {tier}.**"
     for why in dict.fromkeys(cell.why for cell in cells if cell.why):
         same = [cell for cell in cells if cell.why == why]
         where = ", ".join(dict.fromkeys(table.columns[cell.column].title for cell in same))
-        yield from (f"{name} {digest(same)} ({where}): {why}", "")
+        yield from (f"{name} {count_verdicts(same)} ({where}): {why}", "")
     for cell in cells:
         if cell.verdict == "differs":
             row, column = table.rows[cell.row], table.columns[cell.column]
             what = f"{row.title}, {column.title}: printed {cell.printed}, here {ours(cell, column)}"
-            yield from (f"{name} {what}; nobody has said why.", "")
+            yield from (f"{name} {what}. The cause is unknown.", "")
     finding = results / table.name / tier / "finding.md"
     if finding.is_file():
         yield from (f"{name} {finding.read_text(encoding='utf-8').strip()}", "")
@@ -125,7 +125,7 @@ def block(table: Table, tier: str, cells: list[Cell], results: Path) -> Iterator
 
 
 def grid(table: Table, cells: list[Cell]) -> Iterator[str]:
-    """Rows by columns, before ours the paper's number if there is a paper."""
+    """Format rows by columns; the number of the paper precedes the reproduced one."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
     found = {(cell.row, cell.column): cell for cell in cells}
     heads = [table.columns[name] for name in columns]
@@ -144,7 +144,7 @@ def main() -> int:
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results"
     for file, page in pages(results).items():
         file.write_text(page, encoding="utf-8")
-    put(results / "README.md", section(results))
+    insert(results / "README.md", section(results))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Encode text files into chunks that `StreamedTextData` and `StreamedMaskedData` read.
+"""Encode text files into token chunks for `StreamedCausalTextData` and `StreamedMaskedTextData`.
 
 python scripts/stream_text.py mine/*.txt --tokenizer tokenizer.json --out mine_chunks
 
-Plain or packed text; each line is a document with `--documents line`. Validation text goes into a
-folder of its own. The folder can then be copied to where it shall live, tokenizer.json included.
+Text files may be compressed. With `--documents line` each line is a document. Encode validation
+text into another folder. Copy the folder, tokenizer.json included, to the object store.
 """
 
 import argparse
@@ -16,45 +16,49 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fourfold.core.errors import InputError
-from fourfold.data.chunk_cache import ChunkCache
-from fourfold.data.documents import TextSource, Unit
-from fourfold.data.token_chunks import INDEX, TOKENIZER, TokenChunks
-from fourfold.data.tokenizer import Tokenizer
-from fourfold.data.tokenizer_files import make_tokenizer
-from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.documents import DocumentUnit, TextSource
+from fourfold.data.streaming.chunk_cache import ChunkCache
+from fourfold.data.streaming.chunks import INDEX_FILE, TOKENIZER_FILE, TokenChunks
+from fourfold.errors import InputError
+from fourfold.tokenization.pretrained import make_tokenizer
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
 
-_PIECE = 1 << 12  # ids that are handed on at a time; a chunk is filled with whole pieces
+_ITEM_IDS = 1 << 12  # ids of an item; a chunk has whole items
 
 
-def encode(file: str, tokenizer: str, documents: Unit) -> Iterator[torch.Tensor]:
-    """The ids of a file's documents, each with EOS behind it, in pieces."""
-    read = Tokenizer.from_str(tokenizer)
-    parts = {"train": file, "val": None, "test": None}
-    texts = TextSource("files", parts, documents=documents).read()["train"].columns[0]
-    ids = read.encode_corpus(texts).wrap(after=read.eos_id).ids
-    kind = torch.uint16 if read.vocab_size <= 1 << 16 else torch.int32
-    for begin in range(0, len(ids), _PIECE):
-        yield torch.from_numpy(ids[begin : begin + _PIECE].astype(np.int64)).to(kind)
+def encode(file: str, tokenizer: str, documents: DocumentUnit) -> Iterator[torch.Tensor]:
+    """Yield the ids of a file's documents, with EOS after each document, in items of equal size."""
+    encoder = Tokenizer.from_str(tokenizer)
+    sources = {"train": file, "val": None, "test": None}
+    texts = TextSource("files", sources, documents=documents).read()["train"].columns[0]
+    ids = RaggedArray.from_lengths(*encoder.encode_corpus(texts)).wrap(after=encoder.eos_id).ids
+    dtype = torch.uint16 if encoder.vocab_size <= 1 << 16 else torch.int32
+    for begin in range(0, len(ids), _ITEM_IDS):
+        yield torch.from_numpy(ids[begin : begin + _ITEM_IDS].astype(np.int64)).to(dtype)
 
 
 def write(arguments: argparse.Namespace) -> TokenChunks:
-    # litdata would ask a package index for newer versions of itself.
+    # Otherwise litdata looks for a newer version of itself on the package index.
     os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")
     try:
         from litdata import TokensLoader, optimize
     except ImportError as error:
-        raise InputError("Writing chunks needs litdata: pip install -e '.[stream]'.") from error
+        message = "needs litdata to write chunks: pip install 'fourfold[stream]'"
+        raise InputError(message, option="stream_text") from error
     out: Path = arguments.out
-    if (out / INDEX).exists():
-        raise InputError(f"{out} already holds chunks.")
-    if arguments.chunk_mb <= 0 or arguments.workers < 1:
-        raise InputError("--chunk-mb and --workers must be positive.")
+    if (out / INDEX_FILE).exists():
+        raise InputError("the folder already has chunks", file=out)
+    if arguments.chunk_mb <= 0:
+        raise InputError(f"must be greater than 0, got {arguments.chunk_mb}", option="--chunk-mb")
+    check_positive("--workers", arguments.workers)
     config = TokenizerConfig(file=arguments.tokenizer, merges=arguments.merges)
     tokenizer = make_tokenizer(config, [], mask=False)
     for file in arguments.files:
         if not Path(file).is_file():
-            raise InputError(f"There is no file {file}.")
+            raise InputError("there is no such file", file=file)
     try:
         optimize(
             partial(encode, tokenizer=tokenizer.to_str(), documents=arguments.documents),
@@ -65,23 +69,24 @@ def write(arguments: argparse.Namespace) -> TokenChunks:
             num_workers=arguments.workers,
             verbose=False,
         )
-    except RuntimeError as error:  # the text of what a worker raised
-        _, wrong, sentence = str(error).partition("InputError: ")
-        if not wrong:
+    except RuntimeError as error:  # with the traceback of a worker as its text
+        _, is_input_error, text = str(error).partition("InputError: ")
+        if not is_input_error:
             raise
-        raise InputError(sentence.split("\n")[0]) from error
-    tokenizer.save(out / TOKENIZER)
+        location, _, message = text.split("\n")[0].partition(": ")
+        raise InputError(message, file=location) from error
+    tokenizer.save(out / TOKENIZER_FILE)
     return TokenChunks(str(out), ChunkCache(out, 0))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("files", nargs="+", help="text files, at least one a worker")
+    parser.add_argument("files", nargs="+", help="text files, at least one per worker")
     parser.add_argument(
-        "--tokenizer", required=True, help="tokenizer.json, vocab.txt, a checkpoint"
+        "--tokenizer", required=True, help="tokenizer.json, vocab.txt or a checkpoint"
     )
-    parser.add_argument("--merges", help="GPT-2's vocab.bpe, where --tokenizer is its vocab.json")
-    parser.add_argument("--out", type=Path, required=True, help="folder to be made")
+    parser.add_argument("--merges", help="GPT-2's vocab.bpe, if --tokenizer is its vocab.json")
+    parser.add_argument("--out", type=Path, required=True, help="new folder for the chunks")
     parser.add_argument("--documents", choices=("file", "line", "paragraph"), default="file")
     parser.add_argument("--chunk-mb", type=float, default=64)
     parser.add_argument("--workers", type=int, default=1)
@@ -90,8 +95,9 @@ def main() -> int:
     except InputError as error:
         print(f"stream_text: {error}", file=sys.stderr)
         return 2
-    size, ids = chunks.n_bytes.sum() / 1e6, chunks.n_tokens.sum()
-    print(f"{len(chunks.names)} chunks, {ids} ids, {size:.1f} MB in {chunks.place}")
+    size = chunks.n_bytes.sum() / 1e6
+    n_ids = chunks.n_tokens.sum()
+    print(f"{len(chunks.names)} chunks, {n_ids} ids, {size:.1f} MB in {chunks.address}")
     return 0
 
 

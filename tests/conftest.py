@@ -1,4 +1,4 @@
-"""What every test can rely on: no network, one thread a worker, the same seed, and `data_dir`."""
+"""Fixtures of all tests: no network, one thread a worker, the same seed, and `data_dir`."""
 
 import os
 import random
@@ -67,7 +67,7 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what `scripts/tiny_tasks.py` trains on."""
-    from scripts.tiny_tasks import write_texts
+    """A directory with what `tests/fixtures/tiny_tasks.py` trains on."""
+    from tests.fixtures.tiny_tasks import write_texts
 
     return write_texts(tmp_path_factory.mktemp("texts"))

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.files import whole, write_whole
+from fourfold.atomic_files import atomic_path, write_atomically
 
 
 def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    write_whole(file, "old")
-    with whole(file) as part:
+    write_atomically(file, "old")
+    with atomic_path(file) as part:
         part.write_text("new")
         assert file.read_text() == "old"
     assert file.read_text() == "new"
@@ -19,10 +19,10 @@ def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
 
 def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    write_whole(file, "old")
+    write_atomically(file, "old")
 
     def write() -> None:
-        with whole(file) as part:
+        with atomic_path(file) as part:
             part.write_text("half")
             raise OSError("full")
 
@@ -35,7 +35,7 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     (tmp_path / "a.txt.part").write_text("half of it")
-    with whole(file) as part:
+    with atomic_path(file) as part:
         part.write_text("é", encoding="utf-8")
     assert file.read_bytes() == "é".encode()
     assert list(tmp_path.iterdir()) == [file]
@@ -43,8 +43,8 @@ def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
 
 def test_writers_of_the_same_text_do_not_take_each_others_away(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    with whole(file, ".7") as other:  # a rank that is still at it
+    with atomic_path(file, ".7") as other:  # a rank that is still at it
         other.write_text("a")
-        write_whole(file, "a")
+        write_atomically(file, "a")
         assert file.read_text() == "a"
     assert list(tmp_path.iterdir()) == [file]

@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 
 from fourfold import __version__
-from fourfold.cli import COMMANDS, main, plain_sentence
-from fourfold.core.errors import InputError
+from fourfold.cli import COMMANDS, main, one_line_message, run_main
+from fourfold.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
-CALLS += [
-    [command, "--help"] for command in ("fit", "validate", "test", "predict", "plan", "bench")
-]
-CALLS += [["completion", "bash"], ["bench", "--size", "tiy"]]
+CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict", "plan")]
 
 
-def test_help_version_and_misspelt_commands_wait_for_nothing(root: Path) -> None:
+def test_help_version_and_misspelt_commands_do_not_import_torch(root: Path) -> None:
     code = (
         f"import sys\nfrom fourfold.cli import main\nfor call in {CALLS}: main(call)\n"
         "heavy = {'torch', 'lightning', 'numpy', 'transformers', 'jsonargparse', 'rich'}\n"
@@ -27,7 +24,7 @@ def test_help_version_and_misspelt_commands_wait_for_nothing(root: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_every_command_is_listed_and_helps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_listed_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
     for command in COMMANDS:
@@ -43,47 +40,61 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["tranlsate"], "there is no command 'tranlsate'; did you mean 'translate'?"),
-        (["xyz"], "there is no command 'xyz'; `fourfold --help` lists them"),
-        (["translate"], "the following arguments are required: --checkpoint"),
-        (
-            ["translate", "--checkpoint", "x", "--bem", "2"],
-            "unrecognized arguments: --bem 2; did you mean --beam?",
-        ),
-        (["fill", "--checkpoint", "x", "--top", "2"], "unrecognized arguments: --top 2"),
-        (["generate", "--checkpoint", "x", "--beam", "0"], "--beam is 0, but must be at least 1"),
+        (["tranlsate"], "'tranlsate' is not a command; did you mean 'translate'?"),
+        (["xyz"], "'xyz' is not a command; `fourfold --help` lists the commands"),
+        (["translate"], "--checkpoint must be given"),
+        (["translate", "--checkpoint", "x", "--bem", "2"], "--bem is not an option of"),
+        (["fill", "--checkpoint", "x", "--top", "2"], "--top is not an option of"),
+        (["generate", "--checkpoint", "x", "--beam", "0"], "--beam must be at least 1, got 0"),
+        (["generate", "--checkpoint", "x", "--beam", "y"], "--beam must be of type int, got 'y'"),
+        (["fit", "--config", "gpt2/tny"], "--config must be a file or a name that"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_input_error_is_one_line_with_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"fourfold: error: {said}")
+    assert printed.err.startswith(f"fourfold: error: {message}")
     assert printed.err.count("\n") == 1
     assert printed.out == ""
 
 
-def test_a_data_workers_traceback_is_taken_off() -> None:
+def test_traceback_of_an_input_error_is_shown_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["tranlsate", "--traceback"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    monkeypatch.setenv("FOURFOLD_DEBUG", "1")
+    assert main(["tranlsate"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in error
+    assert error.splitlines()[-1].startswith("fourfold: error: ")
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyError("bad"), OSError(2, "bad", "file")])
+def test_other_exceptions_pass_through(error: Exception) -> None:
+    def command(argv: list[str]) -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        run_main(command, [])
+
+
+def test_message_omits_the_traceback_of_a_data_worker() -> None:
     wrapped = "Caught InputError in worker 0.\nOriginal Traceback:\n  File\nx.InputError: bad\nrow"
-    assert plain_sentence(InputError(wrapped)) == "bad row"
+    assert one_line_message(InputError(wrapped)) == "bad row"
 
 
-def test_a_misspelt_word_gets_a_suggestion() -> None:
-    said = plain_sentence(InputError("norm is 'layr', but must be one of layer, rms"))
-    assert said.endswith("one of layer, rms; did you mean layer?")
-    assert "mean" not in plain_sentence(InputError("norm is 'xyz', but must be one of layer, rms"))
-
-
-def test_a_word_that_fills_the_screen_is_cut() -> None:
-    assert plain_sentence(InputError(f"{'x' * 3000} is no number")) == (
-        f"{'x' * 100}...{'x' * 40} is no number"
+def test_long_messages_are_shortened() -> None:
+    assert one_line_message(InputError(f"{'x' * 3000} is not a number")) == (
+        f"{'x' * 100}...{'x' * 40} is not a number"
     )
-    quoted = plain_sentence(InputError(f"a.conll, line 7: {'- ' * 300} has no tag"))
-    assert quoted.startswith("a.conll, line 7: - - -")
+    quoted = one_line_message(InputError(f"{'- ' * 300} has no tag", file="a.conll", line=7))
+    assert quoted.startswith("a.conll:7: - - -")
     assert quoted.endswith("- - has no tag")
     assert len(quoted) < 450
     path = "/".join(["folder"] * 25)
-    assert plain_sentence(InputError(f"{path}: is not there")) == f"{path}: is not there"
+    assert one_line_message(InputError("does not exist", file=path)) == f"{path}: does not exist"

@@ -1,4 +1,4 @@
-"""The public contract, called as it is written there: names, arguments, defaults, shapes."""
+"""The public contract of design.md, section 7: names, arguments, defaults, shapes."""
 
 import inspect
 from pathlib import Path
@@ -29,7 +29,7 @@ def causal() -> CausalLM:
 
 
 def pairs() -> EncoderDecoder:
-    # What transformers can hold, too: Marian's waves and bias.
+    # Marian's sinusoids and bias, so that transformers has the architecture.
     config = EncoderDecoderConfig(
         **TEXT, positions="sinusoidal_halves", output_bias=True, norm_eps=1e-5
     )
@@ -62,7 +62,7 @@ def test_save_and_load(make: Any, tmp_path: Path) -> None:
         assert again.state_dict().keys() == model.state_dict().keys()
 
 
-def test_what_is_saved_keeps_its_data_type(tmp_path: Path) -> None:
+def test_save_keeps_the_data_type(tmp_path: Path) -> None:
     fourfold.save(causal().bfloat16(), tmp_path / "one")
     once = fourfold.load(tmp_path / "one")
     assert {p.dtype for p in once.parameters()} <= {torch.float32, torch.bfloat16}
@@ -72,7 +72,7 @@ def test_what_is_saved_keeps_its_data_type(tmp_path: Path) -> None:
     assert {x.dtype for x in kept[0].values()} == {torch.bfloat16}
 
 
-def test_load_takes_a_checkpoint_and_a_run(tmp_path: Path) -> None:
+def test_load_accepts_a_checkpoint_and_a_run_directory(tmp_path: Path) -> None:
     from fourfold.cli import main
 
     fourfold.save(causal(), tmp_path / "hf")
@@ -84,7 +84,7 @@ def test_load_takes_a_checkpoint_and_a_run(tmp_path: Path) -> None:
         assert model.config == fourfold.load(tmp_path / "hf").config
 
 
-def test_a_masked_lm_is_called_so() -> None:
+def test_masked_lm_signature() -> None:
     model, ids = masked(), torch.randint(31, (2, 7))
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     assert model(ids).shape == (2, 7, 31)
@@ -93,12 +93,12 @@ def test_a_masked_lm_is_called_so() -> None:
     assert model.encode(ids, mask=mask).shape == (2, 7, 16)
 
 
-def test_a_causal_lm_is_called_so() -> None:
+def test_causal_lm_signature() -> None:
     model, ids = causal(), torch.randint(31, (2, 7))
     assert model(ids).shape == model(ids, mask=None, cache=None).shape == (2, 7, 31)
 
 
-def test_an_encoder_decoder_is_called_so() -> None:
+def test_encoder_decoder_signature() -> None:
     model, src, tgt = pairs(), torch.randint(31, (2, 7)), torch.randint(31, (2, 5))
     assert model(src, tgt).shape == (2, 5, 31)
     masks = {"src_mask": torch.ones(2, 7, dtype=torch.bool), "tgt_mask": None}
@@ -106,7 +106,7 @@ def test_an_encoder_decoder_is_called_so() -> None:
     assert model.encode(src).shape == (2, 7, 16)
 
 
-def test_a_vit_is_called_so() -> None:
+def test_vit_signature() -> None:
     model = images()
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 3)
     assert model.encode(torch.randn(2, 3, 8, 8)).shape == (2, 5, 16)
@@ -137,7 +137,9 @@ def test_beam_search() -> None:
     assert list(defaults)[:2] == ["model", "src"]
     assert (defaults["beam"], defaults["length_penalty"]) == (4, 0.6)
     src = torch.randint(4, 31, (2, 7))
-    ids, scores = fourfold.beam_search(pairs(), src, beam=4, length_penalty=0.6, max_len=9)
+    ids, scores = fourfold.beam_search(
+        pairs(), src, beam=4, length_penalty=0.6, max_len=9, bos_id=1, eos_id=2
+    )
     assert ids.shape[0] == len(src)
     assert scores.shape[0] == len(src)
     assert not ids.is_floating_point()
@@ -145,8 +147,8 @@ def test_beam_search() -> None:
 
 
 @pytest.mark.parametrize("verb", ["translate", "generate"])
-def test_the_verbs_have_their_options(verb: str) -> None:
-    from fourfold.commands.inference import make_parser
+def test_inference_commands_have_their_options(verb: str) -> None:
+    from fourfold.commands.infer.main import make_parser
 
     known = make_parser(verb)._option_string_actions
     wanted = {"--checkpoint", "--beam", "--length-penalty", "--max-new"}
@@ -155,7 +157,7 @@ def test_the_verbs_have_their_options(verb: str) -> None:
     assert wanted <= known.keys()
 
 
-def test_the_commands_are_there() -> None:
+def test_all_commands_exist() -> None:
     from fourfold.cli import COMMANDS
 
     verbs = {"translate", "generate", "fill", "classify"}

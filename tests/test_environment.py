@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.bench import machine
+from fourfold import environment
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
-    monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
+    monkeypatch.setattr(environment, "__file__", str(package / "machine.py"))
     return tmp_path
 
 
@@ -31,11 +31,11 @@ def git(folder: Path, *arguments: str) -> str:
 
 def test_of_a_checkout(checkout: Path) -> None:
     head = git(checkout, "rev-parse", "--short", "HEAD")
-    assert machine.commit.__wrapped__() == head
+    assert environment.commit.__wrapped__() == head
     (checkout / "results/table.md").write_text("2\n")
-    assert machine.commit.__wrapped__() == head
+    assert environment.commit.__wrapped__() == head
     (checkout / "package/machine.py").write_text("x = 2\n")
-    assert machine.commit.__wrapped__() == head + "+"
+    assert environment.commit.__wrapped__() == head + "+"
 
 
 def test_of_a_package_in_the_checkout_of_another(
@@ -43,5 +43,5 @@ def test_of_a_package_in_the_checkout_of_another(
 ) -> None:
     installed = checkout / ".venv/fourfold"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(machine, "__file__", str(installed / "machine.py"))
-    assert machine.commit.__wrapped__() is None
+    monkeypatch.setattr(environment, "__file__", str(installed / "machine.py"))
+    assert environment.commit.__wrapped__() is None

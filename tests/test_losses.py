@@ -1,4 +1,4 @@
-"""The sliced loss against the plain formula, for everything it can be asked."""
+"""Sliced cross-entropy, compared with the plain formula; classification and token scores."""
 
 import itertools
 from typing import Any
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.kernels import cross_entropy
 from fourfold.losses import (
-    IGNORED,
-    SMOOTHINGS,
+    IGNORE_INDEX,
+    LABEL_SMOOTHING_TYPES,
     classification_loss,
     linear_cross_entropy,
     smoothing_weights,
@@ -27,7 +27,7 @@ def problem(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     hidden, weight = torch.randn(N, D, dtype=dtype), torch.randn(V, D, dtype=dtype)
     targets = torch.randint(1, V, (N,))
-    targets[list(ignored)] = IGNORED
+    targets[list(ignored)] = IGNORE_INDEX
     own = torch.randn(V, dtype=dtype).requires_grad_() if bias else None
     return hidden.requires_grad_(), weight.requires_grad_(), own, targets
 
@@ -39,22 +39,22 @@ def plain(
     targets: Tensor,
     *,
     label_smoothing: float = 0.0,
-    smoothing: str = "uniform",
+    label_smoothing_type: str = "uniform",
     normalizer: float | None = None,
 ) -> Tensor:
-    """- sum of q log p, word by word, over the valid targets."""
+    """Compute - sum of q log p over the valid targets, token by token."""
     log_p = F.linear(hidden, weight, bias).log_softmax(-1)
     total, count = torch.zeros((), dtype=log_p.dtype), 0
     for row, target in zip(log_p, targets.tolist(), strict=True):
-        if target == IGNORED:
+        if target == IGNORE_INDEX:
             continue
         count += 1
         for word in range(V):
-            if smoothing == "uniform":
+            if label_smoothing_type == "uniform":
                 q = label_smoothing / V + (1 - label_smoothing) * (word == target)
             elif word == target:
                 q = 1 - label_smoothing
-            elif smoothing == "off_target":
+            elif label_smoothing_type == "off_target":
                 q = label_smoothing / (V - 1)
             else:
                 q = 0 if word == 0 else label_smoothing / (V - 2)
@@ -63,9 +63,9 @@ def plain(
 
 
 def assert_equal(given: tuple[Any, ...], rtol: float = 1e-10, **options: Any) -> None:
-    """The same value and the same gradients as the plain formula."""
+    """Compare value and gradients with the plain formula."""
     leaves = [t for t in given[:3] if t is not None]
-    for factor in (1.0, -2.5):  # what comes from above must be passed on
+    for factor in (1.0, -2.5):  # the incoming gradient must be applied
         ours = linear_cross_entropy(*given, **options)
         theirs = plain(*given, **options)
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol)
@@ -78,43 +78,47 @@ def assert_equal(given: tuple[Any, ...], rtol: float = 1e-10, **options: Any) ->
             torch.testing.assert_close(mine, wanted, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("normalizer", [None, 1.0, 37.0])
-def test_the_plain_formula(
-    smoothing: str, epsilon: float, bias: bool, normalizer: float | None
+def test_loss_equals_the_plain_formula(
+    label_smoothing_type: str, epsilon: float, bias: bool, normalizer: float | None
 ) -> None:
-    options = {"label_smoothing": epsilon, "smoothing": smoothing, "normalizer": normalizer}
+    options = {
+        "label_smoothing": epsilon,
+        "label_smoothing_type": label_smoothing_type,
+        "normalizer": normalizer,
+    }
     assert_equal(problem(bias=bias), **options)
 
 
 # In numbers: less than a row, one row, some that do not divide 11, all.
 @pytest.mark.parametrize("size", [1, V, 2 * V + 3, 4 * V, 10 * V, 11 * V, 1000 * V])
 @pytest.mark.parametrize("tile", [1, 13, 40, 1000])
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_slices_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, size: int, tile: int, smoothing: str
+@pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)
+def test_loss_does_not_depend_on_slice_size(
+    monkeypatch: pytest.MonkeyPatch, size: int, tile: int, label_smoothing_type: str
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "SLICE", size)
-    monkeypatch.setattr(cross_entropy, "TILE", tile)
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", size)
+    monkeypatch.setattr(cross_entropy, "TILE_LOGITS_CPU", tile)
     given = problem()
-    assert_equal(given, label_smoothing=0.1, smoothing=smoothing)
+    assert_equal(given, label_smoothing=0.1, label_smoothing_type=label_smoothing_type)
     nll, prediction = token_scores(*given)
     logits = F.linear(*given[:3])
-    expected = F.cross_entropy(logits, given[3], reduction="none", ignore_index=IGNORED)
+    expected = F.cross_entropy(logits, given[3], reduction="none", ignore_index=IGNORE_INDEX)
     torch.testing.assert_close(nll, expected.detach())
     assert torch.equal(prediction, logits.argmax(-1))
 
 
-def test_slices_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "SLICE", 10 * V)
+def test_slices_have_equal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 10 * V)
     hidden, weight, _, _ = problem()
     assert [len(hidden[rows]) for rows in cross_entropy.even_slices(hidden, weight)] == [6, 5]
 
 
-def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tensor of the size of all logits is ever made."""
+def test_peak_memory_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor of the size of all logits is allocated."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Sizes(TorchDispatchMode):
@@ -126,7 +130,7 @@ def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.largest = max(self.largest, out.numel())
             return out
 
-    monkeypatch.setattr(cross_entropy, "SLICE", 50 * 40)
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 50 * 40)
     hidden = torch.randn(400, 3, requires_grad=True)
     weight, targets = torch.randn(50, 3, requires_grad=True), torch.randint(50, (400,))
     with Sizes() as sizes:
@@ -135,16 +139,18 @@ def test_the_peak_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 50 * 30 < sizes.largest <= 50 * 40
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_all_targets_ignored(smoothing: str) -> None:
+@pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)
+def test_loss_of_ignored_targets_is_zero(label_smoothing_type: str) -> None:
     given = problem(ignored=tuple(range(N)))
-    loss = linear_cross_entropy(*given, label_smoothing=0.1, smoothing=smoothing)
+    loss = linear_cross_entropy(
+        *given, label_smoothing=0.1, label_smoothing_type=label_smoothing_type
+    )
     assert loss.item() == 0
     assert all((grad == 0).all() for grad in torch.autograd.grad(loss, given[:3]))
     assert (token_scores(*given)[0] == 0).all()
 
 
-def test_no_tokens_at_all() -> None:
+def test_loss_of_no_tokens_is_zero() -> None:
     weight = torch.randn(V, D, requires_grad=True)
     hidden, targets = torch.empty(0, D, requires_grad=True), torch.empty(0, dtype=torch.long)
     loss = linear_cross_entropy(hidden, weight, None, targets)
@@ -165,19 +171,24 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("smoothing", "epsilon"), [("uniform", 0.0), ("uniform", 0.1), ("off_target_pad", 0.2)]
+    ("label_smoothing_type", "epsilon"),
+    [("uniform", 0.0), ("uniform", 0.1), ("off_target_pad", 0.2)],
 )
-def test_gradcheck(smoothing: str, epsilon: float) -> None:
+def test_gradcheck(label_smoothing_type: str, epsilon: float) -> None:
     hidden, weight, bias, targets = problem()
     assert torch.autograd.gradcheck(
         lambda *leaves: linear_cross_entropy(
-            *leaves, targets, label_smoothing=epsilon, smoothing=smoothing, normalizer=3.0
+            *leaves,
+            targets,
+            label_smoothing=epsilon,
+            label_smoothing_type=label_smoothing_type,
+            normalizer=3.0,
         ),
         (hidden, weight, bias),
     )
 
 
-def test_a_normalizer_of_all_ranks_may_be_a_tensor() -> None:
+def test_normalizer_may_be_a_tensor() -> None:
     given = problem()
     total = linear_cross_entropy(*given, normalizer=1.0)
     for count in (torch.tensor(6), torch.tensor(6.0, dtype=torch.float64), torch.tensor([6])[0]):
@@ -190,8 +201,7 @@ def test_a_normalizer_of_all_ranks_may_be_a_tensor() -> None:
     assert loss.dtype == torch.float32
 
 
-def test_a_shared_matrix_gets_both_gradients() -> None:
-    """The embedding at the bottom and the output at the top are one parameter."""
+def test_tied_embedding_gets_both_gradients() -> None:
     embedding, ids = nn.Embedding(V, D).double(), torch.randint(V, (N,))
     targets = torch.randint(V, (N,))
     grads = []
@@ -202,9 +212,9 @@ def test_a_shared_matrix_gets_both_gradients() -> None:
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
 
 
-def test_micro_batches_add_up() -> None:
+def test_micro_batches_sum_to_the_batch() -> None:
     hidden, weight, bias, targets = problem()
-    count = (targets != IGNORED).sum()
+    count = (targets != IGNORE_INDEX).sum()
     whole = torch.autograd.grad(linear_cross_entropy(hidden, weight, bias, targets), weight)[0]
     for rows in (slice(0, 4), slice(4, N)):
         part = linear_cross_entropy(hidden[rows], weight, bias, targets[rows], normalizer=count)
@@ -212,7 +222,7 @@ def test_micro_batches_add_up() -> None:
     torch.testing.assert_close(weight.grad, whole, rtol=1e-10, atol=1e-12)
 
 
-def test_some_inputs_may_be_frozen() -> None:
+def test_frozen_inputs_get_no_gradient() -> None:
     hidden, weight, bias, targets = problem()
     expected = torch.autograd.grad(plain(hidden, weight, bias, targets), (hidden, weight, bias))
     leaves = (hidden, weight, bias)
@@ -229,12 +239,12 @@ def test_some_inputs_may_be_frozen() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_evaluation_makes_no_gradients(
+def test_evaluation_computes_no_gradients(
     monkeypatch: pytest.MonkeyPatch, mode: type[torch.no_grad]
 ) -> None:
     given = problem()
     expected = linear_cross_entropy(*given).item()
-    monkeypatch.setattr(cross_entropy, "_Gradients", None)  # to call it would be an error
+    monkeypatch.setattr(cross_entropy, "_Gradients", None)  # calling it would raise
     with mode():
         loss = linear_cross_entropy(*given)
     assert loss.item() == expected
@@ -243,9 +253,9 @@ def test_evaluation_makes_no_gradients(
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tile", [4, 13, 1000])
-def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, tile: int) -> None:
-    monkeypatch.setattr(cross_entropy, "SLICE", 4 * V)
-    monkeypatch.setattr(cross_entropy, "TILE", tile)
+def test_autocast_of_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, tile: int) -> None:
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 4 * V)
+    monkeypatch.setattr(cross_entropy, "TILE_LOGITS_CPU", tile)
     hidden, weight, own, targets = problem(torch.float32, bias)
     leaves = [t for t in (hidden, weight, own) if t is not None]
     with torch.autocast("cpu", torch.bfloat16):
@@ -256,17 +266,20 @@ def test_autocast_on_fp32_weights(monkeypatch: pytest.MonkeyPatch, bias: bool, t
         nll, _ = token_scores(hidden, weight, own, targets)
     assert ours.dtype == nll.dtype == torch.float32
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=0)
-    exact = plain(*(t.double() if t is not None else t for t in (hidden, weight, own)), targets,
-                  label_smoothing=0.1)  # fmt: skip
+    exact = plain(
+        *(t.double() if t is not None else t for t in (hidden, weight, own)),
+        targets,
+        label_smoothing=0.1,
+    )
     wanted = torch.autograd.grad(exact, leaves)
     for mine, want in zip(torch.autograd.grad(ours, leaves), wanted, strict=True):
         assert mine.dtype == torch.float32
         assert (mine - want).norm() < 0.02 * want.norm()
 
 
-def test_bf16_weights_learn_from_sums_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_bf16_weights_are_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """257 equal rows: a sum in bf16 would stop at 256."""
-    monkeypatch.setattr(cross_entropy, "SLICE", V)
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", V)
     hidden = torch.ones(257, D, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.zeros(V, D, dtype=torch.bfloat16, requires_grad=True)
     bias = torch.zeros(V, dtype=torch.bfloat16, requires_grad=True)
@@ -281,7 +294,7 @@ def test_bf16_weights_learn_from_sums_in_fp32(monkeypatch: pytest.MonkeyPatch) -
     assert bias.grad[0].item() == pytest.approx(expected, rel=2**-8)
 
 
-def test_the_scale_of_gradients_is_not_rounded() -> None:
+def test_gradient_scale_is_not_rounded_to_bf16() -> None:
     """1/1021 in bf16 would be wrong by a quarter of a percent, in every gradient alike."""
     hidden, weight, _, targets = problem(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -296,7 +309,7 @@ def test_the_scale_of_gradients_is_not_rounded() -> None:
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_backward_twice(low: bool) -> None:
+def test_second_backward_pass_has_equal_gradients(low: bool) -> None:
     hidden, weight, bias, targets = problem(torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
         loss = linear_cross_entropy(hidden, weight, bias, targets)
@@ -309,11 +322,11 @@ def test_backward_twice(low: bool) -> None:
 
 
 @pytest.mark.parametrize("tile", [4, 1000])
-def test_the_gradient_of_a_sure_model_is_not_lost(
+def test_gradient_of_a_confident_prediction_is_precise(
     monkeypatch: pytest.MonkeyPatch, tile: int
 ) -> None:
-    """Softmax 0.999 less 1, in numbers of eight bits: the difference is taken before they round."""
-    monkeypatch.setattr(cross_entropy, "TILE", tile * N)
+    """The difference of softmax 0.999 and target 1 is computed before rounding to bf16."""
+    monkeypatch.setattr(cross_entropy, "TILE_LOGITS_CPU", tile * N)
     hidden, weight, _, targets = problem(torch.bfloat16, bias=False, ignored=())
     with torch.no_grad():
         weight.mul_(0.05)
@@ -327,7 +340,7 @@ def test_the_gradient_of_a_sure_model_is_not_lost(
         assert (mine.double() - want).norm() < 0.02 * want.norm()
 
 
-def test_an_unlikely_target_far_below_what_exp_can_hold() -> None:
+def test_unlikely_target_does_not_underflow() -> None:
     hidden = torch.full((2, 1), 300.0, requires_grad=True)
     weight = torch.tensor([[1.0], [0.0], [-1.0]], requires_grad=True)
     loss = linear_cross_entropy(hidden, weight, None, torch.tensor([2, 0]), normalizer=1.0)
@@ -338,7 +351,7 @@ def test_an_unlikely_target_far_below_what_exp_can_hold() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_token_scores(dtype: torch.dtype) -> None:
+def test_token_scores_equal_the_plain_formula(dtype: torch.dtype) -> None:
     hidden, weight, bias, targets = problem(dtype)
     nll, prediction = token_scores(hidden, weight, bias, targets)
     logits = F.linear(hidden, weight, bias)
@@ -346,26 +359,35 @@ def test_token_scores(dtype: torch.dtype) -> None:
     assert not nll.requires_grad
     assert torch.equal(prediction, logits.argmax(-1))
     for i, target in enumerate(targets.tolist()):
-        expected = 0.0 if target == IGNORED else -logits[i].log_softmax(-1)[target].item()
+        expected = 0.0 if target == IGNORE_INDEX else -logits[i].log_softmax(-1)[target].item()
         assert nll[i].item() == pytest.approx(expected, rel=1e-5)
     assert nll.sum().item() == pytest.approx(
         linear_cross_entropy(hidden, weight, bias, targets, normalizer=1.0).item(), rel=1e-5
     )
 
 
-def test_a_smoothed_distribution_sums_to_one() -> None:
-    for smoothing, others in (("uniform", V - 1), ("off_target", V - 1), ("off_target_pad", V - 2)):
-        target, other = smoothing_weights(0.3, smoothing, V)
+def test_smoothed_distribution_sums_to_one() -> None:
+    for label_smoothing_type, others in (
+        ("uniform", V - 1),
+        ("off_target", V - 1),
+        ("off_target_pad", V - 2),
+    ):
+        target, other = smoothing_weights(0.3, label_smoothing_type, V)
         assert target + others * other == pytest.approx(1.0)
     assert smoothing_weights(0.1, "uniform", 10) == pytest.approx((0.91, 0.01))
-    with pytest.raises(InputError, match="smoothing is 'fairseq'"):
+    with pytest.raises(
+        InputError,
+        match=r"label_smoothing_type must be one of uniform, .* got 'fairseq'",
+    ):
         smoothing_weights(0.1, "fairseq", V)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("normalizer", [None, 32.0])
-def test_classification(epsilon: float, soft: bool, normalizer: float | None) -> None:
+def test_classification_loss_equals_the_plain_formula(
+    epsilon: float, soft: bool, normalizer: float | None
+) -> None:
     logits = torch.randn(6, 4, dtype=torch.float64)
     labels = torch.randint(4, (6,))
     q = F.one_hot(labels, 4).double()
@@ -379,7 +401,7 @@ def test_classification(epsilon: float, soft: bool, normalizer: float | None) ->
     torch.testing.assert_close(loss, expected)
 
 
-def test_classification_of_bf16_logits_is_in_fp32() -> None:
+def test_classification_loss_of_bf16_logits_is_fp32() -> None:
     logits, labels = torch.randn(6, 4).bfloat16(), torch.randn(6, 4).softmax(-1)
     loss = classification_loss(logits, labels.bfloat16())
     assert loss.dtype == torch.float32
@@ -389,8 +411,8 @@ def test_classification_of_bf16_logits_is_in_fp32() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("low", [False, True])
-def test_on_cuda(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
-    monkeypatch.setattr(cross_entropy, "SLICE", 4 * V)
+def test_loss_on_cuda_equals_the_plain_formula(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 4 * V)
     hidden, weight, bias, targets = problem(torch.float32)
     leaves = [t.detach().cuda().requires_grad_() for t in (hidden, weight, bias)]
     with torch.autocast("cuda", torch.bfloat16, enabled=low):

@@ -1,4 +1,4 @@
-"""Optimizers against the formulas of their papers, and who decays."""
+"""Optimizers compared with the formulas of their papers; parameter groups."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,15 @@ from lightning import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
-from fourfold.core.errors import InputError
 from fourfold.data import CausalTextData
-from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
     ViT,
     ViTConfig,
 )
-from fourfold.models.depths import depths
+from fourfold.models.finetuning.layer_groups import layer_ids
 from fourfold.optim import (
     OptimizerConfig,
     make_optimizer,
@@ -26,14 +25,15 @@ from fourfold.optim import (
 )
 from fourfold.schedules import ScheduleConfig, make_schedule
 from fourfold.tasks import CausalLanguageModeling
+from fourfold.tokenization.training import TokenizerConfig
 
 TINY = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 12}
 
 
 def names(model: nn.Module, decay: str) -> tuple[set[str], set[str]]:
-    """Names of parameters that decay, and of those that do not."""
+    """Return the names of parameters with and without weight decay."""
     by_id = {id(p): key for key, p in model.named_parameters()}
-    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1, decay=decay))
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1, weight_decay_params=decay))
     found: dict[float, set[str]] = {0.1: set(), 0.0: set()}
     for group in groups:
         found[group["weight_decay"]] = {by_id[id(p)] for p in group["params"]}
@@ -50,7 +50,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     assert all(key.endswith("bias") or "norm" in key for key in resting)
 
 
-def test_linear_layers_alone_decay() -> None:
+def test_only_linear_layers_decay() -> None:
     model = ViT(ViTConfig(**TINY, image_size=8, patch_size=4, n_classes=3))
     decaying, resting = names(model, "linear")
     assert {"embed.patches.weight", "heads.0.weight"} < decaying
@@ -58,12 +58,12 @@ def test_linear_layers_alone_decay() -> None:
     assert {"embed.prefix", "embed.positions.weight", "heads.0.bias"} < resting
 
 
-def test_everything_decays() -> None:
+def test_all_parameters_decay() -> None:
     model = CausalLM(CausalLMConfig(**TINY, vocab_size=20, max_len=6))
     assert names(model, "all")[1] == set()
 
 
-def test_a_frozen_parameter_is_left_alone() -> None:
+def test_frozen_parameters_are_in_no_group() -> None:
     model = nn.Linear(3, 3)
     model.weight.requires_grad_(False)
     (group,) = parameter_groups(model, OptimizerConfig())
@@ -71,7 +71,7 @@ def test_a_frozen_parameter_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("correct", [True, False])
-def test_decay_of_adamw_is_decoupled_and_of_adam_is_not(correct: bool) -> None:
+def test_weight_decay_of_adamw_is_decoupled(correct: bool) -> None:
     """Loshchilov and Hutter 2017: without a gradient, AdamW shrinks a weight by lr times decay."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, 2.0)
@@ -83,7 +83,7 @@ def test_decay_of_adamw_is_decoupled_and_of_adam_is_not(correct: bool) -> None:
     assert layer.weight.item() == pytest.approx(2 * (1 - 0.1 * 0.5) if correct else 2 - 0.1)
 
 
-def test_adam_follows_its_paper() -> None:
+def test_adam_equals_the_formula_of_its_paper() -> None:
     """Kingma and Ba 2014, algorithm 1, with bias correction."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, 1.0)
@@ -98,7 +98,7 @@ def test_adam_follows_its_paper() -> None:
         assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
 
 
-def test_momentum() -> None:
+def test_sgd_momentum() -> None:
     layer = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(layer.weight)
     config = OptimizerConfig("sgd", lr=0.1, momentum=0.5, weight_decay=0.0)
@@ -109,16 +109,20 @@ def test_momentum() -> None:
     assert layer.weight.item() == pytest.approx(-0.1 - 0.15)
 
 
-def test_unknown_words_are_refused() -> None:
-    with pytest.raises(InputError, match="optimizer name is 'lion', but must be one of adam"):
+def test_unknown_choices_are_rejected() -> None:
+    with pytest.raises(
+        InputError, match=r"optimizer.name must be one of adam, adamw, sgd, got 'lion'"
+    ):
         OptimizerConfig(name="lion")
-    with pytest.raises(InputError, match="decay is 'none'"):
-        OptimizerConfig(decay="none")
+    with pytest.raises(
+        InputError, match="weight_decay_params must be one of matrices, linear, all, got 'none'"
+    ):
+        OptimizerConfig(weight_decay_params="none")
 
 
-def test_clipping_under_a_gradient_scaler(tmp_path: Path) -> None:
+def test_clipping_with_a_gradient_scaler(tmp_path: Path) -> None:
     class Half(MixedPrecision):
-        """fp16 training as on CUDA, with the CPU's scaler, which works alike."""
+        """Mixed fp16 training with the gradient scaler of the CPU."""
 
         def __init__(self) -> None:
             super().__init__("16-mixed", "cuda", torch.amp.GradScaler("cpu"))
@@ -129,18 +133,27 @@ def test_clipping_under_a_gradient_scaler(tmp_path: Path) -> None:
     task = CausalLanguageModeling(
         CausalLMConfig(d_model=16, n_layers=1, n_heads=2, d_ff=24, vocab_size=None, max_len=16)
     )
-    data = CausalTextData("embedded", block_size=16, batch_size=4,
-                          tokenizer=TokenizerConfig("byte_bpe", 300))  # fmt: skip
+    data = CausalTextData(
+        "builtin", block_size=16, batch_size=4, tokenizer=TokenizerConfig("byte_bpe", 300)
+    )
     trainer = Trainer(
-        accelerator="cpu", plugins=[Half()], max_steps=2, gradient_clip_val=1.0, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, use_distributed_sampler=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+        accelerator="cpu",
+        plugins=[Half()],
+        max_steps=2,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+        default_root_dir=tmp_path,
+    )
     trainer.fit(task, data)
     assert trainer.global_step == 2
 
 
-def test_without_correction_adam_is_berts() -> None:
+def test_uncorrected_adamw_equals_the_optimizer_of_bert() -> None:
     """google-research/bert, optimization.py: m / (sqrt(v) + eps) + decay times the weight."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, 1.0)
@@ -155,7 +168,7 @@ def test_without_correction_adam_is_berts() -> None:
         assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["eps"], group["weight_decay"]) == (0.01, 1e-6, 0.1)
-    # A resumed one goes on alike.
+    # The resumed optimizer continues with the same values.
     again = make_optimizer(layer, config)
     again.load_state_dict(optimizer.state_dict())
     layer.weight.grad = torch.full((1, 1), -0.7)
@@ -165,10 +178,15 @@ def test_without_correction_adam_is_berts() -> None:
     assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
 
 
-def test_what_was_frozen_for_a_while_has_its_own_count() -> None:
+def test_unfrozen_parameter_has_its_own_step_count() -> None:
     pair = nn.ParameterList([nn.Parameter(torch.ones(1, 1)) for _ in range(2)])
     config = OptimizerConfig(
-        "adamw", lr=0.01, eps=1e-6, weight_decay=0.0, decay="all", bias_correction=False
+        "adamw",
+        lr=0.01,
+        eps=1e-6,
+        weight_decay=0.0,
+        weight_decay_params="all",
+        bias_correction=False,
     )
     optimizer = make_optimizer(pair, config)
     pair[0].grad = torch.full((1, 1), 0.5)
@@ -176,21 +194,23 @@ def test_what_was_frozen_for_a_while_has_its_own_count() -> None:
     for parameter in pair:
         parameter.grad = torch.full((1, 1), 0.5)
     optimizer.step(lambda: 1.0)
-    # One step with m = 0.05 and v = 0.00025, whenever it is made.
+    # The first step has m = 0.05 and v = 0.00025.
     one = 0.01 * 0.05 / (0.00025**0.5 + 1e-6)
     assert pair[1].item() == pytest.approx(1 - one, rel=1e-5)
     assert pair[0].item() < 1 - 2 * one
 
 
-def test_the_missing_correction_is_adamws_alone() -> None:
-    with pytest.raises(InputError, match="bias_correction false is for adamw, not sgd"):
+def test_only_adamw_supports_no_bias_correction() -> None:
+    with pytest.raises(InputError, match=r"optimizer.bias_correction must be true for sgd"):
         OptimizerConfig("sgd", bias_correction=False)
 
 
-def test_layer_decay() -> None:
-    """ELECTRA, BEiT: the head learns at the full rate, each layer below at a fixed share of it."""
-    model = CausalLM(CausalLMConfig(**{**TINY, "n_layers": 2}, vocab_size=20, max_len=6, tie=False))
-    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0, layer_decay=0.5), depths(model))
+def test_layer_decay_scales_learning_rates() -> None:
+    """The learning rate of a layer is a fixed fraction of that of the next (ELECTRA, BEiT)."""
+    model = CausalLM(
+        CausalLMConfig(**{**TINY, "n_layers": 2}, vocab_size=20, max_len=6, tie_embeddings=False)
+    )
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0, layer_decay=0.5), layer_ids(model))
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: rates[id(p)] for name, p in model.named_parameters()}
     assert len(rates) == len(found)
@@ -206,6 +226,6 @@ def test_layer_decay() -> None:
     ]
 
 
-def test_nothing_to_train() -> None:
-    with pytest.raises(InputError, match="every weight of the model is frozen"):
+def test_frozen_model_has_no_optimizer() -> None:
+    with pytest.raises(InputError, match="no trainable parameter"):
         make_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())

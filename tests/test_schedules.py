@@ -1,11 +1,11 @@
-"""Learning rates against the formulas of the papers."""
+"""Learning-rate schedules, compared with the formulas of the papers."""
 
 import math
 
 import pytest
 from torch import nn
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor, make_schedule
 
@@ -13,7 +13,7 @@ D = 512
 
 
 def rates(config: ScheduleConfig, lr: float, total: int, d_model: int = D) -> list[float]:
-    """What the optimizer's learning rate is at each of its steps."""
+    """Return the learning rate at each step."""
     optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=lr))
     schedule = make_schedule(optimizer, config, lr, total, d_model)
     found = []
@@ -24,7 +24,7 @@ def rates(config: ScheduleConfig, lr: float, total: int, d_model: int = D) -> li
     return found
 
 
-def test_noam_is_equation_3() -> None:
+def test_noam_equals_equation_3() -> None:
     factor = learning_rate_factor(ScheduleConfig("noam", warmup_steps=4000), 1.0, 100000, D)
     for step in (1, 10, 3999, 4000, 4001, 100000):
         assert factor(step - 1) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))
@@ -33,13 +33,13 @@ def test_noam_is_equation_3() -> None:
     assert factor(peak) == pytest.approx(6.987712e-04, rel=1e-6)
 
 
-def test_noam_multiplies_its_rate() -> None:
+def test_noam_scales_with_lr() -> None:
     found = rates(ScheduleConfig("noam", warmup_steps=3), 2.0, 5, d_model=16)
     expected = [2 * 16**-0.5 * min(s**-0.5, s * 3**-1.5) for s in range(1, 6)]
     assert found == pytest.approx(expected)
 
 
-def test_linear() -> None:
+def test_linear_schedule() -> None:
     found = rates(ScheduleConfig("linear", warmup_steps=4), 8.0, 12)
     assert found == pytest.approx([2, 4, 6, *(8 * (13 - step) / 9 for step in range(4, 13))])
     # Without a warm-up from the peak on, as transformers has it.
@@ -47,19 +47,19 @@ def test_linear() -> None:
     assert rates(ScheduleConfig("linear"), 8.0, 1) == [8.0]
 
 
-def test_linear_from_start() -> None:
-    """BERT's `polynomial_decay` counts from the first step, whatever the warm-up took."""
+def test_linear_from_start_schedule() -> None:
+    """BERT's `polynomial_decay` falls from the first step on, also during the warm-up."""
     found = rates(ScheduleConfig("linear_from_start", warmup_steps=4), 8.0, 12)
     assert found == pytest.approx([2, 4, 6, *(8 * (13 - step) / 12 for step in range(4, 13))])
     assert rates(ScheduleConfig("linear_from_start"), 8.0, 4) == pytest.approx([8, 6, 4, 2])
 
 
-def test_linear_to_a_floor() -> None:
+def test_linear_schedule_ends_at_min_lr() -> None:
     found = rates(ScheduleConfig("linear", warmup_steps=2, min_lr=2.0), 8.0, 8)
     assert found == pytest.approx([4, *(2 + 6 * (9 - step) / 7 for step in range(2, 9))])
 
 
-def test_cosine() -> None:
+def test_cosine_schedule() -> None:
     found = rates(ScheduleConfig("cosine", warmup_steps=2, min_lr=1.0), 5.0, 10)
     decay = [1 + 4 * 0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(9)]
     assert found == pytest.approx([2.5, *decay])
@@ -68,19 +68,19 @@ def test_cosine() -> None:
     assert found[-1] == pytest.approx(1)
 
 
-def test_inverse_sqrt() -> None:
+def test_inverse_sqrt_schedule() -> None:
     found = rates(ScheduleConfig("inverse_sqrt", warmup_steps=4), 6.0, 16)
     assert found[:4] == pytest.approx([1.5, 3, 4.5, 6])
     assert found[15] == pytest.approx(3)
     assert found == pytest.approx([6 * min(s / 4, (4 / s) ** 0.5) for s in range(1, 17)])
 
 
-def test_constant() -> None:
+def test_constant_schedule() -> None:
     assert rates(ScheduleConfig(), 3.0, 4) == [3.0] * 4
     assert rates(ScheduleConfig(warmup_steps=2), 3.0, 4) == pytest.approx([1.5, 3, 3, 3])
 
 
-def test_the_end_may_be_given() -> None:
+def test_total_steps_sets_the_end() -> None:
     found = rates(ScheduleConfig("linear", total_steps=4), 4.0, 6)
     assert found == pytest.approx([4, 3, 2, 1, 0, 0])
     found = rates(ScheduleConfig("cosine", total_steps=2, min_lr=1.0), 4.0, 4)
@@ -88,13 +88,13 @@ def test_the_end_may_be_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["noam", "inverse_sqrt", "linear", "cosine", "constant"])
-def test_without_warm_up_all_is_finite(name: str) -> None:
+def test_schedules_without_warmup_are_finite(name: str) -> None:
     found = rates(ScheduleConfig(name), 1.0, 3)
     assert all(math.isfinite(rate) and rate >= 0 for rate in found)
     assert found == sorted(found, reverse=True)
 
 
-def test_resumed_in_the_middle_a_schedule_goes_on() -> None:
+def test_resumed_schedule_continues() -> None:
     config, model = ScheduleConfig("cosine", warmup_steps=2), nn.Linear(2, 2)
     whole = rates(config, 1.0, 8)
     optimizer = make_optimizer(model, OptimizerConfig(lr=1.0))
@@ -113,13 +113,17 @@ def test_resumed_in_the_middle_a_schedule_goes_on() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(whole[4])
 
 
-def test_a_schedule_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(InputError, match="warmup_steps is 10, but must be less than total_steps 5"):
+def test_contradictory_schedules_are_rejected() -> None:
+    with pytest.raises(
+        InputError, match=r"warmup_steps must be less than schedule.total_steps \(5\), got 10"
+    ):
         ScheduleConfig("linear", warmup_steps=10, total_steps=5)
-    with pytest.raises(InputError, match=r"min_lr is 0\.01, but must not be above lr 0\.001"):
+    with pytest.raises(
+        InputError, match=r"min_lr must be at most optimizer.lr \(0\.001\), got 0\.01"
+    ):
         learning_rate_factor(ScheduleConfig("cosine", min_lr=1e-2), 1e-3, 10, D)
 
 
-def test_unknown_words_are_refused() -> None:
-    with pytest.raises(InputError, match="schedule name is 'step', but must be one of constant"):
+def test_unknown_schedule_is_rejected() -> None:
+    with pytest.raises(InputError, match=r"schedule.name must be one of constant.* got 'step'"):
         ScheduleConfig(name="step")

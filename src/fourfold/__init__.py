@@ -1,31 +1,36 @@
-"""One attention core, four transformers.
+"""Four transformer families on one attention core, trained with PyTorch Lightning.
 
-The names below are looked up on first use (PEP 562), so that `import fourfold`, `fourfold --help`
-and shell completion answer without waiting for torch.
+The names below are imported on first use (PEP 562), so that `import fourfold` and
+`fourfold --help` do not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fourfold.checkpoints.load import load
+    from fourfold.checkpoints.save import save
     from fourfold.generation import beam_search, generate
-    from fourfold.tasks.load import load, save
+    from fourfold.models.registry import create, list_models
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "beam_search", "generate", "load", "save"]
+__version__ = "0.2.0"
+__all__ = ["__version__", "beam_search", "create", "generate", "list_models", "load", "save"]
 
-_HOME = {
+_MODULES = {
     "beam_search": "fourfold.generation",
+    "create": "fourfold.models.registry",
     "generate": "fourfold.generation",
-    "load": "fourfold.tasks.load",
-    "save": "fourfold.tasks.load",
+    "list_models": "fourfold.models.registry",
+    "load": "fourfold.checkpoints.load",
+    "save": "fourfold.checkpoints.save",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fourfold' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
     return value
 
 

@@ -1,4 +1,4 @@
-"""`python -m fourfold` is `fourfold`."""
+"""Run the command line by `python -m fourfold`."""
 
 import sys
 

@@ -1,105 +1,133 @@
-"""The command line's door: finds the command, and turns what went wrong into one sentence.
+"""Entry point of `fourfold`: find the command, run it, print input errors in one line.
 
-Nothing heavy is imported here, so that help, version and a misspelt command answer at once; torch
-and Lightning are imported by the command that needs them.
+Torch and Lightning are imported by the commands that need them, so that help, version and misspelt
+commands answer at once.
 """
 
+import atexit
+import gc
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 
 from fourfold import __version__
-from fourfold.commands.overview import OVERVIEWS, overview
-from fourfold.commands.quick_import import import_quickly
-from fourfold.core.errors import InputError, TrainingStopped
+from fourfold.commands.help_texts import HELP_TEXTS, OVERVIEW
+from fourfold.errors import InputError, TrainingStopped
 
-FAILED = 1
-BAD_INPUT = 2  # the exit code of argparse, too
-LONGEST = 450  # characters of a sentence
+# Exit codes.
+STOPPED = 1
+INVALID_INPUT = 2  # also the exit code of argparse
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
 
 # Command: the module whose `main(argv)` runs it.
 COMMANDS = {
-    "fit": "fourfold.commands.training",
-    "validate": "fourfold.commands.training",
-    "test": "fourfold.commands.training",
-    "predict": "fourfold.commands.training",
-    "translate": "fourfold.commands.inference",
-    "generate": "fourfold.commands.inference",
-    "fill": "fourfold.commands.inference",
-    "classify": "fourfold.commands.inference",
+    "fit": "fourfold.commands.train.lightning_cli",
+    "validate": "fourfold.commands.train.lightning_cli",
+    "test": "fourfold.commands.train.lightning_cli",
+    "predict": "fourfold.commands.train.lightning_cli",
+    "translate": "fourfold.commands.infer.main",
+    "generate": "fourfold.commands.infer.main",
+    "fill": "fourfold.commands.infer.main",
+    "classify": "fourfold.commands.infer.main",
     "import": "fourfold.commands.convert",
     "export": "fourfold.commands.convert",
+    "recipes": "fourfold.commands.packaged_recipes",
     "seeds": "fourfold.commands.seeds",
     "plan": "fourfold.commands.plan",
-    "replay": "fourfold.commands.replay",
-    "bench": "fourfold.commands.bench",
-    "reproduce": "fourfold.commands.reproduce",
-    "diff": "fourfold.commands.diff",
-    "completion": "fourfold.commands.completion",
+    "replay": "fourfold.commands.replay_nonfinite",
+    "reproduce": "fourfold.reproduce.command",
+    "diff": "fourfold.reproduce.recipe_cards.diff_command",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `fourfold` with arguments `argv` (without the program's name); return the exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Run `fourfold` and return its exit code.
+
+    The current directory becomes importable, as with `python -m`, so that configs can name classes
+    of the user's own modules.
+
+    Args:
+        argv: Arguments without the program's name; None means those of the process.
+    """
+    if "" not in sys.path and os.getcwd() not in sys.path and not sys.flags.safe_path:
+        sys.path.append(os.getcwd())
+    return run_main(_run, sys.argv[1:] if argv is None else argv)
+
+
+def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
+    """Run a command and return its exit code; an InputError is printed in one line.
+
+    All other exceptions keep their traceback. `--traceback` among the arguments, or the environment
+    variable FOURFOLD_DEBUG=1, prints the traceback of an InputError, too.
+
+    Args:
+        command: Function that takes the arguments and returns an exit code.
+        argv: The arguments.
+    """
+    arguments = [argument for argument in argv if argument != "--traceback"]
+    shows_traceback = len(arguments) < len(argv) or os.environ.get("FOURFOLD_DEBUG") == "1"
     try:
-        return _run(argv)
+        return command(arguments)
     except InputError as error:
-        print(f"fourfold: error: {plain_sentence(error)}", file=sys.stderr)
-        return BAD_INPUT
-    except TrainingStopped as stop:
-        print(f"fourfold: stopped: {stop}", file=sys.stderr)
-        return FAILED
-    except SystemExit as stop:  # help of argparse and jsonargparse, or a signal
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if shows_traceback:
+            traceback.print_exc()
+        print(f"fourfold: error: {one_line_message(error)}", file=sys.stderr)
+        return INVALID_INPUT
+    except TrainingStopped as error:
+        if shows_traceback:
+            traceback.print_exc()
+        print(f"fourfold: stopped: {error}", file=sys.stderr)
+        return STOPPED
+    except SystemExit as exit:  # from the help of argparse and jsonargparse, or a signal handler
+        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `fourfold translate ... | head` has seen enough
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe such as `fourfold translate ... | head` ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:  # a path that is too long or forbidden, a disk that is full
-        if error.filename is None:
-            raise
-        print(f"fourfold: error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return BAD_INPUT
+        return BROKEN_PIPE
 
 
 def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0 if argv else BAD_INPUT
+        print(OVERVIEW)
+        return 0 if argv else INVALID_INPUT
     if argv[0] in ("-V", "--version"):
         print(f"fourfold {__version__}")
         return 0
-    command, rest = argv[0], argv[1:]
+    command = argv[0]
+    arguments = argv[1:]
     if command not in COMMANDS:
-        raise InputError(f"there is no command {command!r}{_did_you_mean(command)}")
-    if command in OVERVIEWS and rest in (["-h"], ["--help"]):
-        print(OVERVIEWS[command])
+        raise InputError(f"is not a command{_closest_command(command)}", option=repr(command))
+    if command in HELP_TEXTS and arguments in (["-h"], ["--help"]):
+        print(HELP_TEXTS[command])
         return 0
-    module = import_quickly(COMMANDS[command])
-    # These modules run several commands, and are told which.
-    shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
+    module = import_module(COMMANDS[command])
+    # Exclude the imported modules from garbage collection, which would traverse them repeatedly.
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # triton reports objects that are frozen at exit as leaks
+    # A module that runs several commands gets the name of the command as the first argument.
+    is_shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
     run: Callable[[list[str]], int | None] = module.main
-    return run(argv if shared else rest) or 0
+    return run(argv if is_shared else arguments) or 0
 
 
-def _did_you_mean(word: str) -> str:
-    close = get_close_matches(word, COMMANDS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "; `fourfold --help` lists them"
+def _closest_command(name: str) -> str:
+    close = get_close_matches(name, COMMANDS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; `fourfold --help` lists the commands"
 
 
-def plain_sentence(error: Exception) -> str:
-    """What an error says, on one line, without the traceback that a data worker wraps around it."""
+def one_line_message(error: InputError) -> str:
+    """Return the message of an error on one line, shortened, without a data worker's traceback."""
     text = str(error)
     if "Original Traceback" in text:
         text = text.rsplit("InputError: ", 1)[-1]
     text = " ".join(text.split())
-    text = re.sub(r"(\S{100})\S{60,}(\S{40})", r"\1...\2", text)  # of a word, what one looks for
-    if choice := re.search(r" is '([^']+)', but must be one of ([^;]+)$", text):
-        close = get_close_matches(choice[1], choice[2].split(", "), n=1)
-        text += f"; did you mean {close[0]}?" if close else ""
-    # A line of data that is quoted may be a page.
-    return text if len(text) <= LONGEST else f"{text[:300]} ... {text[-100:]}"
+    text = re.sub(r"(\S{100})\S{60,}(\S{40})", r"\1...\2", text)
+    return text if len(text) <= MAX_MESSAGE else f"{text[:300]} ... {text[-100:]}"

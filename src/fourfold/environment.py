@@ -1,7 +1,11 @@
-"""On what was measured: processor, threads, versions and commit, and no path of the machine."""
+"""Description of the machine and software: processor, GPU, package versions, commit.
+
+No path and no host name of the machine is recorded.
+"""
 
 import platform
 import subprocess
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,28 +13,52 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "transformers", "timm", "x-transformers")
+# Packages whose versions are recorded in the provenance of a table and in metrics.json.
+REPORTED_PACKAGES = ("lightning", "tokenizers", "sacrebleu", "numpy")
+COMPARED_PACKAGES = ("torch", "transformers", "timm", "x-transformers")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a reader needs to place the numbers."""
-    found: dict[str, Any] = {
+    """Return processor, threads, GPU, versions of Python and packages, and the commit."""
+    description: dict[str, Any] = {
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "python": platform.python_version(),
     }
-    return found | {name: installed(name) for name in PACKAGES} | {"commit": commit()}
+    versions = {name: installed_version(name) for name in COMPARED_PACKAGES}
+    return description | versions | {"commit": commit()}
+
+
+def provenance(about: dict[str, Any]) -> dict[str, Any]:
+    """Return `about` extended by date, machine, commit and package versions.
+
+    Args:
+        about: Entries of the caller, such as command, data, runs and seconds.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known = {name: value for name, value in machine(device).items() if value is not None}
+    return {**about, "finished": now(), "machine": known, "versions": versions(*REPORTED_PACKAGES)}
+
+
+def now() -> str:
+    """Return date and time in UTC, in ISO format, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of those packages that are installed, by name."""
+    return {name: found for name in packages if (found := installed_version(name))}
 
 
 def hardware() -> str:
-    """The processor, and the GPU where there is one."""
+    """Return the names of the processor and, if there is one, of the GPU."""
     gpus = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join([processor(), *gpus])
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -39,8 +67,8 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def installed(package: str) -> str | None:
-    """The version of a package, if it is there."""
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -49,9 +77,9 @@ def installed(package: str) -> str | None:
 
 @cache
 def commit() -> str | None:
-    """The commit of a checkout, with a + where files have been changed since, but for results.
+    """Return the commit of the checkout, with "+" if files outside `results` are modified.
 
-    Asked once: what a command then writes into the checkout is no change of what it ran.
+    The value is cached, so that files that a command writes into the checkout do not count.
     """
 
     def git(*arguments: str) -> str | None:
@@ -59,14 +87,14 @@ def commit() -> str | None:
             done = subprocess.run(
                 ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True
             )
-        except OSError:  # there is no git
+        except OSError:  # git is not installed
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # A package installed inside somebody else's checkout is not a part of that.
+    # A package that is installed inside another project's checkout is not tracked there.
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     name = git("rev-parse", "--short", "HEAD")
-    what_runs = (":(top)", ":(top,exclude)results")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", *what_runs)
-    return name and name + "+" * bool(changed)
+    without_results = (":(top)", ":(top,exclude)results")
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", *without_results)
+    return name and name + "+" * bool(changes)

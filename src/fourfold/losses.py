@@ -1,38 +1,60 @@
-"""Losses. Every one is a sum over valid targets divided by a normaliser that may be global.
+"""Cross-entropy of a large vocabulary, classification loss and distillation loss.
 
-The cost of a vocabulary is the cost of a language model: `linear_cross_entropy` takes hidden
-states and the output matrix and never holds more than a slice of the (N, V) logits.
+Each loss is a sum over valid targets, divided by a normalizer that may be a global count.
+`linear_cross_entropy` takes hidden states and the output matrix, and never holds more than a slice
+of the (N, V) logits.
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
+
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.core.config import check_word
-from fourfold.kernels.cross_entropy import IGNORED, LinearCrossEntropy, even_slices, operands
+from fourfold.core.validation import check_choice
+from fourfold.kernels.cross_entropy import (
+    IGNORE_INDEX,
+    LinearCrossEntropy,
+    Smoothing,
+    even_slices,
+    matmul_operands,
+)
 
-DISTILLATIONS = ("hard", "soft")
-SMOOTHINGS = ("uniform", "off_target", "off_target_pad")
+DistillationType = Literal["hard", "soft"]
+LabelSmoothingType = Literal["uniform", "off_target", "off_target_pad"]
+DISTILLATION_TYPES: tuple[str, ...] = get_args(DistillationType)
+LABEL_SMOOTHING_TYPES: tuple[str, ...] = get_args(LabelSmoothingType)
 
 
-def exact(x: Tensor) -> Tensor:
-    """In fp32 at least: half precision has too few digits for a softmax."""
+def upcast_fp32(x: Tensor) -> Tensor:
+    """Convert to fp32, or leave fp64: half precision has too few digits for a softmax."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def smoothing_weights(epsilon: float, convention: str, n_words: int) -> tuple[float, float]:
-    """Weight of the target and of every other word in a smoothed distribution.
+def smoothing_weights(
+    label_smoothing: float, label_smoothing_type: str, vocab_size: int
+) -> tuple[float, float]:
+    """Compute the smoothed probability of the target and of each other token.
 
-    Three conventions are in use for the same epsilon (Szegedy et al. 2016 is the first):
-    uniform, 1 - e + e/V and e/V (torch, transformers); off_target, 1 - e and e/(V-1) (fairseq,
-    tensor2tensor); off_target_pad, 1 - e and e/(V-2) with nothing on the padding word 0
-    (The Annotated Transformer).
+    Three conventions share one epsilon (introduced by Szegedy et al. 2016):
+
+    - uniform: 1 - e + e/V and e/V (torch, transformers).
+    - off_target: 1 - e and e/(V-1) (fairseq, tensor2tensor).
+    - off_target_pad: 1 - e and e/(V-2), with 0 on the padding token 0 (The Annotated Transformer).
+
+    Raises:
+        InputError: `label_smoothing_type` is none of these.
+
+    Example:
+        >>> smoothing_weights(0.1, "off_target", 11)
+        (0.9, 0.01)
     """
-    check_word("smoothing", convention, SMOOTHINGS)
-    if convention == "uniform":
-        return 1.0 - epsilon + epsilon / n_words, epsilon / n_words
-    others = n_words - (1 if convention == "off_target" else 2)
+    check_choice("label_smoothing_type", label_smoothing_type, LABEL_SMOOTHING_TYPES)
+    epsilon = label_smoothing
+    if label_smoothing_type == "uniform":
+        return 1.0 - epsilon + epsilon / vocab_size, epsilon / vocab_size
+    others = vocab_size - (1 if label_smoothing_type == "off_target" else 2)
     return 1.0 - epsilon, epsilon / max(others, 1)
 
 
@@ -43,35 +65,44 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     label_smoothing: float = 0.0,
-    smoothing: str = "uniform",
+    label_smoothing_type: str = "uniform",
     weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Cross-entropy of softmax(hidden weight^T + bias), computed slice by slice.
+    """Compute the cross-entropy of softmax(hidden weight^T + bias), slice by slice.
 
-    The backward pass costs nothing of its own: gradients are made while a slice of the logits is
-    there, so that peak memory is one slice and the gradient of the matrix.
+    The forward pass computes the gradients of a slice while its logits exist, so peak memory is
+    one slice of logits and the gradient of the matrix.
 
     Args:
         hidden: (N, D).
         weight: (V, D), often the token embedding.
         bias: (V,) or None.
-        targets: (N,) int64; IGNORED (-100) does not count.
+        targets: (N,) int64; `IGNORE_INDEX` (-100) does not count.
         label_smoothing: Probability taken from the target.
-        smoothing: Who gets it, see `smoothing_weights`.
-        weights: (N,) how much each target counts; None means 1.
-        normalizer: What the sum is divided by; None means the number of valid targets.
+        label_smoothing_type: Tokens that receive it, see `smoothing_weights`.
+        weights: (N,) factor on the loss of each target; None means 1.
+        normalizer: Divisor of the sum; None means the number of valid targets.
 
     Returns:
         A scalar in fp32 (fp64 for fp64 inputs).
+
+    Raises:
+        InputError: `label_smoothing_type` is unknown.
+
+    Example:
+        >>> hidden, weight = torch.zeros(3, 8), torch.zeros(100, 8)
+        >>> targets = torch.tensor([1, 2, IGNORE_INDEX])
+        >>> linear_cross_entropy(hidden, weight, None, targets)  # log(100)
+        tensor(4.6052)
     """
-    on_target, elsewhere = smoothing_weights(label_smoothing, smoothing, weight.shape[0])
-    pad = 0 if smoothing == "off_target_pad" else None
-    goal = (on_target - elsewhere, elsewhere, pad)
-    learning = torch.is_grad_enabled()
-    total = LinearCrossEntropy.apply(goal, learning, hidden, weight, bias, targets, weights)
+    on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
+    pad_id = 0 if label_smoothing_type == "off_target_pad" else None
+    smoothing = Smoothing(on_target - elsewhere, elsewhere, pad_id)
+    needs_grad = torch.is_grad_enabled()
+    total = LinearCrossEntropy.apply(smoothing, needs_grad, hidden, weight, bias, targets, weights)
     if normalizer is None:
-        normalizer = (targets != IGNORED).sum().clamp(min=1)
+        normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
 
 
@@ -79,7 +110,7 @@ def linear_cross_entropy(
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Each target's negative log-likelihood and each place's most likely word, slice by slice.
+    """Compute the negative log-likelihood of targets and the most likely tokens, slice by slice.
 
     Args:
         hidden: (N, D).
@@ -88,17 +119,19 @@ def token_scores(
         targets: (N,) int64.
 
     Returns:
-        nll (N,) in nats, fp32 (fp64 for fp64 inputs), 0 where the target is IGNORED;
-        prediction (N,) int64.
+        The negative log-likelihood (N,) in nats, fp32 (fp64 for fp64 inputs), 0 where the target
+        is `IGNORE_INDEX`; and the most likely token of each position, (N,) int64.
     """
-    x, w, exact = operands(hidden, weight)
-    nll = torch.empty(len(x), dtype=exact, device=x.device)
+    x, w, dtype = matmul_operands(hidden, weight)
+    nll = torch.empty(len(x), dtype=dtype, device=x.device)
     prediction = torch.empty(len(x), dtype=torch.long, device=x.device)
     for rows in even_slices(x, w):
-        logits = torch.mm(x[rows], w.T).to(exact)
+        logits = torch.mm(x[rows], w.T).to(dtype)
         if bias is not None:
             logits += bias
-        nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none", ignore_index=IGNORED)
+        nll[rows] = F.cross_entropy(
+            logits, targets[rows], reduction="none", ignore_index=IGNORE_INDEX
+        )
         prediction[rows] = logits.argmax(-1)
     return nll, prediction
 
@@ -110,41 +143,52 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Cross-entropy for classes, in fp32: hard labels, or soft ones from mixup and cutmix.
+    """Compute the cross-entropy of classes in fp32, for hard labels or those of mixup and CutMix.
 
     Args:
         logits: (B, K).
         labels: (B,) int64, or (B, K) probabilities.
         label_smoothing: Probability spread evenly over all K (Szegedy et al. 2016).
-        normalizer: What the sum is divided by; None means B.
+        normalizer: Divisor of the sum; None means B.
 
     Returns:
         A scalar.
+
+    Example:
+        >>> classification_loss(torch.zeros(2, 10), torch.tensor([3, 7]))  # log(10)
+        tensor(2.3026)
     """
-    logits = exact(logits)
+    logits = upcast_fp32(logits)
     if labels.is_floating_point():
         labels = labels.to(logits.dtype)
     total = F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="sum")
     return total / (len(logits) if normalizer is None else normalizer)
 
 
-def distillation_loss(logits: Tensor, teacher: Tensor, kind: str, temperature: float) -> Tensor:
-    """What a student loses against its teacher, summed over the batch, in fp32.
+def distillation_loss(
+    logits: Tensor, teacher_logits: Tensor, distillation_type: str, temperature: float
+) -> Tensor:
+    """Compute the distillation loss of a student, summed over the batch, in fp32.
 
     Args:
-        logits: Of the student, (B, K).
-        teacher: Of the teacher, (B, K).
-        kind: hard, cross-entropy of the class that the teacher finds most likely (DeiT, eq. 3); or
-            soft, t^2 KL(softmax(teacher / t) || softmax(logits / t)) (Hinton et al. 2015; eq. 2).
-        temperature: t, of soft.
+        logits: Logits of the student, (B, K).
+        teacher_logits: Logits of the teacher, (B, K).
+        distillation_type: hard, the cross-entropy of the teacher's most likely class (Touvron et
+            al. 2020, eq. 3); or soft, t^2 KL(softmax(teacher / t) || softmax(student / t))
+            (Hinton et al. 2015; Touvron et al. 2020, eq. 2).
+        temperature: t of the soft loss.
 
     Returns:
         A scalar.
+
+    Raises:
+        InputError: `distillation_type` is unknown.
     """
-    check_word("distillation", kind, DISTILLATIONS)
-    logits = exact(logits)
-    teacher = teacher.to(logits.dtype)
-    if kind == "hard":
-        return F.cross_entropy(logits, teacher.argmax(-1), reduction="sum")
-    ours, theirs = (F.log_softmax(x / temperature, dim=-1) for x in (logits, teacher))
-    return temperature**2 * F.kl_div(ours, theirs, reduction="sum", log_target=True)
+    check_choice("distillation_type", distillation_type, DISTILLATION_TYPES)
+    logits = upcast_fp32(logits)
+    teacher_logits = teacher_logits.to(logits.dtype)
+    if distillation_type == "hard":
+        return F.cross_entropy(logits, teacher_logits.argmax(-1), reduction="sum")
+    student = F.log_softmax(logits / temperature, dim=-1)
+    teacher = F.log_softmax(teacher_logits / temperature, dim=-1)
+    return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True)

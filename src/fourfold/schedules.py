@@ -1,45 +1,51 @@
-"""Learning-rate schedules as one table."""
+"""Learning-rate schedules: constant, linear, cosine, inverse square root and noam, with warm-up."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from fourfold.core.config import check_types, check_word
-from fourfold.core.errors import InputError
-from fourfold.optim import check_range
+from fourfold.core.validation import check_range, check_types
+from fourfold.errors import InputError
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate moves; it steps once an optimizer step.
+    """Learning-rate schedule, which advances once per optimizer step.
 
     Args:
-        name: constant, linear, linear_from_start (BERT's code), cosine, inverse_sqrt or noam.
+        name: constant, linear (RoBERTa), linear_from_start (falls from step 0 on, also during the
+            warm-up; BERT's code), cosine, inverse_sqrt (fairseq) or noam (Vaswani et al. 2017).
         warmup_steps: Steps of linear growth at the start.
-        total_steps: Where those that fall to an end have it; None means the end of the run.
-        min_lr: What they fall to, as a learning rate: cosine with the last step, the linear ones
-            behind it.
+        total_steps: Step at which linear and cosine schedules reach `min_lr`; None means the end
+            of the run.
+        min_lr: Final learning rate: of the last step (cosine), or one step later (linear).
+
+    Raises:
+        InputError: A value is outside its range, or the warm-up is longer than the schedule.
     """
 
-    name: str = "constant"
+    name: Literal["constant", "linear", "linear_from_start", "cosine", "inverse_sqrt", "noam"] = (
+        "constant"
+    )
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_word("schedule name", self.name, tuple(SCHEDULES))
-        check_range("warmup_steps", self.warmup_steps, least=0)
-        check_range("min_lr", self.min_lr, least=0.0)
+        check_types(self, prefix="schedule.")
+        check_range("schedule.warmup_steps", self.warmup_steps, minimum=0)
+        check_range("schedule.min_lr", self.min_lr, minimum=0.0)
         if self.total_steps is not None:
-            check_range("total_steps", self.total_steps, least=1)
-            if self.name in ENDING and self.warmup_steps >= self.total_steps:
+            check_range("schedule.total_steps", self.total_steps, minimum=1)
+            if self.name in FINITE_SCHEDULES and self.warmup_steps >= self.total_steps:
                 raise InputError(
-                    f"warmup_steps is {self.warmup_steps}, but must be less than total_steps"
-                    f" {self.total_steps}"
+                    f"must be less than schedule.total_steps ({self.total_steps}),"
+                    f" got {self.warmup_steps}",
+                    option="schedule.warmup_steps",
                 )
 
 
@@ -48,8 +54,12 @@ def _constant(step: int, total: int, warmup: int, d_model: int) -> float:
 
 
 def _linear(step: int, total: int, warmup: int, d_model: int) -> float:
-    # Zero is reached behind the last step, so that this one still learns.
+    # Reaches 0 one step after the last, so that the last step changes the weights.
     return max(0.0, (total - step + 1) / max(1, total - max(1, warmup) + 1))
+
+
+def _linear_from_start(step: int, total: int, warmup: int, d_model: int) -> float:
+    return _linear(step, total, 0, d_model)
 
 
 def _cosine(step: int, total: int, warmup: int, d_model: int) -> float:
@@ -65,44 +75,61 @@ def _noam(step: int, total: int, warmup: int, d_model: int) -> float:
     return float(d_model**-0.5 * min(step**-0.5, step * max(1, warmup) ** -1.5))
 
 
-# Each: (step from 1, total steps, warm-up steps, D) to a factor on the peak learning rate.
+# Functions from (step, counted from 1; total steps; warm-up steps; D) to a factor on the peak rate.
 SCHEDULES: dict[str, Callable[[int, int, int, int], float]] = {
     "constant": _constant,
     "linear": _linear,  # RoBERTa
-    "linear_from_start": lambda s, total, _, d: _linear(s, total, 0, d),  # BERT's code
+    "linear_from_start": _linear_from_start,  # BERT's code
     "cosine": _cosine,  # Loshchilov and Hutter 2016; GPT, DeiT
-    "inverse_sqrt": _inverse_sqrt,  # fairseq's form: peak at the end of the warm-up
+    "inverse_sqrt": _inverse_sqrt,  # fairseq: the peak is at the end of the warm-up
     "noam": _noam,  # Vaswani et al. 2017, eq. 3
 }
 
-# Those that reach their floor at the end of the run.
-ENDING = ("linear", "linear_from_start", "cosine")
+# Schedules that reach min_lr at a given step.
+FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
 
 
 def learning_rate_factor(
-    config: ScheduleConfig, lr: float, total: int | None, d_model: int
+    config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Factor on the peak learning rate `lr` for optimizer step i = 0, 1, ..., total - 1.
+    """Return the factor on the peak learning rate as a function of the step 0, 1, ...
 
-    A run of no known end (None) can have any schedule but those of ENDING.
+    Args:
+        config: The schedule.
+        lr: Peak learning rate.
+        total_steps: Optimizer steps of the run; None if unknown, which finite schedules without
+            `config.total_steps` do not support.
+        d_model: D, for noam.
+
+    Raises:
+        InputError: `config.min_lr` is above `lr`.
+
+    Example:
+        >>> factor = learning_rate_factor(ScheduleConfig("linear", warmup_steps=2), 1e-3, 4, 512)
+        >>> [round(factor(step), 2) for step in range(4)]
+        [0.5, 1.0, 0.67, 0.33]
     """
-    shape, warmup = SCHEDULES[config.name], config.warmup_steps
-    end = config.total_steps or total or 0
-    floor = config.min_lr / lr if config.name in ENDING else 0.0
-    if floor > 1.0:
-        raise InputError(f"min_lr is {config.min_lr:g}, but must not be above lr {lr:g}")
+    shape = SCHEDULES[config.name]
+    warmup = config.warmup_steps
+    end = config.total_steps or total_steps or 0
+    final = config.min_lr / lr if config.name in FINITE_SCHEDULES else 0.0
+    if final > 1.0:
+        raise InputError(
+            f"must be at most optimizer.lr ({lr:g}), got {config.min_lr:g}",
+            option="schedule.min_lr",
+        )
 
-    def factor(done: int) -> float:
-        step = done + 1  # the papers count from 1
+    def factor(steps_done: int) -> float:
+        step = steps_done + 1  # the papers count from 1
         if step < warmup and config.name != "noam":
             return step / warmup
-        return floor + (1.0 - floor) * shape(step, end, warmup, d_model)
+        return final + (1.0 - final) * shape(step, end, warmup, d_model)
 
     return factor
 
 
 def make_schedule(
-    optimizer: Optimizer, config: ScheduleConfig, lr: float, total: int | None, d_model: int
+    optimizer: Optimizer, config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> LambdaLR:
-    """The schedule of `config` over `total` optimizer steps."""
-    return LambdaLR(optimizer, learning_rate_factor(config, lr, total, d_model))
+    """Build a torch scheduler; arguments as for `learning_rate_factor`."""
+    return LambdaLR(optimizer, learning_rate_factor(config, lr, total_steps, d_model))

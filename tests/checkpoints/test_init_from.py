@@ -1,4 +1,4 @@
-"""`init_from`: from a checkpoint, a run, a directory of transformers, under another tokenizer."""
+"""`init_from`: checkpoints, Hugging Face directories, roles, other tokenizers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +10,14 @@ import torch
 from lightning import Trainer
 
 import fourfold
-from fourfold.core.errors import InputError
-from fourfold.data.tokenizer import Tokenizer
-from fourfold.data.tokenizer_files import make_tokenizer
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fourfold.checkpoints.init_from import initialize_from, read_source, shared_vocabulary
+from fourfold.errors import InputError
 from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT
 from fourfold.tasks import SequenceClassification, Translation
-from fourfold.tasks.start import read_source, same_words, start_from
-from scripts.tiny_tasks import (
+from fourfold.tokenization.pretrained import make_tokenizer
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+from tests.fixtures.tiny_tasks import (
     ENCODER,
     FLAT,
     SGD,
@@ -30,17 +30,23 @@ from scripts.tiny_tasks import (
 
 def fitted(task: Any, data: Any, folder: Path, **options: Any) -> Trainer:
     trainer = Trainer(
-        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, use_distributed_sampler=False,
-    )  # fmt: skip
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+    )
     trainer.fit(task, data, **options)
     return trainer
 
 
 @pytest.fixture(scope="module")
 def pretrained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A masked LM of the shape that the downstream tasks have, with its tokenizer."""
+    """Checkpoint of a masked LM with the shape of the downstream tasks, and its tokenizer."""
     folder = tmp_path_factory.mktemp("pretrained")
     task, data = masked(texts)
     torch.manual_seed(5)
@@ -48,7 +54,7 @@ def pretrained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.ckpt"
 
 
-def test_a_task_begins_with_it_and_says_so(
+def test_weights_are_copied_and_reported(
     pretrained: Path, texts: Path, tmp_path: Path, capsys: Any
 ) -> None:
     _, data = sequences(texts)
@@ -66,9 +72,9 @@ def test_a_task_begins_with_it_and_says_so(
     assert "loaded    stack.blocks.0.attn.q.weight (16, 16)" in said
     assert "new       classifier.classify.weight (3, 16)" in said
     assert "left out  head.bias" in said
-    # The data have fewer characters than the masked LM saw: each keeps its own vector.
+    # The data have fewer characters than the source: each keeps its embedding.
     old, new = (read_source(pretrained).tokenizer, data.tokenizer.to_str())
-    pairs = same_words(old, new)
+    pairs = shared_vocabulary(old, new)
     assert pairs is not None
     table = task.model.embed.tokens.weight
     torch.testing.assert_close(
@@ -76,7 +82,7 @@ def test_a_task_begins_with_it_and_says_so(
     )
 
 
-def test_what_it_began_with_is_not_asked_for_again(
+def test_checkpoint_does_not_need_its_source(
     pretrained: Path, texts: Path, tmp_path: Path, capsys: Any
 ) -> None:
     task, data = sequences(texts)
@@ -92,18 +98,22 @@ def test_what_it_began_with_is_not_asked_for_again(
 
 
 def saved_bert(kind: str, folder: Path) -> Any:
-    """A small random BERT of transformers, saved there."""
+    """Save a small random BERT of transformers."""
     hf = pytest.importorskip("transformers")
     config = hf.BertConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=24, max_position_embeddings=96,
-    )  # fmt: skip
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=96,
+    )
     theirs = getattr(hf, kind)(config)
     theirs.save_pretrained(folder)
     return theirs
 
 
-def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -> None:
+def test_hugging_face_directory_is_a_source(texts: Path, tmp_path: Path, capsys: Any) -> None:
     theirs = saved_bert("BertModel", tmp_path / "bert")
     task, data = sequences(texts)
     changed = replace(task.config, norm_eps=1e-12, vocab_size=60)
@@ -111,7 +121,7 @@ def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -
     task = type(task)(changed, still, FLAT, init_from=str(tmp_path / "bert"))
     fitted(task, data, tmp_path)
     said = capsys.readouterr().out
-    # The pooler, which a masked LM has no place for, is not lost on a classifier.
+    # A masked LM has no pooler, but the classifier takes it from the source.
     assert "loaded    classifier.pool.weight (16, 16)" in said
     assert "new       classifier.classify.weight" in said
     found = task.model.classifier.pool.weight
@@ -119,7 +129,7 @@ def test_a_directory_of_transformers(texts: Path, tmp_path: Path, capsys: Any) -
 
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
-def test_the_pooler_of_transformers_next_sentences(
+def test_pooler_of_next_sentence_prediction_in_transformers(
     pool: str, texts: Path, tmp_path: Path, capsys: Any
 ) -> None:
     theirs = saved_bert("BertForPreTraining", tmp_path / "bert")
@@ -140,7 +150,9 @@ def test_the_pooler_of_transformers_next_sentences(
         assert not torch.isclose(found.weight, pooler.weight).any(-1).any()
 
 
-def test_the_pooler_of_our_own_next_sentences(texts: Path, tmp_path: Path, capsys: Any) -> None:
+def test_pooler_of_next_sentence_prediction_in_fourfold(
+    texts: Path, tmp_path: Path, capsys: Any
+) -> None:
     task, data = sentence_pairs(texts)
     torch.manual_seed(5)
     fitted(task, data, tmp_path).save_checkpoint(tmp_path / "a.ckpt")
@@ -158,50 +170,58 @@ def test_the_pooler_of_our_own_next_sentences(texts: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(("name", "tables"), [("roberta", 1), ("bart", 2)])
-def test_positions_that_transformers_counts_from_two(
-    name: str, tables: int, tmp_path: Path
-) -> None:
-    """The two rows of padding, which are kept for the way back, are not the table."""
+def test_position_tables_with_offset_two(name: str, tables: int, tmp_path: Path) -> None:
+    """The first two rows of the table, which are kept for export, are skipped."""
     pytest.importorskip("transformers")
-    from tests.hub.foreign_models import make
+    from tests.fixtures.hf_models import make_model
 
-    theirs = make(name)
+    theirs = make_model(name)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter))
     theirs.save_pretrained(tmp_path)
     source = read_source(str(tmp_path)).model
     model = type(source)(source.config)
-    report = start_from(model, str(tmp_path), None, "bicubic")
+    report = initialize_from(model, str(tmp_path), None, "bicubic")
     assert "resized" not in report
     found = {k: x for k, x in model.state_dict().items() if k.endswith("positions.weight")}
-    given = [x[2:] for k, x in theirs.state_dict().items() if ".position_embeddings." in k
-             or ".embed_positions." in k]  # fmt: skip
+    given = [
+        x[2:]
+        for k, x in theirs.state_dict().items()
+        if ".position_embeddings." in k or ".embed_positions." in k
+    ]
     assert len(found) == len(given) == tables
     assert all(torch.equal(x, y) for x, y in zip(found.values(), given, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["ViTModel", "DeiTModel", "DeiTForImageClassification"])
-def test_images_without_all_heads(kind: str, tmp_path: Path) -> None:
+def test_image_models_without_all_heads(kind: str, tmp_path: Path) -> None:
     hf = pytest.importorskip("transformers")
     deit = kind.startswith("DeiT")
     sizes = {
-        "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 50, "image_size": 12,
-        "num_hidden_layers": 2, "patch_size": 4, "num_labels": 5,
-    }  # fmt: skip
+        "hidden_size": 36,
+        "num_attention_heads": 3,
+        "intermediate_size": 50,
+        "image_size": 12,
+        "num_hidden_layers": 2,
+        "patch_size": 4,
+        "num_labels": 5,
+    }
     torch.manual_seed(0)
     theirs = getattr(hf, kind)((hf.DeiTConfig if deit else hf.ViTConfig)(**sizes)).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(InputError, match=r"theirs: it lacks \d of the \d heads .* by init_from"):
+    with pytest.raises(
+        InputError, match=r"theirs: \d of \d classification heads are missing; use init_from"
+    ):
         fourfold.load(tmp_path / "theirs")
     has_head = "classifier.weight" in theirs.state_dict()
     config = read_source(str(tmp_path / "theirs")).model.config
     model = ViT(replace(config, n_classes=5)).eval()
     before = [head.weight.clone() for head in model.heads]
-    report = start_from(model, str(tmp_path / "theirs"), None, "bicubic")
+    report = initialize_from(model, str(tmp_path / "theirs"), None, "bicubic")
     new = {"ViTModel": "0", "DeiTModel": "0-1"}.get(kind, "1")
     assert f"new       heads.{new}.weight (5, 36)" in report
     for i, head in enumerate(model.heads):
@@ -216,10 +236,12 @@ def test_images_without_all_heads(kind: str, tmp_path: Path) -> None:
             torch.testing.assert_close(h, out.last_hidden_state, rtol=1e-5, atol=1e-5)
 
 
-def test_other_layers_and_no_such_source(pretrained: Path, texts: Path, tmp_path: Path) -> None:
+def test_incompatible_and_missing_sources_are_rejected(
+    pretrained: Path, texts: Path, tmp_path: Path
+) -> None:
     task, data = sequences(texts)
     for path, change, message in (
-        (str(pretrained), {"n_heads": 4}, r"a\.ckpt: its layers have n_heads 2"),
+        (str(pretrained), {"n_heads": 4}, r"a\.ckpt: n_heads of the source .* got 2"),
         (str(tmp_path / "no.ckpt"), {}, r"no\.ckpt: there is no such checkpoint"),
     ):
         wrong = type(task)(replace(task.config, **change), SGD, FLAT, init_from=path)
@@ -227,11 +249,13 @@ def test_other_layers_and_no_such_source(pretrained: Path, texts: Path, tmp_path
             fitted(wrong, data, tmp_path)
 
 
-def test_an_encoder_decoder_from_two_models(pretrained: Path, texts: Path, tmp_path: Path) -> None:
+def test_encoder_decoder_is_initialized_from_two_models(
+    pretrained: Path, texts: Path, tmp_path: Path
+) -> None:
     shape = {**ENCODER, "activation": "gelu", "norm_placement": "post", "norm_eps": 1e-12}
     shape.pop("attn_dropout")
     config = EncoderDecoderConfig(
-        **shape, positions="learned", tie="decoder", embed_scale=False, embed_norm=True
+        **shape, positions="learned", tie_embeddings="decoder", embed_scale=False, embed_norm=True
     )
     _, pairs = translation(texts)
     both = {"encoder": str(pretrained), "decoder": str(pretrained)}
@@ -242,51 +266,51 @@ def test_an_encoder_decoder_from_two_models(pretrained: Path, texts: Path, tmp_p
         found = task.model.get_parameter(f"{side}.blocks.0.ff.up.weight")
         expected = source["stack.blocks.0.ff.up.weight"]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-    with pytest.raises(InputError, match="'middle' is no part of a model"):
-        start_from(task.model, {"middle": str(pretrained)}, None, "bicubic")
+    with pytest.raises(InputError, match=r"init_from must have the keys .*, got 'middle'"):
+        initialize_from(task.model, {"middle": str(pretrained)}, None, "bicubic")
 
 
-def test_words_of_two_tokenizers() -> None:
+def test_shared_tokens_of_two_tokenizers() -> None:
     a = train_tokenizer(TokenizerConfig(kind="char"), ["abc"], mask=True)
     b = train_tokenizer(TokenizerConfig(kind="char"), ["cbx"], mask=False)
-    assert same_words(a.to_str(), a.to_str()) is None
-    assert same_words(None, a.to_str()) is None
-    pairs = same_words(a.to_str(), b.to_str())
+    assert shared_vocabulary(a.to_str(), a.to_str()) is None
+    assert shared_vocabulary(None, a.to_str()) is None
+    pairs = shared_vocabulary(a.to_str(), b.to_str())
     assert pairs is not None
-    names = [t.core.id_to_token for t in (a, b)]
+    names = [t.backend.id_to_token for t in (a, b)]
     shared = {(names[0](i), names[1](j)) for i, j in zip(*(p.tolist() for p in pairs), strict=True)}
     assert {("b", "b"), ("c", "c"), ("<s>", "<s>")} <= shared
     assert all(left == right for left, right in shared)
 
 
-def test_special_tokens_are_known_by_their_role(tmp_path: Path) -> None:
+def test_special_tokens_match_by_role(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     bert = make_tokenizer(TokenizerConfig(file=str(tmp_path / "vocab.txt")), [], mask=True)
     ours = train_tokenizer(TokenizerConfig(kind="char"), ["a"], mask=True)
-    pairs = same_words(bert.to_str(), ours.to_str())
+    pairs = shared_vocabulary(bert.to_str(), ours.to_str())
     assert pairs is not None
     found = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
     assert found[ours.bos_id] == bert.bos_id
     assert found[ours.mask_id or 0] == bert.mask_id
 
 
-def test_words_are_matched_on_the_cpu_where_a_model_is_built_on_a_gpu() -> None:
+def test_shared_vocabulary_is_on_the_cpu() -> None:
     a = train_tokenizer(TokenizerConfig(kind="char"), ["abc"], mask=True)
     b = train_tokenizer(TokenizerConfig(kind="char"), ["cbx"], mask=False)
     with torch.device("meta"):  # as in Lightning's configure_model, of another device
-        pairs = same_words(a.to_str(), b.to_str())
+        pairs = shared_vocabulary(a.to_str(), b.to_str())
     assert pairs is not None
     assert {numbers.device.type for numbers in pairs} == {"cpu"}
 
 
-def test_one_word_of_many_roles_starts_from_what_ends_a_text() -> None:
-    """GPT-2's only special token; no text of bytes ever had an unknown one to learn from."""
+def test_token_with_several_roles_is_initialized_from_the_end_token() -> None:
+    """GPT-2 has one special token; the unknown token of a byte-level vocabulary is untrained."""
     theirs = train_tokenizer(TokenizerConfig("byte_bpe", 300), ["one two three"], mask=False)
     core = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1}, []))
     core.add_special_tokens(["<|endoftext|>"])
     ours = Tokenizer(core)
     assert ours.pad_id == ours.bos_id == ours.eos_id == ours.unk_id == 1
-    pairs = same_words(theirs.to_str(), ours.to_str())
+    pairs = shared_vocabulary(theirs.to_str(), ours.to_str())
     assert pairs is not None
     before, after = (x.tolist() for x in pairs)
     assert before[after.index(1)] == theirs.eos_id

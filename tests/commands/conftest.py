@@ -62,43 +62,70 @@ def recipes(text: Path) -> dict[str, dict[str, object]]:
             "model": ("Translation", {"max_len": 32}),
             "data": (
                 "TranslationData",
-                {"source": "files", "src_lang": "a", "tgt_lang": "b", "max_tokens": 64,
-                 "max_len": 32, "tokenizer": tokenizer, **pairs},
+                {
+                    "source": "files",
+                    "src_lang": "a",
+                    "tgt_lang": "b",
+                    "max_tokens": 64,
+                    "max_len": 32,
+                    "tokenizer": tokenizer,
+                    **pairs,
+                },
             ),
         },
         "lm": {
             "model": ("CausalLanguageModeling", {"max_len": 16}),
             "data": (
                 "CausalTextData",
-                {**_text_parts(text), "block_size": 16, "batch_size": 4,
-                 "tokenizer": {"kind": "byte_bpe", "vocab_size": 300}},
+                {
+                    **_text_parts(text),
+                    "block_size": 16,
+                    "batch_size": 4,
+                    "tokenizer": {"kind": "byte_bpe", "vocab_size": 300},
+                },
             ),
         },
         "classes": {
             "model": ("SequenceClassification", {"max_len": 16}),
             "data": (
                 "SequenceData",
-                {"source": "files", "text": ["a", "b"], "max_len": 16, "batch_size": 8,
-                 "tokenizer": tokenizer, **{n: str(text / f"{n}.tsv") for n in pairs}},
+                {
+                    "source": "files",
+                    "text": ["a", "b"],
+                    "max_len": 16,
+                    "batch_size": 8,
+                    "tokenizer": tokenizer,
+                    **{n: str(text / f"{n}.tsv") for n in pairs},
+                },
             ),
         },
         "tags": {
             "model": ("TokenClassification", {"max_len": 16}),
             "data": (
                 "TokenData",
-                {"max_len": 16, "batch_size": 8, "tokenizer": tokenizer,
-                 **{n: str(text / f"{n}.conll") for n in pairs}},
+                {
+                    "max_len": 16,
+                    "batch_size": 8,
+                    "tokenizer": tokenizer,
+                    **{n: str(text / f"{n}.conll") for n in pairs},
+                },
             ),
         },
         "mlm": {
             "model": ("MaskedLanguageModeling", {"max_len": 16}),
             "data": (
                 "MaskedTextData",
-                {**_text_parts(text), "documents": "line", "layout": "documents", "max_len": 16,
-                 "batch_size": 4, "tokenizer": {"kind": "wordpiece", "vocab_size": 80}},
+                {
+                    **_text_parts(text),
+                    "documents": "line",
+                    "layout": "documents",
+                    "max_len": 16,
+                    "batch_size": 4,
+                    "tokenizer": {"kind": "wordpiece", "vocab_size": 80},
+                },
             ),
         },
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="session")
@@ -119,13 +146,19 @@ def configs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, P
         content = {
             "model": {
                 "class_path": f"fourfold.tasks.{task}",
-                "init_args": {"config": {**SHAPE, **shape, **({"n_classes": None} if name == "vit"
-                                                            else {"vocab_size": None})}},
+                "init_args": {
+                    "config": {
+                        **SHAPE,
+                        **shape,
+                        **({"n_classes": None} if name == "vit" else {"vocab_size": None}),
+                    }
+                },
             },
             "data": {"class_path": f"fourfold.data.{data}", "init_args": arguments},
             "trainer": {"max_steps": 6, "accelerator": "cpu", "log_every_n_steps": 2},
-            "tensorboard": False, "pictures": False,
-        }  # fmt: skip
+            "tensorboard": False,
+            "log_samples": False,
+        }
         files[name] = folder / f"{name}.yaml"
         files[name].write_text(yaml.safe_dump(content))
     return files

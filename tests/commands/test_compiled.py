@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from fourfold.callbacks.compiled import compile_blocks
+from fourfold.callbacks.runtime.compile_blocks import compile_blocks
+from fourfold.core.block import Block, Stack
 from fourfold.core.config import TransformerConfig
-from fourfold.core.stack import Block, Stack
 from fourfold.generation import beam_search, generate
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
-    """What `compile` is asked for, done without a compiler."""
+    """Stand-in for `torch.compile` that works without a compiler."""
     asked: list[bool | None] = []
     plain = nn.Module.compile
 
@@ -45,9 +45,14 @@ CHARACTERS = "--data.tokenizer.kind=char"  # sentences of different lengths
     ("task", "more", "dynamic"), [("mt", [CHARACTERS], True), ("vit", [], False)]
 )
 def test_each_block_once(
-    task: str, more: list[str], dynamic: bool, run: Any, configs: dict[str, Path], tmp_path: Path,
+    task: str,
+    more: list[str],
+    dynamic: bool,
+    run: Any,
+    configs: dict[str, Path],
+    tmp_path: Path,
     eager: list[bool | None],
-) -> None:  # fmt: skip
+) -> None:
     fit = ("fit", "--config", configs[task], *STEPS, *PLAIN, *more)
     assert run(*fit, f"--run_dir={tmp_path / 'plain'}").code == 0
     assert not eager
@@ -55,8 +60,10 @@ def test_each_block_once(
     assert set(eager) == {dynamic}
     found, wanted = tmp_path / "compiled", tmp_path / "plain"
     assert losses(found) == pytest.approx(losses(wanted), rel=1e-4)
-    names = [list(torch.load(directory / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
-             for directory in (found, wanted)]  # fmt: skip
+    names = [
+        list(torch.load(directory / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+        for directory in (found, wanted)
+    ]
     assert names[0] == names[1]
 
 
@@ -94,8 +101,8 @@ def test_a_search_leaves_training_compiled() -> None:
     src, tgt = torch.randint(3, 11, (3, 9)), torch.randint(3, 11, (3, 6))  # no two sizes alike
     model(src, tgt)
     graphs = len(calls)
-    beam_search(model, src, beam=2, max_len=12)
-    generate(model, src, 12)
+    beam_search(model, src, beam=2, max_len=12, bos_id=1, eos_id=2)
+    generate(model, src, 12, bos_id=1)
     calls[:] = [0] * len(calls)
     for length in (4, 5, 7):
         model(src[:, :8], torch.randint(3, 11, (3, length)))
@@ -138,7 +145,7 @@ def test_no_compiler(
     fit = ("fit", "--config", configs["vit"], "--trainer.accelerator=cpu")
     result = run(*fit, "--compile=true", f"--run_dir={tmp_path / 'r'}")
     assert result.code == 2
-    assert "there is no C++ compiler" in result.err
+    assert "without a C++ compiler" in result.err
 
 
 @pytest.mark.slow

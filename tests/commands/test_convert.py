@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from PIL import Image
 
-from fourfold.data.transforms import eval_transform
+from fourfold.data.vision.transforms import eval_transform
 from fourfold.tasks import load_task
 
 Run = Callable[..., Any]
@@ -47,7 +47,7 @@ def test_text(
     x = torch.tensor([expected])
     with torch.no_grad():
         if family == "mt":
-            assert "norms add 1e-05 where these add 1e-06" in out
+            assert "norm_eps changes from 1e-06 to 1e-05" in out
             tgt = torch.tensor([[task.tokenizer.bos_id, *own]])
             theirs = model(input_ids=x, decoder_input_ids=tgt).logits
             ours = task.model(x, tgt)
@@ -72,5 +72,8 @@ def test_images(run: Run, trained: Train, here: Path) -> None:
     # And back: a checkpoint that classifies.
     assert run("import", here / "there", here / "again.ckpt").code == 0
     again = load_task(here / "again.ckpt")
-    assert again.artifacts == {**task.artifacts, "mean": again.artifacts["mean"],
-                               "std": again.artifacts["std"]}  # fmt: skip
+    assert again.artifacts == {
+        **task.artifacts,
+        "mean": again.artifacts["mean"],
+        "std": again.artifacts["std"],
+    }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.processes import Ended, free_port, together
+from tests.fixtures.processes import Ended, free_port, together
 
 Fit = Callable[..., list[Ended]]
 
@@ -39,7 +39,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture
 def fit(configs: dict[str, Path], here: Path) -> Fit:
     """`fourfold fit` in two processes, forked once all is imported."""
-    import fourfold.commands.training  # noqa: F401
+    import fourfold.commands.train.lightning_cli  # noqa: F401
     from fourfold.cli import main
 
     def call(run: str, *options: str, variables: Any = None, command: str = "fit") -> list[Ended]:
@@ -58,9 +58,16 @@ def fit(configs: dict[str, Path], here: Path) -> Fit:
 
 def slurm(rank: int) -> dict[str, str]:
     """The variables that srun gives to two tasks on one node."""
-    return {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_NNODES": "1",
-            "SLURM_JOB_ID": "12345", "SLURM_JOB_NAME": "fourfold"}  # fmt: skip
+    return {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "12345",
+        "SLURM_JOB_NAME": "fourfold",
+    }
 
 
 def content(run: Path) -> dict[str, Any]:
@@ -116,24 +123,35 @@ def test_a_signal_to_one_process_saves_and_stops_all(
 
 @pytest.mark.parametrize(
     ("strategy", "accumulated"),
-    [("ddp", 1), pytest.param("ddp", 2, marks=pytest.mark.slow),
-     pytest.param("fsdp2", 1, marks=pytest.mark.slow),
-     pytest.param("fsdp2", 2, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ("ddp", 1),
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp2", 1, marks=pytest.mark.slow),
+        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_loss_of_one_rank_that_is_not_finite_stops_all(
-    strategy: str, accumulated: int, fit: Fit, here: Path, monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    accumulated: int,
+    fit: Fit,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
     run: Any,
-) -> None:  # fmt: skip
+) -> None:
     with monkeypatch.context() as patch:
         in_step(patch, 1, 2, lambda total: total * float("nan"))
         ended = fit(
-            "broken", f"--trainer.strategy={strategy}", "--trainer.limit_val_batches=0",
+            "broken",
+            f"--trainer.strategy={strategy}",
+            "--trainer.limit_val_batches=0",
             f"--trainer.accumulate_grad_batches={accumulated}",
-        )  # fmt: skip
+        )
     assert [end.code for end in ended] == [1, 1], ended
     for end in ended:
         assert "is not a finite number" in end.out
-    assert re.search(r"a step takes 2 devices x (2 micro-batches x )?\d+ rows", ended[0].out)
+    assert re.search(
+        r"optimizer step takes 2 devices x (2 micro-batches x )?\d+ rows", ended[0].out
+    )
     (kept,) = (here / "broken").glob("nonfinite_step=*_rank=1.pt")
     assert run("replay", kept).code == 0  # also where the weights of a rank are a part of all
 
@@ -141,9 +159,13 @@ def test_a_loss_of_one_rank_that_is_not_finite_stops_all(
 @pytest.mark.slow
 def test_split_weights_leave_the_same_files_as_copies(fit: Fit, here: Path, run: Any) -> None:
     """In bf16, clipped, validated, averaged, stopped and resumed."""
-    options = ("--trainer.precision=bf16-mixed", "--trainer.gradient_clip_val=0.1",
-               "--average_last=2", "--average_every_n_steps=2",
-               "--model.optimizer.bias_correction=false")  # fmt: skip
+    options = (
+        "--trainer.precision=bf16-mixed",
+        "--trainer.gradient_clip_val=0.1",
+        "--average_last_checkpoints=2",
+        "--average_every_n_steps=2",
+        "--model.optimizer.bias_correction=false",
+    )
     for strategy in ("ddp", "fsdp2"):
         for steps in (3, 8):
             ended = fit(
@@ -153,16 +175,19 @@ def test_split_weights_leave_the_same_files_as_copies(fit: Fit, here: Path, run:
     # The norm that clips is summed over pieces; without clipping they are equal bit by bit.
     rounding = {"rtol": 1e-5, "atol": 1e-9}
     same(here / "ddp", here / "fsdp2", **rounding)
-    average = [torch.load(here / s / "checkpoints/average.ckpt", weights_only=True)["state_dict"]
-               for s in ("ddp", "fsdp2")]  # fmt: skip
+    average = [
+        torch.load(here / s / "checkpoints/average.ckpt", weights_only=True)["state_dict"]
+        for s in ("ddp", "fsdp2")
+    ]
     torch.testing.assert_close(*average, **rounding)
     # One process reads what two have written, and goes on; and two evaluate with split weights.
     lm = (here / "fsdp2/config.yaml", "--trainer.devices=1", "--trainer.strategy=auto")
     alone = run("test", "--config", *lm)
     assert alone.code == 0, alone.err
     found = (here / "fsdp2/metrics.json").read_text()
-    ended = fit("fsdp2", "--trainer.precision=bf16-mixed", "--trainer.strategy=fsdp2",
-                command="test")  # fmt: skip
+    ended = fit(
+        "fsdp2", "--trainer.precision=bf16-mixed", "--trainer.strategy=fsdp2", command="test"
+    )
     assert [end.code for end in ended] == [0, 0], ended
     mean = [line for line in found.splitlines() if "test/" in line]
     again = (here / "fsdp2/metrics.json").read_text()
@@ -192,10 +217,22 @@ def test_two_nodes_that_meet(fit: Fit, configs: dict[str, Path], here: Path) -> 
     options = ("--trainer.strategy=ddp", "--trainer.max_steps=4")
     assert [end.code for end in fit("whole", *options)] == [0, 0]
     port = free_port()
-    node = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-id=7", "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "fourfold", "fit", "--config",
-            str(configs["lm"]), "--run_dir=nodes", "--trainer.num_nodes=2",
-            "--trainer.devices=1", *options)  # fmt: skip
+    node = (
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--rdzv-id=7",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "-m",
+        "fourfold",
+        "fit",
+        "--config",
+        str(configs["lm"]),
+        "--run_dir=nodes",
+        "--trainer.num_nodes=2",
+        "--trainer.devices=1",
+        *options,
+    )
     for code, out in ends(torchrun(here, *node), torchrun(here, *node)):
         assert code == 0, out
     same(here / "whole", here / "nodes")
@@ -209,10 +246,19 @@ def test_a_dead_rank_costs_time_and_nothing_else(
     assert [end.code for end in fit("whole", *options)] == [0, 0]
     (here / "dies.py").write_text(DIES)
     process = torchrun(
-        here, "--standalone", "--nproc-per-node=2", "--max-restarts=3", "dies.py", "fit",
-        "--config", str(configs["lm"]), "--run_dir=killed", "--trainer.devices=2", *options,
+        here,
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        "dies.py",
+        "fit",
+        "--config",
+        str(configs["lm"]),
+        "--run_dir=killed",
+        "--trainer.devices=2",
+        *options,
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-    )  # fmt: skip
+    )
     ((code, out),) = ends(process)
     assert code == 0, out
     assert (here / "once").exists()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import yaml
 
 import fourfold
-from fourfold.data.tokenizer import Tokenizer
+from fourfold.tokenization.tokenizer import Tokenizer
 
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
@@ -39,8 +39,16 @@ def test_a_config_takes_shape_and_words_from_its_source(
     run_dir = here / "r"
     source = here / "source"
     shutil.copytree(pretrained, source)
-    call = ["--config", here / "c.yaml", "--run_dir", run_dir, "--model.init_from", source,
-            "--model.config.dropout", "0.25"]  # fmt: skip
+    call = [
+        "--config",
+        here / "c.yaml",
+        "--run_dir",
+        run_dir,
+        "--model.init_from",
+        source,
+        "--model.config.dropout",
+        "0.25",
+    ]
     result = run("fit", *call, "--trainer.max_steps", 3)
     assert result.code == 0, result.err
     assert "loaded    stack.blocks.0.attn.q.weight (16, 16)" in result.out
@@ -58,8 +66,11 @@ def test_a_config_takes_shape_and_words_from_its_source(
     assert f"{size:,}" in planned.out
     # Measured, used and continued without the source.
     shutil.rmtree(source)
-    for again in (run("fit", *call), run("test", *call), run("test", "--config",
-                  run_dir / "config.yaml")):  # fmt: skip
+    for again in (
+        run("fit", *call),
+        run("test", *call),
+        run("test", "--config", run_dir / "config.yaml"),
+    ):
         assert again.code == 0, again.err
         assert "init_from" not in again.out
     assert "test/accuracy" in json.loads((run_dir / "metrics.json").read_text())
@@ -70,8 +81,15 @@ def test_what_a_run_began_with_may_be_gone_when_it_goes_on(
 ) -> None:
     source = here / "source"
     shutil.copytree(pretrained, source)
-    call = ["fit", "--config", configs["classes"], "--run_dir", here / "r",
-            "--model.init_from", source]  # fmt: skip
+    call = [
+        "fit",
+        "--config",
+        configs["classes"],
+        "--run_dir",
+        here / "r",
+        "--model.init_from",
+        source,
+    ]
     assert run(*call, "--trainer.max_steps", 1).code == 0
     shutil.rmtree(source)
     result = run(*call, "--trainer.max_steps", 2)
@@ -82,15 +100,19 @@ def test_what_a_run_began_with_may_be_gone_when_it_goes_on(
 
 
 def test_a_run_that_came_to_nothing_begins_anew_with_another_source(
-    run: Run, configs: dict[str, Path], pretrained: Path, here: Path,
+    run: Run,
+    configs: dict[str, Path],
+    pretrained: Path,
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """And with that one's words, not with those that the first try left behind."""
     text = here / "other.txt"
     text.write_text("quite another text of other words\n" * 40)
     other = ["--data.train", text, "--data.val", "null", "--data.test", "null"]
-    made = run("fit", "--config", configs["mlm"], *other, "--run_dir", here / "b",
-               "--trainer.max_steps", 1)  # fmt: skip
+    made = run(
+        "fit", "--config", configs["mlm"], *other, "--run_dir", here / "b", "--trainer.max_steps", 1
+    )
     assert made.code == 0, made.err
     recipe = yaml.safe_load(configs["classes"].read_text())
     recipe["model"]["init_args"].pop("config")
@@ -125,10 +147,13 @@ def test_another_shape_than_the_sources_is_one_sentence(
     for options, message in (
         (
             ["--model.init_from", pretrained, "--model.config.n_heads", 4],
-            "n_heads 2, but the model",
+            "n_heads of the source must be that of the model, 4, got 2",
         ),
         (["--model.init_from", here / "nothing.ckpt"], "there is no such checkpoint file"),
-        (["--model.init_from", pretrained, "--model.tuning.freeze", 7], "the model has 1 layers"),
+        (
+            ["--model.init_from", pretrained, "--model.tuning.freeze", 7],
+            "must be at most 1, the number of layers",
+        ),
     ):
         result = run(*call, *options)
         assert result.code == 2
@@ -156,8 +181,16 @@ def test_images_at_another_resolution(
     probe: bool, run: Run, configs: dict[str, Path], trained: Train, here: Path
 ) -> None:
     """Transfer of a ViT: positions are interpolated; of a linear probe the head alone moves."""
-    options = ["--model.config.image_size", 16, "--data.transform.size", 16,
-               "--model.tuning.resize", "zoom", "--trainer.max_steps", 2]  # fmt: skip
+    options = [
+        "--model.config.image_size",
+        16,
+        "--data.transform.size",
+        16,
+        "--model.tuning.pos_embed_interpolation",
+        "zoom",
+        "--trainer.max_steps",
+        2,
+    ]
     options += ["--model.tuning.freeze", "all"] if probe else []
     source = trained("vit")
     call = ["fit", "--config", configs["vit"], "--run_dir", here / "r"]
@@ -176,8 +209,19 @@ def test_any_text_is_measured_with_a_stride(
     """Against windows cut one by one: each token once, with as much past as the stride leaves."""
     assert run("export", trained("lm") / "checkpoints/last.ckpt", here / "gpt2").code == 0
     config = root / "configs/gpt2/perplexity.yaml"
-    call = ["test", "--config", config, "--run_dir", here / "r", "--model.init_from", here / "gpt2",
-            "--data.test", text / "test.a", "--data.block_size", 16]  # fmt: skip
+    call = [
+        "test",
+        "--config",
+        config,
+        "--run_dir",
+        here / "r",
+        "--model.init_from",
+        here / "gpt2",
+        "--data.test",
+        text / "test.a",
+        "--data.block_size",
+        16,
+    ]
     found = {}
     for past in (0, 12):
         result = run(*call, "--data.eval_context", past)
@@ -204,11 +248,23 @@ def test_any_text_is_measured_with_a_stride(
         assert metrics["test/ppl_byte"] == pytest.approx(math.exp(total / n_bytes), rel=1e-5)
         assert metrics["test/ppl_word"] == pytest.approx(math.exp(total / n_words), rel=1e-4)
     assert found[12]["test/loss"] != found[0]["test/loss"]
-    result = run("fit", "--config", config, "--run_dir", here / "s", "--data.test", text / "test.a",
-                 "--model.init_from", here / "gpt2", "--data.block_size", 16,
-                 "--data.eval_context", 0)  # fmt: skip
+    result = run(
+        "fit",
+        "--config",
+        config,
+        "--run_dir",
+        here / "s",
+        "--data.test",
+        text / "test.a",
+        "--model.init_from",
+        here / "gpt2",
+        "--data.block_size",
+        16,
+        "--data.eval_context",
+        0,
+    )
     assert result.code == 2
-    assert "'train'" in result.err
+    assert "data.train must be given" in result.err
     assert not (here / "s").exists()
 
 
@@ -232,11 +288,18 @@ def test_what_the_user_writes_is_kept(
     recipe["model"]["init_args"].pop("config")
     recipe["data"]["init_args"].pop("tokenizer")
     (here / "c.yaml").write_text(yaml.safe_dump(recipe))
-    call = ["fit", "--config", here / "c.yaml", "--model.init_from", pretrained,
-            "--trainer.max_steps", 1]  # fmt: skip
+    call = [
+        "fit",
+        "--config",
+        here / "c.yaml",
+        "--model.init_from",
+        pretrained,
+        "--trainer.max_steps",
+        1,
+    ]
     result = run(*call, "--run_dir", "a", "--data.tokenizer.kind", "char", "--ema_decay", "0.9")
     assert result.code == 0, result.err
-    assert "word by word" in result.out
+    assert "token by token" in result.out
     tokenizer = config_of(here / "a")["data"]["init_args"]["tokenizer"]
     assert (tokenizer["kind"], tokenizer["file"]) == ("char", None)
     result = run(*call, "--run_dir", "b", "--model.config", '{"dropout": 0.2}')
@@ -245,7 +308,7 @@ def test_what_the_user_writes_is_kept(
     assert (shape["dropout"], shape["d_model"]) == (0.2, 16)
 
 
-def test_several_seeds(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_seeds_summarises_all_runs(run: Run, configs: dict[str, Path], here: Path) -> None:
     call = ["seeds", "--seeds", "3,5", "--run_dir", "s", "--config", configs["classes"]]
     result = run(*call)
     assert result.code == 0, result.err
@@ -264,39 +327,39 @@ def test_several_seeds(run: Run, configs: dict[str, Path], here: Path) -> None:
     assert run(*call).code == 0
     assert (here / "s/seed_3/metrics.json").stat().st_mtime_ns == before  # not done again
     result = run(*call, "--trainer.max_steps", 9)
-    assert (result.code, "was measured by" in result.err) == (2, True)
+    assert (result.code, "the metrics are those of" in result.err) == (2, True)
 
 
-def test_a_config_that_is_edited_meanwhile(
+def test_seeds_stops_if_a_config_is_edited(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fourfold.commands import seeds
 
     config = here / "c.yaml"
     config.write_text(configs["classes"].read_text())
-    asked = []
+    commands = []
 
-    def train(verb: str, options: Any, *more: Any) -> int:
-        asked.append(verb)
+    def train(command: str, options: Any, *more: Any) -> int:
+        commands.append(command)
         config.write_text(config.read_text() + "ema_decay: 0.5\n")
         return 0
 
-    monkeypatch.setattr(seeds.child, "run", train)
+    monkeypatch.setattr(seeds.subprocess_runs, "run", train)
     result = run("seeds", "--seeds", "0,1", "--run_dir", "s", "--config", config)
-    assert (result.code, asked) == (2, ["fit"])
-    assert "c.yaml has changed since this command began" in result.err
+    assert (result.code, commands) == (2, ["fit"])
+    assert "c.yaml: the config has changed since this command started" in result.err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seeds", "1,x", "--run_dir", "s"], "must be whole numbers such as 0,1,2"),
-        (["--seeds", "1,1", "--run_dir", "s"], "names a seed twice"),
-        (["--seeds", "1"], "--run_dir DIR"),
-        (["--run_dir", "s", "--seed_everything", "3"], "give --seeds"),
+        (["--seeds", "1,x", "--run_dir", "s"], "--seeds must be integers such as 0,1,2"),
+        (["--seeds", "1,1", "--run_dir", "s"], "--seeds must be different integers"),
+        (["--seeds", "1"], "--run_dir must be given"),
+        (["--run_dir", "s", "--seed_everything", "3"], "use --seeds"),
     ],
 )
-def test_seeds_that_cannot_be(
+def test_invalid_seeds_are_rejected(
     options: list[str], message: str, run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     result = run("seeds", *options, "--config", configs["classes"])

@@ -11,23 +11,27 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.callbacks.checkpoints import Checkpoints
+from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
 from scripts.kill_test import difference
 
 Run = Callable[..., Any]
 
 VARIANTS = {
-    "average": ["--average_last=2", "--average_every_n_steps=2", "--checkpoint.every_n_steps=2"],
+    "average": [
+        "--average_last_checkpoints=2",
+        "--average_every_n_steps=2",
+        "--checkpoint.every_n_steps=2",
+    ],
     "ema": [
         *("--ema_decay=0.9", "--trainer.accumulate_grad_batches=2", "--data.num_workers=0"),
-        *("--checkpoint.every_n_steps=1", "--checkpoint.keep_best=2"),
+        *("--checkpoint.every_n_steps=1", "--checkpoint.save_top_k=2"),
     ],
     # last.ckpt is written where an epoch ends, and nowhere else.
     "epochs": ["--checkpoint.every_n_steps=null"],
     # A validation at each step that last.ckpt is of.
     "validated": [
         *("--checkpoint.every_n_steps=2", "--trainer.val_check_interval=2"),
-        *("--trainer.check_val_every_n_epoch=null", "--average_last=2"),
+        *("--trainer.check_val_every_n_epoch=null", "--average_last_checkpoints=2"),
         "--average_every_n_steps=2",
     ],
     # Workers read ahead, and two of the epoch's batches are all there is.
@@ -51,7 +55,7 @@ KILLS = [
 
 
 class Killed(BaseException):
-    """What no handler expects, as SIGKILL."""
+    """Exception that no handler catches, like SIGKILL."""
 
 
 @pytest.fixture
@@ -96,7 +100,13 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 @pytest.fixture
 def fit(run: Run, configs: dict[str, Path], here: Path) -> Run:
     def call(name: str, *more: str) -> Any:
-        options = ["--model.val_beam=0", "--trainer.max_steps=10", "--run_dir", here / name, *more]
+        options = [
+            "--model.val_num_beams=0",
+            "--trainer.max_steps=10",
+            "--run_dir",
+            here / name,
+            *more,
+        ]
         return run("fit", "--config", configs["mt"], *options)
 
     return call
@@ -114,9 +124,13 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(("variant", "batch"), KILLS)
 def test_a_killed_run_ends_the_same(
-    variant: str, batch: int, fit: Run, kill_at: Callable[[int], None], here: Path,
+    variant: str,
+    batch: int,
+    fit: Run,
+    kill_at: Callable[[int], None],
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     torch.compiler.reset()  # as in a process of its own
     assert fit("whole", *VARIANTS[variant]).code == 0
     torch.compiler.reset()
@@ -160,10 +174,10 @@ def same_runs(one: Path, other: Path) -> None:
 def test_killed_behind_a_checkpoint(
     variant: str, number: int, fit: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Lightning does between a checkpoint and the next batch is made up for: rows, counts."""
-    save, saves = Checkpoints.save_last, 0
+    """Work of Lightning between a checkpoint and the next batch is repeated: rows, counts."""
+    save, saves = RunCheckpoints.save_last, 0
 
-    def counted(self: Checkpoints, trainer: Any) -> None:
+    def counted(self: RunCheckpoints, trainer: Any) -> None:
         nonlocal saves
         saves += 1
         save(self, trainer)
@@ -171,7 +185,7 @@ def test_killed_behind_a_checkpoint(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save_last", counted)
+        patch.setattr(RunCheckpoints, "save_last", counted)
         deadly = 0
         assert fit("whole", *VARIANTS[variant]).code == 0
         deadly, saves = number % (saves + 1) if number > 0 else saves + 1 + number, 0
@@ -238,8 +252,7 @@ def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
     fit: Run, kill_at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when Lightning no longer skips an epoch: then callbacks/epoch_end.py can go."""
-    from fourfold.callbacks.epoch_end import EpochEndResume
-    from fourfold.callbacks.resume import ExactResume
+    from fourfold.callbacks.checkpointing.exact_resume import ExactResume, FixEpochEndResume
 
     epochs: list[int] = []
     monkeypatch.setattr(
@@ -256,29 +269,43 @@ def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
         return epochs[:1]
 
     assert epochs_after_a_resume("mended") == [2]
-    monkeypatch.setattr(EpochEndResume, "on_train_start", lambda *arguments: None)
+    monkeypatch.setattr(FixEpochEndResume, "on_train_start", lambda *arguments: None)
     assert epochs_after_a_resume("not mended") == [3]
 
 
 STOPS = {  # who asks Lightning for an end, at which batch, and where that is
     "window": ("on_train_batch_end", 4, VARIANTS["ema"]),
     "step": ("on_train_batch_end", 5, VARIANTS["ema"]),
-    "validation": ("on_validation_end", 3, ["--checkpoint.every_n_steps=null", "--ema_decay=0.9",
-                   "--trainer.val_check_interval=2", "--trainer.check_val_every_n_epoch=null"]),
+    "validation": (
+        "on_validation_end",
+        3,
+        [
+            "--checkpoint.every_n_steps=null",
+            "--ema_decay=0.9",
+            "--trainer.val_check_interval=2",
+            "--trainer.check_val_every_n_epoch=null",
+        ],
+    ),
     "validation in a window": (
-        "on_validation_end", 2, [*VARIANTS["ema"], "--trainer.val_check_interval=3",
-                                 "--trainer.check_val_every_n_epoch=null"]),
-}  # fmt: skip
+        "on_validation_end",
+        2,
+        [
+            *VARIANTS["ema"],
+            "--trainer.val_check_interval=3",
+            "--trainer.check_val_every_n_epoch=null",
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize(("hook", "batch", "options"), STOPS.values(), ids=STOPS.keys())
 def test_what_stops_early_can_be_gone_on_with(
     hook: str, batch: int, options: list[str], fit: Run, here: Path, monkeypatch: Any
 ) -> None:
-    from fourfold.callbacks.checkpoints import Checkpoints
+    from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
 
     assert fit("whole", *options).code == 0
-    before = getattr(Checkpoints, hook)
+    before = getattr(RunCheckpoints, hook)
 
     def asked(self: Any, trainer: Any, *more: Any) -> None:  # as EarlyStopping or a Timer does
         at = trainer.fit_loop.epoch_loop.batch_progress.total.completed - 1
@@ -287,7 +314,7 @@ def test_what_stops_early_can_be_gone_on_with(
         before(self, trainer, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, hook, asked)
+        patch.setattr(RunCheckpoints, hook, asked)
         assert fit("stopped", *options).code == 0
     last = Path("checkpoints/last.ckpt")
     assert 0 < content(here / "stopped" / last)["global_step"] < 10
@@ -309,7 +336,7 @@ def test_a_signal_saves_and_says_so(
     with signalled(7, number):  # the first half of a window
         result = fit("stopped", *options)
     assert result.code == code
-    assert "run it again to go on" in result.out
+    assert "run the same command again to resume" in result.out
     assert signal.getsignal(number) == before
     assert fit("stopped", *options, "--resume=must").code == 0
     a, b = (content(here / name / "checkpoints/last.ckpt") for name in ("whole", "stopped"))
@@ -322,7 +349,7 @@ def test_a_signal_where_nothing_is_measured_loses_no_row_and_no_snapshot(
     batch: int, fit: Run, here: Path, signalled: Callable[..., Any]
 ) -> None:
     """In an epoch's last batch, too, of whose end such a run never hears."""
-    options = ("--trainer.log_every_n_steps=2", "--average_last=2", "--data.val=null")
+    options = ("--trainer.log_every_n_steps=2", "--average_last_checkpoints=2", "--data.val=null")
     assert fit("whole", *options).code == 0
     with signalled(batch):
         assert fit("stopped", *options).code == 75
@@ -335,7 +362,7 @@ def test_a_signal_where_nothing_is_measured_loses_no_row_and_no_snapshot(
 def test_the_checkpoint_before_a_signal_is_kept(
     fit: Run, here: Path, signalled: Callable[..., Any]
 ) -> None:
-    """What a signal saved may be spoilt as well: then the run goes on from the one before."""
+    """Checkpoint of a signal may be corrupted as well; the run then resumes from the one before."""
     options = ("--checkpoint.every_n_steps=2",)
     assert fit("whole", *options).code == 0
     with signalled(6):
@@ -344,7 +371,7 @@ def test_the_checkpoint_before_a_signal_is_kept(
     last.write_bytes(last.read_bytes()[:1000])
     resumed = fit("stopped", *options)
     assert resumed.code == 0
-    assert "going on from previous.ckpt" in resumed.out + resumed.err
+    assert "resuming from previous.ckpt" in resumed.out + resumed.err
     same_runs(here / "whole", here / "stopped")
 
 
@@ -362,12 +389,12 @@ def test_auto_continues_and_a_complete_run_stays(fit: Run, here: Path) -> None:
 def test_must_and_never(fit: Run, here: Path) -> None:
     result = fit("r", "--resume=must")
     assert result.code == 2
-    assert "nothing to resume" in result.err
+    assert "--resume is must, but" in result.err
     assert not (here / "r").exists()
     assert fit("r", "--resume=never").code == 0
     result = fit("r", "--resume=never")
     assert result.code == 2
-    assert "already holds a training" in result.err
+    assert "must be a new directory with --resume never" in result.err
 
 
 def test_another_recipe_is_not_mixed_in(fit: Run, here: Path) -> None:
@@ -375,7 +402,7 @@ def test_another_recipe_is_not_mixed_in(fit: Run, here: Path) -> None:
     for changed in ("--model.optimizer.lr=0.5", "--model.config.d_ff=48"):
         result = fit("r", changed)
         assert result.code == 2
-        assert "was trained with model.init_args" in result.err
+        assert "model.init_args" in result.err
     result = fit("r", "--data.max_tokens=32")
     assert result.code == 2
     assert "data" in result.err
@@ -403,7 +430,7 @@ def test_a_checkpoint_can_begin_another_run(fit: Run, here: Path) -> None:
     result = fit("b", f"--ckpt_path={start}")
     assert "resumed after step 4" in result.out
     assert content(here / "b/checkpoints/last.ckpt")["global_step"] == 10
-    assert "leave out --ckpt_path" in fit("b", f"--ckpt_path={start}").err
+    assert "without --ckpt_path" in fit("b", f"--ckpt_path={start}").err
 
 
 def test_a_broken_checkpoint_is_said(fit: Run, here: Path) -> None:
@@ -432,7 +459,7 @@ def test_what_a_disk_spoilt_costs_time_and_nothing_else(
         file.write_bytes(file.read_bytes()[: 1000 * broken])
     result = fit("killed", *VARIANTS[variant])
     assert result.code == 0, result.err
-    assert "last.ckpt is broken or cut off: going on from" in result.err
+    assert "last.ckpt is corrupted: resuming from" in result.err
     same_runs(here / "whole", here / "killed")
 
 
@@ -442,7 +469,7 @@ def test_no_run_goes_on_from_a_validation_between_two_micro_batches(
     options = [
         *("--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4"),
         *("--trainer.check_val_every_n_epoch=null", "--checkpoint.every_n_steps=null"),
-        *("--checkpoint.every_n_epochs=0", "--checkpoint.keep_best=3"),
+        *("--checkpoint.every_n_epochs=0", "--checkpoint.save_top_k=3"),
     ]
     assert fit("whole", *options).code == 0
     kill_at(4)
@@ -469,7 +496,7 @@ def test_two_processes_go_on_as_one_with_the_same_global_batches(
             *(
                 "--trainer.precision=64-true",
                 "--model.config.dropout=0",
-                "--checkpoint.keep_best=0",
+                "--checkpoint.save_top_k=0",
             ),
             *("--model.config.attn_dropout=0", f"--model.config.{dropout}=0", *options),
             "--model.schedule.name=constant",

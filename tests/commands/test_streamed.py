@@ -1,4 +1,4 @@
-"""A training on streamed chunks, killed anywhere, ends as one that was never interrupted."""
+"""Training on streamed chunks resumes exactly after a kill."""
 
 import shutil
 from collections.abc import Callable
@@ -10,34 +10,34 @@ import pytest
 import torch
 import yaml
 
-from fourfold.core.errors import InputError
-from fourfold.data import chunk_cache
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
-from tests.chunk_files import write_chunks
+from fourfold.data.streaming import chunk_cache
+from fourfold.errors import InputError
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+from tests.fixtures.chunk_files import write_chunks
 
 Run = Callable[..., Any]
 
 
 class Killed(BaseException):
-    """What no handler expects, as SIGKILL."""
+    """Stands for SIGKILL; no handler catches it."""
 
 
 @pytest.fixture
 def fit(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Trains on chunks that are fetched into a cache of two thirds of their size."""
+    """Train on chunks of an object store, with a cache of two thirds of their size."""
     tokenizer = train_tokenizer(TokenizerConfig("byte_bpe", 280), ["one two"], mask=False)
     rng = np.random.default_rng(0)
     streams = [rng.integers(0, tokenizer.vocab_size, size) for size in (60, 90, 80, 70)]
-    tokenizer.save(write_chunks(here / "far", streams) / "tokenizer.json")
+    tokenizer.save(write_chunks(here / "remote", streams) / "tokenizer.json")
 
     def fetch(address: str, file: Path, size: int = 0) -> None:
         try:
             shutil.copy(here / address.removeprefix("s3://"), file)
         except FileNotFoundError as error:
-            raise InputError(f"{address} is not there") from error
+            raise InputError("there is no such file", file=address) from error
 
     monkeypatch.setattr(chunk_cache, "fetch", fetch)
-    monkeypatch.setattr("fourfold.data.token_chunks.fetch", fetch)
+    monkeypatch.setattr("fourfold.data.streaming.chunks.fetch", fetch)
     config = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 8}
     recipe = {
         "model": {
@@ -45,20 +45,20 @@ def fit(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             "init_args": {"config": {**config, "vocab_size": None}},
         },
         "data": {
-            "class_path": "fourfold.data.StreamedTextData",
+            "class_path": "fourfold.data.StreamedCausalTextData",
             "init_args": {
-                "train": "s3://far",
+                "train": "s3://remote",
                 "block_size": 8,
                 "batch_size": 4,
-                "window": 2,
+                "shuffle_chunks": 2,
                 "cache": str(here / "cache"),
-                "cache_gb": 480e-9,
+                "max_cache_gb": 480e-9,
             },
         },
         "trainer": {"max_steps": 16, "accelerator": "cpu", "log_every_n_steps": 2},
         "checkpoint": {"every_n_steps": 1},
         "tensorboard": False,
-        "pictures": False,
+        "log_samples": False,
     }
     (here / "c.yaml").write_text(yaml.safe_dump(recipe))
 
@@ -73,15 +73,18 @@ def fit(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.mark.parametrize(("workers", "batches"), [(0, (4, 10)), (2, (12,))])
-def test_killed_at_any_batch_it_ends_the_same(
-    workers: int, batches: tuple[int, ...], fit: Any, here: Path,
+def test_killed_training_resumes_bitwise(
+    workers: int,
+    batches: tuple[int, ...],
+    fit: Any,
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     from fourfold.tasks import CausalLanguageModeling as Task
 
     options = f"--data.num_workers={workers}"
     whole = fit("whole", options)
-    assert whole["StreamedTextData"]["epoch"] == 1  # ten batches an epoch
+    assert whole["StreamedCausalTextData"]["epoch"] == 1  # an epoch has ten batches
     step = Task.training_step
     for batch in batches:
         with monkeypatch.context() as patch:
@@ -94,17 +97,17 @@ def test_killed_at_any_batch_it_ends_the_same(
             patch.setattr(Task, "training_step", killed)
             with pytest.raises(Killed):
                 fit(f"killed {batch}", options)
-        shutil.rmtree(here / "cache")  # what it held is of no account
-        again = fit(f"killed {batch}", options, "--resume=must")
+        shutil.rmtree(here / "cache")  # resume does not need the cache
+        resumed = fit(f"killed {batch}", options, "--resume=must")
         for key in ("state_dict", "optimizer_states"):
-            torch.testing.assert_close(again[key], whole[key], rtol=0, atol=0)
-        assert again["StreamedTextData"] == whole["StreamedTextData"]
-    held = sum(file.stat().st_size for file in (here / "cache").iterdir())
-    assert 0 < held <= 480
+            torch.testing.assert_close(resumed[key], whole[key], rtol=0, atol=0)
+        assert resumed["StreamedCausalTextData"] == whole["StreamedCausalTextData"]
+    cached = sum(file.stat().st_size for file in (here / "cache").iterdir())
+    assert 0 < cached <= 480
 
 
 @pytest.mark.parametrize("steps", [3, 5])
-def test_two_processes_go_on_as_one_with_the_same_global_batches(steps: int, fit: Any) -> None:
+def test_run_of_two_processes_resumes_on_one(steps: int, fit: Any) -> None:
     exact = (
         *("--trainer.precision=64-true", "--model.schedule.name=constant"),
         *("--model.config.dropout=0", "--model.config.attn_dropout=0"),
@@ -115,16 +118,16 @@ def test_two_processes_go_on_as_one_with_the_same_global_batches(steps: int, fit
     whole = fit("whole", *exact, *one, "--trainer.max_steps=8")
     fit("moved", *exact, *two, f"--trainer.max_steps={steps}")
     moved = fit("moved", *exact, *one, "--trainer.max_steps=8")
-    assert moved["StreamedTextData"] == whole["StreamedTextData"]
+    assert moved["StreamedCausalTextData"] == whole["StreamedCausalTextData"]
     for name, weight in whole["state_dict"].items():
         torch.testing.assert_close(moved["state_dict"][name], weight, rtol=1e-9, atol=1e-9)
 
 
-def test_a_masked_lm_goes_on_in_the_middle_of_an_epoch(run: Run, here: Path) -> None:
+def test_masked_lm_resumes_within_epoch(run: Run, here: Path) -> None:
     tokenizer = train_tokenizer(TokenizerConfig("wordpiece", 40), ["one two"], mask=True)
-    words = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
+    ordinary_ids = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
     rng = np.random.default_rng(0)
-    streams = [rng.choice(words, size) for size in (60, 90, 80, 70)]
+    streams = [rng.choice(ordinary_ids, size) for size in (60, 90, 80, 70)]
     tokenizer.save(write_chunks(here / "chunks", streams) / "tokenizer.json")
     write_chunks(here / "held", streams[:1])
     config = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 10}
@@ -134,26 +137,32 @@ def test_a_masked_lm_goes_on_in_the_middle_of_an_epoch(run: Run, here: Path) -> 
             "init_args": {"config": {**config, "vocab_size": None}},
         },
         "data": {
-            "class_path": "fourfold.data.StreamedMaskedData",
-            "init_args": {"train": "chunks", "val": "held", "test": "held", "max_len": 10,
-                          "batch_size": 4, "window": 2},
+            "class_path": "fourfold.data.StreamedMaskedTextData",
+            "init_args": {
+                "train": "chunks",
+                "val": "held",
+                "test": "held",
+                "max_len": 10,
+                "batch_size": 4,
+                "shuffle_chunks": 2,
+            },
         },
         "trainer": {"accelerator": "cpu", "max_epochs": -1},
         "checkpoint": {"every_n_steps": 1},
         "tensorboard": False,
-        "pictures": False,
-    }  # fmt: skip
+        "log_samples": False,
+    }
     (here / "m.yaml").write_text(yaml.safe_dump(recipe))
-    ends = []
+    checkpoints = []
     for name, stops in (("whole", (13,)), ("stopped", (4, 11, 13))):
         for steps in stops:
-            result = run("fit", "--config", here / "m.yaml", "--run_dir", here / name,
-                         f"--trainer.max_steps={steps}")  # fmt: skip
+            max_steps = f"--trainer.max_steps={steps}"
+            result = run("fit", "--config", here / "m.yaml", "--run_dir", here / name, max_steps)
             assert result.code == 0, result.err
-        ends.append(torch.load(here / name / "checkpoints/last.ckpt", weights_only=True))
-    assert ends[0]["StreamedMaskedData"]["epoch"] == 1
+        checkpoints.append(torch.load(here / name / "checkpoints/last.ckpt", weights_only=True))
+    assert checkpoints[0]["StreamedMaskedTextData"]["epoch"] == 1
     for key in ("state_dict", "optimizer_states"):
-        torch.testing.assert_close(ends[1][key], ends[0][key], rtol=0, atol=0)
+        torch.testing.assert_close(checkpoints[1][key], checkpoints[0][key], rtol=0, atol=0)
     result = run("test", "--config", here / "m.yaml", "--run_dir", here / "whole")
     assert result.code == 0, result.err
     assert "test/ppl_token" in result.out

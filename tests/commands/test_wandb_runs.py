@@ -15,16 +15,16 @@ import pytest
 import torch
 import yaml
 
-from tests.wandb_files import WandbFile, runs_in
+from tests.fixtures.wandb_files import WandbFile, runs_in
 
 pytest.importorskip("wandb")
 
 Track = Callable[[str], Path]
 OPTIONS = [
     *("--wandb=offline", "--wandb_project=papers", "--wandb_group=small"),
-    *("--wandb_tags=[first, second]", "--wandb_checkpoints=true", "--pictures=true"),
+    *("--wandb_tags=[first, second]", "--wandb_checkpoints=true", "--log_samples=true"),
     *("--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1"),
-    *("--average_last=2", "--average_every_n_steps=1"),
+    *("--average_last_checkpoints=2", "--average_every_n_steps=1"),
 ]
 KILLED_AT = {"mt": 4}  # in the middle of this batch
 CLASSES = ("vit", "classes", "tags")
@@ -39,11 +39,11 @@ tasks = pytest.mark.parametrize(
 
 
 class Killed(BaseException):
-    """What no handler expects."""
+    """Exception that no handler catches."""
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Where wandb may leave something: not in the user's home."""
+    """Directories of wandb outside the user's home."""
     return {f"WANDB_{kind}_DIR": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
 
 
@@ -60,9 +60,10 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.Monke
 
 @pytest.fixture(scope="module")
 def track(
-    elsewhere: pytest.MonkeyPatch, configs: dict[str, Path],
+    elsewhere: pytest.MonkeyPatch,
+    configs: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Track:  # fmt: skip
+) -> Track:
     """The directory of a family's run: trained, one of them killed and resumed, then tested."""
     from fourfold.cli import main
     from fourfold.tasks import Task
@@ -138,7 +139,7 @@ def test_the_history_is_metrics_csv(name: str, track: Track) -> None:
         for key, value in row.items()
         if value and key != "step"
     ]
-    assert {"train/loss", "val/loss", "lr"} <= {key for _, key, _ in cells}
+    assert {"train/loss", "val/loss", "train/lr"} <= {key for _, key, _ in cells}
     for step, key, value in cells:
         assert found[step][key] == pytest.approx(value, rel=1e-6), (step, key)
     assert tested.history == []
@@ -202,9 +203,11 @@ def test_checkpoints_are_versions_with_aliases(name: str, track: Track) -> None:
 
 
 def test_how_to_send_it_is_said_once(
-    elsewhere: pytest.MonkeyPatch, configs: dict[str, Path], tmp_path: Path,
+    elsewhere: pytest.MonkeyPatch,
+    configs: dict[str, Path],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     from fourfold.cli import main
 
     run = tmp_path / "with a blank"
@@ -225,16 +228,19 @@ def test_two_processes_killed_and_resumed_are_one_run(
     call = [
         *(sys.executable, "-m", "fourfold", "fit", "--config", str(configs["mt"])),
         *("--run_dir", str(run), "--trainer.devices=2", "--trainer.strategy=ddp"),
-        *("--data.max_rows=2", "--model.val_beam=0", *OPTIONS),
+        *("--data.max_rows=2", "--model.val_num_beams=0", *OPTIONS),
     ]
     env = {**os.environ, **environment(tmp_path / "wandb")}
     for name in ("WANDB_MODE", "WANDB_SERVICE"):  # not the service of the tests before
         env.pop(name, None)
     child = subprocess.Popen(
-        [*call, "--trainer.max_steps=100000"], env=env, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    wait_for(lambda: steps_of(run) > 4, 120)
+        [*call, "--trainer.max_steps=100000"],
+        env=env,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: rows_of_steps(run) > 4, 120)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     reached = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"]
@@ -253,7 +259,7 @@ def test_two_processes_killed_and_resumed_are_one_run(
     assert done.stdout.count("wandb sync") == 1
 
 
-def steps_of(run: Path) -> int:
+def rows_of_steps(run: Path) -> int:
     file = run / "metrics.csv"
     return len(file.read_text().splitlines()) if file.is_file() else 0
 

@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from fourfold.cli import main
-from fourfold.commands.parser import Parser
 from fourfold.commands.recipe import make_parser, parse, read_recipe
-from fourfold.papers.recipe_cards import find_card
+from fourfold.commands.train.parser import Parser
+from fourfold.reproduce.recipe_cards.cards import find_card
 from fourfold.tasks import load_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,8 @@ def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
     assert all(line.startswith("#") for line in head.splitlines())
     assert "Expected:" in head
     # What trains nothing is only measured.
-    assert re.search(rf"fourfold (fit|test) --config configs/{name}\.yaml", head)
+    assert re.search(rf"fourfold (fit|test) --config {name}(\s|$)", head)
+    assert len(head.splitlines()[0]) <= 92, "`fourfold recipes` prints the first line"
     for file in re.findall(r"configs/[\w/]+\.yaml", head):
         assert (ROOT / file).is_file(), file
     if counts := re.findall(r"Parameters: ([\d,]+\d)", head):
@@ -127,7 +128,7 @@ def test_what_is_tested_on_its_validation_data_keeps_no_best(name: str, parser: 
     parts = args.get("val"), args.get("test")
     one = kind == "GlueData" or args.get("source") in ("imagenet", "images/flowers128")
     if one or (isinstance(parts[0], str | list) and parts[0] == parts[1]):
-        assert config["checkpoint"]["keep_best"] == 0
+        assert config["checkpoint"]["save_top_k"] == 0
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -1,18 +1,28 @@
-"""Every backend against attention written as loops, forward and backward."""
+"""Attention on every backend, compared with explicit loops, forward and backward."""
 
+import math
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor
 
-from fourfold.core.attention import Attention, attend, attention_backend, attention_weights, lower
-from fourfold.core.config import TransformerConfig
-from fourfold.core.errors import InputError
-from fourfold.core.masks import Lowered, Mask
-from tests.tiny import assert_same, backend
+from fourfold.core.attention import (
+    Attention,
+    attend,
+    attention_backend,
+    attention_weights,
+    lower_mask,
+)
+from fourfold.core.kv_cache import KVCache
+from fourfold.core.masks import LoweredMask, Mask
+from fourfold.errors import InputError
+from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.models.analysis.attention_maps import attention_maps
+from tests.fixtures.tiny_models import assert_same, backend
 
 examples = settings(max_examples=40, deadline=None)
 
@@ -20,7 +30,7 @@ examples = settings(max_examples=40, deadline=None)
 def loops(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, scale: float | None
 ) -> Tensor:
-    """Attention by its definition: one query, one head, one row at a time."""
+    """Compute attention by its definition: one query, one head, one row at a time."""
     n_rows, n_heads, q_len, width = q.shape
     out = q.new_zeros(n_rows, n_heads, q_len, v.shape[3])
     for b in range(n_rows):
@@ -71,7 +81,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["naive", "sdpa", "auto"])
 @examples
 @given(case=cases())
-def test_a_backend_is_the_definition(name: str, case: dict[str, Any]) -> None:
+def test_backends_equal_the_definition(name: str, case: dict[str, Any]) -> None:
     q, k, v = case.pop("qkv")
     mask, bias, causal = case["mask"], case["bias"], case["causal"]
     full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
@@ -102,7 +112,7 @@ def test_a_backend_is_the_definition(name: str, case: dict[str, Any]) -> None:
 
 @st.composite
 def patterns(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
-    """A description of who sees whom, with numbers of rows, queries and keys."""
+    """Draw a mask with numbers of rows, queries and keys."""
     n_rows, k_len = draw(st.integers(1, 3)), draw(st.integers(1, 7))
     q_len = draw(st.integers(1, k_len))
     torch.manual_seed(draw(st.integers(0, 2**16)))
@@ -120,7 +130,7 @@ def patterns(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
 
 
 def may_see(mask: Mask, row: int, query: int, key: int, offset: int) -> bool:
-    """The description read out condition by condition."""
+    """Evaluate a mask condition by condition."""
     place = query + offset
     if mask.causal and key > place:
         return False
@@ -138,7 +148,7 @@ def may_see(mask: Mask, row: int, query: int, key: int, offset: int) -> bool:
 @pytest.mark.parametrize("name", ["naive", "sdpa", "flex"])
 @examples
 @given(pattern=patterns())
-def test_a_description_means_the_same_everywhere(
+def test_mask_means_the_same_on_every_backend(
     name: str, pattern: tuple[Mask, int, int, int]
 ) -> None:
     mask, n_rows, q_len, k_len = pattern
@@ -150,14 +160,13 @@ def test_a_description_means_the_same_everywhere(
     )[:, None].expand(-1, 2, -1, -1)
     q, k, v = (torch.randn(n_rows, 2, t, 3, dtype=torch.float64) for t in (q_len, k_len, k_len))
     with backend(name):
-        lowered = lower(mask, q_len, k_len, q)
+        lowered = lower_mask(mask, q_len, k_len, q)
         actual = attend(q, k, v, mask=lowered.mask, causal=lowered.causal)
     assert_same(actual, loops(q, k, v, allowed, None, None))
 
 
 def attention(**changes: Any) -> Attention:
-    config = TransformerConfig(d_model=12, n_heads=3, **changes)
-    return Attention(config).double().eval()
+    return Attention(12, 3, **changes).double().eval()
 
 
 @pytest.mark.parametrize("name", ["naive", "sdpa", "flex"])
@@ -173,39 +182,41 @@ def attention(**changes: Any) -> Attention:
     ],
     ids=["all", "causal", "padded", "packed", "window"],
 )
-def test_the_weights_are_those_applied(name: str, scale: float | None, mask: Mask) -> None:
-    layer = attention(attn_scale=scale, d_value=2)
+def test_weights_are_those_that_forward_applies(name: str, scale: float | None, mask: Mask) -> None:
+    layer = attention(scale=scale, d_value=2)
     x = torch.randn(2, 4, 12, dtype=torch.float64)
     with backend(name):
-        lowered = lower(mask, 4, 4, x)
+        lowered = lower_mask(mask, 4, 4, x)
         weights, y = layer.weights(x, mask=lowered), layer(x, mask=lowered)
     seen = weights.sum(-1)
-    assert_same(seen, (seen > 0.5).double())  # 1, or 0 where there is nothing to see
+    assert_same(seen, (seen > 0.5).double())  # 1, or 0 for a query without allowed keys
     values = layer.v(x).view(2, 4, 3, 2).transpose(1, 2)
     assert_same(layer.out((weights @ values).transpose(1, 2).reshape(2, 4, 6)), y)
 
 
-def test_the_weights_over_a_memory_and_with_a_bias() -> None:
+def test_weights_of_cross_attention_with_a_bias() -> None:
     layer, bias = attention(), torch.randn(3, 4, 5, dtype=torch.float64)
     x, memory = (torch.randn(2, n, 12, dtype=torch.float64) for n in (4, 5))
-    mask = Lowered(torch.rand(2, 1, 1, 5) < 0.6)
+    mask = LoweredMask(torch.rand(2, 1, 1, 5) < 0.6)
     weights = layer.weights(x, memory, mask=mask, bias=bias)
     values = layer.v(memory).view(2, 5, 3, 4).transpose(1, 2)
     y = layer.out((weights @ values).transpose(1, 2).flatten(2))
     assert_same(layer(x, memory, mask=mask, bias=bias), y)
 
 
-def test_naive_attention_loses_no_precision() -> None:
+def test_naive_attention_computes_in_fp32_or_better() -> None:
     q, k = (torch.randn(1, 1, 2, 4, dtype=torch.float64) for _ in range(2))
-    assert attention_weights(q, k, None, None, None).dtype == torch.float64
-    assert attention_weights(q.bfloat16(), k.bfloat16(), None, None, None).dtype == torch.float32
+    assert attention_weights(q, k).dtype == torch.float64
+    assert attention_weights(q.bfloat16(), k.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("length", [5, 300])  # either side of where the CPU changes its way
+@pytest.mark.parametrize("length", [5, 300])  # below and above the size of one slice of queries
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_bf16_on_a_cpu(length: int, causal: bool, masked: bool, biased: bool) -> None:
+def test_bf16_attention_on_a_cpu_is_precise(
+    length: int, causal: bool, masked: bool, biased: bool
+) -> None:
     q, k, v = (torch.randn(2, 2, length, 8).bfloat16().requires_grad_() for _ in range(3))
     mask = torch.rand(2, 1, length, length) < 0.5 if masked else None
     if mask is not None:
@@ -228,7 +239,7 @@ def test_bf16_on_a_cpu(length: int, causal: bool, masked: bool, biased: bool) ->
 
 
 @pytest.mark.parametrize("name", ["naive", "sdpa", "auto"])
-def test_dropout_keeps_the_mean(name: str) -> None:
+def test_dropout_preserves_the_mean(name: str) -> None:
     q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
     wide = [x.expand(4000, -1, -1, -1) for x in (q, k, v)]
     with attention_backend(name):
@@ -238,36 +249,117 @@ def test_dropout_keeps_the_mean(name: str) -> None:
     torch.testing.assert_close(dropped.mean(0), kept[0], rtol=0, atol=0.05)
 
 
-def test_dropout_rests_in_evaluation() -> None:
-    layer, x = attention(attn_dropout=0.5), torch.randn(1, 6, 12, dtype=torch.float64)
+def test_dropout_is_off_in_evaluation() -> None:
+    layer, x = attention(dropout=0.5), torch.randn(1, 6, 12, dtype=torch.float64)
     assert torch.equal(layer(x), layer(x))
     layer.train()
     assert not torch.equal(layer(x), layer(x))
 
 
-def test_what_flex_cannot_do_is_lowered_densely() -> None:
+def test_dense_masks_are_never_block_masks() -> None:
     mask = Mask(window=2)
     with backend("flex"):
-        assert not isinstance(lower(mask, 4, 4, torch.ones(1)).mask, Tensor)
-        assert isinstance(lower(mask, 4, 4, torch.ones(1), dense=True).mask, Tensor)
+        assert not isinstance(lower_mask(mask, 4, 4, torch.ones(1)).mask, Tensor)
+        assert isinstance(lower_mask(mask, 4, 4, torch.ones(1), dense=True).mask, Tensor)
 
 
-def test_a_causal_mask_stays_a_flag() -> None:
+def test_causal_mask_is_lowered_to_a_flag() -> None:
     like = torch.ones(1)
-    assert lower(Mask(causal=True), 4, 4, like) == Lowered(None, True)
-    assert lower(Mask(causal=True), 1, 4, like) == Lowered(None, False)
-    assert lower(Mask(), 3, 4, like) == Lowered(None, False)
-    assert lower(Mask(causal=True), 3, 4, like).mask.tolist() == [
+    assert lower_mask(Mask(causal=True), 4, 4, like) == LoweredMask(None, True)
+    assert lower_mask(Mask(causal=True), 1, 4, like) == LoweredMask(None, False)
+    assert lower_mask(Mask(), 3, 4, like) == LoweredMask(None, False)
+    assert lower_mask(Mask(causal=True), 3, 4, like).mask.tolist() == [
         [[[True, True, False, False], [True, True, True, False], [True] * 4]]
     ]
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_unknown_backend_is_rejected() -> None:
     with (
-        pytest.raises(InputError, match="'cudnn', but must be one of auto, naive, sdpa, flex"),
+        pytest.raises(InputError, match="must be one of auto, naive, sdpa, flex, got 'cudnn'"),
         attention_backend("cudnn"),
     ):
         pass
+
+
+def relu_attention(scores: Tensor) -> Tensor:
+    """Attention weights without softmax (Wortsman et al. 2023)."""
+    return scores.relu() / scores.shape[-1]
+
+
+@pytest.mark.parametrize("name", ["auto", "naive", "sdpa", "flex"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask(),
+        Mask(causal=True),
+        Mask(keys=torch.tensor([[True, True, True, False]])),
+        Mask(window=2),
+    ],
+    ids=["all", "causal", "padded", "window"],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_replaced_softmax_is_used_by_every_backend(
+    monkeypatch: pytest.MonkeyPatch, name: str, mask: Mask, training: bool
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise AssertionError("a fused kernel was called")
+
+    layer, x = attention().train(training), torch.randn(1, 4, 12, dtype=torch.float64)
+    monkeypatch.setattr(Attention, "normalize", staticmethod(relu_attention))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fail)
+    monkeypatch.setattr("fourfold.core.attention.attend_by_products", fail)
+    monkeypatch.setattr("fourfold.core.attention._flex", fail)
+    with attention_backend(name):
+        lowered = lower_mask(mask, 4, 4, x)
+        y, weights = layer(x, mask=lowered), layer.weights(x, mask=lowered)
+    q, k, v = (p(x).view(1, 4, 3, 4).transpose(1, 2) for p in (layer.q, layer.k, layer.v))
+    allowed = torch.tensor([[may_see(mask, 0, t, j, 0) for j in range(4)] for t in range(4)])
+    expected = relu_attention((q @ k.mT / 2).masked_fill(~allowed, -math.inf))
+    assert_same(weights, expected)
+    assert_same(y, layer.out((expected @ v).transpose(1, 2).flatten(2)))
+    for actual, wanted in zip(
+        torch.autograd.grad(y.square().sum(), list(layer.parameters()), retain_graph=True),
+        torch.autograd.grad(
+            layer.out((expected @ v).transpose(1, 2).flatten(2)).square().sum(),
+            list(layer.parameters()),
+        ),
+        strict=True,
+    ):
+        assert_same(actual, wanted)
+
+
+def sharpened_softmax(scores: Tensor) -> Tensor:
+    return (2 * scores).softmax(-1)
+
+
+def test_softmax_can_be_replaced_in_one_layer() -> None:
+    layer, sharpened = attention(), attention(scale=1.0)  # the default scale is 1/2
+    sharpened.load_state_dict(layer.state_dict())
+    layer.normalize = sharpened_softmax
+    x = torch.randn(1, 4, 12, dtype=torch.float64)
+    assert_same(layer(x), sharpened(x))
+
+
+def test_replaced_softmax_changes_training_maps_and_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = CausalLMConfig(d_model=8, n_layers=2, n_heads=2, d_ff=8, vocab_size=11, max_len=8)
+    model, ids = CausalLM(config).double().eval(), torch.randint(0, 11, (2, 6))
+    before = model(ids)
+    monkeypatch.setattr(Attention, "normalize", staticmethod(sharpened_softmax))
+    after = model(ids)
+    assert not torch.allclose(before, after)
+    cache = KVCache()
+    with torch.no_grad():
+        steps = [model(ids[:, t : t + 1], cache=cache) for t in range(6)]
+    assert_same(torch.cat(steps, dim=1), after)
+    with attention_backend("naive"):
+        assert_same(model(ids), after)
+    first = model.stack.blocks[0]
+    x = first.attn_norm(model.embed(ids, slice(0, 6)))
+    (maps, _) = attention_maps(model, "attn", lambda: model(ids))
+    lowered = lower_mask(Mask(causal=True), 6, 6, x)
+    torch.testing.assert_close(maps, first.attn.weights(x, mask=lowered)[0].mean(0).float())
 
 
 @pytest.mark.cuda
@@ -275,17 +367,19 @@ def test_an_unknown_backend_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("q_len", [37, 64])
-def test_cuda_kernels(name: str, dtype: torch.dtype, causal: bool, q_len: int) -> None:
+def test_cuda_kernels_equal_the_naive_backend(
+    name: str, dtype: torch.dtype, causal: bool, q_len: int
+) -> None:
     shapes = ((q_len, 16), (64, 16), (64, 32))
     q, k, v = (
         torch.randn(2, 2, t, d, device="cuda", dtype=dtype, requires_grad=True) for t, d in shapes
     )
     keys = torch.rand(2, 64, device="cuda") < 0.7
-    keys[1] = False  # a row that sees nothing
+    keys[1] = False  # a row without allowed keys
     documents = torch.arange(64, device="cuda").expand(2, -1) // 20
     mask = Mask(causal=causal, keys=keys, documents=documents)
     with attention_backend(name):
-        lowered = lower(mask, q_len, 64, q)
+        lowered = lower_mask(mask, q_len, 64, q)
         y = attend(q, k, v, mask=lowered.mask, causal=lowered.causal)
     grads = torch.autograd.grad(y.float().square().sum(), (q, k, v))
     dense = mask.lower(q_len, 64, q.device)

@@ -1,4 +1,4 @@
-"""Impossible shapes are refused before anything is built, with the values in the message."""
+"""Checks of config fields: impossible values are rejected before a model is built."""
 
 import math
 from typing import Any
@@ -6,60 +6,94 @@ from typing import Any
 import pytest
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViT, ViTConfig
-from fourfold.tasks.tuning import TuningConfig
+from fourfold.models.finetuning.config import TuningConfig
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "message"),
+    ("config_class", "changes", "message"),
     [
-        (TransformerConfig, {"d_model": 32, "n_heads": 5}, "d_model 32 .* n_heads 5"),
-        (TransformerConfig, {"activation": "gelus"}, "activation is 'gelus', .* relu, gelu"),
-        (TransformerConfig, {"feed_forward": "moe"}, "feed_forward is 'moe'"),
-        (TransformerConfig, {"norm": "batch"}, "norm is 'batch', .* layer, rms"),
-        (TransformerConfig, {"norm_placement": "both"}, "norm_placement is 'both'"),
-        (TransformerConfig, {"n_layers": 0}, "n_layers is 0, but must be at least 1"),
-        (TransformerConfig, {"d_head": -1}, "d_head is -1"),
-        (TransformerConfig, {"dropout": 1.0}, r"dropout is 1.0, but must lie in \[0, 1\)"),
-        (TransformerConfig, {"drop_path": -0.1}, "drop_path is -0.1"),
-        (CausalLMConfig, {"vocab_size": 0}, "vocab_size is 0"),
-        (MaskedLMConfig, {"max_len": 0}, "max_len is 0"),
-        (EncoderDecoderConfig, {"tie": "both"}, "tie is 'both', .* all, decoder, embeddings, none"),
-        (EncoderDecoderConfig, {"n_decoder_layers": 0}, "n_decoder_layers is 0"),
-        (ViTConfig, {"pool": "max"}, "pool is 'max'"),
-        (ViTConfig, {"distillation": True, "pool": "mean"}, "distillation needs pool cls"),
-        (ViTConfig, {"patch_size": 0}, "patch_size is 0"),
-        # Of another kind than declared, as only a file may be.
-        (TransformerConfig, {"d_model": "12"}, "d_model is '12', but must be of the kind int"),
-        (TransformerConfig, {"n_layers": True}, "n_layers is 'True'"),
-        (TransformerConfig, {"dropout": None}, "dropout is 'None', but must be of the kind float"),
-        (TransformerConfig, {"bias": 1}, "bias is '1', but must be of the kind bool"),
-        (CausalLMConfig, {"vocab_size": 2.0}, "vocab_size is '2.0'"),
-        (CausalLMConfig, {"vocab_size": 2**31}, "vocab_size is 2147483648, but must be at most"),
-        (MaskedLMConfig, {"n_segments": -1}, "n_segments is -1, but must not be negative"),
-        (TransformerConfig, {"norm_eps": math.nan}, r"norm_eps is nan, but must lie in \[0, 1\)"),
+        (
+            TransformerConfig,
+            {"d_model": 32, "n_heads": 5},
+            r"d_model must be divisible by n_heads \(5\) .* got 32",
+        ),
+        (
+            TransformerConfig,
+            {"activation": "gelus"},
+            "activation must be one of relu, gelu.* got 'gelus'",
+        ),
+        (
+            TransformerConfig,
+            {"feed_forward": "moe"},
+            "feed_forward must be one of mlp, glu, got 'moe'",
+        ),
+        (TransformerConfig, {"norm": "batch"}, "norm must be one of layer, rms, got 'batch'"),
+        (
+            TransformerConfig,
+            {"norm_placement": "both"},
+            "norm_placement must be one of post, pre, got 'both'",
+        ),
+        (TransformerConfig, {"n_layers": 0}, "n_layers must be at least 1, got 0"),
+        (TransformerConfig, {"d_head": -1}, "d_head must be at least 1, got -1"),
+        (TransformerConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        (TransformerConfig, {"drop_path": -0.1}, r"drop_path must lie in \[0, 1\), got -0.1"),
+        (CausalLMConfig, {"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        (MaskedLMConfig, {"max_len": 0}, "max_len must be at least 1, got 0"),
+        (
+            EncoderDecoderConfig,
+            {"tie_embeddings": "both"},
+            "tie_embeddings must be one of all, decoder, embeddings, none, got 'both'",
+        ),
+        (
+            EncoderDecoderConfig,
+            {"n_decoder_layers": 0},
+            "n_decoder_layers must be at least 1, got 0",
+        ),
+        (ViTConfig, {"pool": "max"}, "pool must be one of cls, mean, got 'max'"),
+        (ViTConfig, {"distillation": True, "pool": "mean"}, "pool must be cls"),
+        (ViTConfig, {"patch_size": 0}, "patch_size must be at least 1, got 0"),
+        # Types that only a file can contain: the command line checks them.
+        (TransformerConfig, {"d_model": "12"}, "d_model must be of type int, got '12'"),
+        (TransformerConfig, {"n_layers": True}, "n_layers must be of type int, got 'True'"),
+        (TransformerConfig, {"dropout": None}, "dropout must be of type float.*, got 'None'"),
+        (TransformerConfig, {"bias": 1}, "bias must be of type bool, got '1'"),
+        (CausalLMConfig, {"vocab_size": 2.0}, "vocab_size must be of type int.*, got '2.0'"),
+        (
+            CausalLMConfig,
+            {"vocab_size": 2**31},
+            "vocab_size must be at most 2147483647, got 2147483648",
+        ),
+        (MaskedLMConfig, {"n_segments": -1}, "n_segments must not be negative, got -1"),
+        (TransformerConfig, {"norm_eps": math.nan}, r"norm_eps must lie in \[0, 1\), got nan"),
     ],
 )
-def test_impossible(kind: type[TransformerConfig], changes: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_rejected(
+    config_class: type[TransformerConfig], changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        kind(**changes)
+        config_class(**changes)
 
 
-def test_patches_must_tile_the_image() -> None:
-    with pytest.raises(InputError, match="image_size 10 is not divisible by patch_size 4"):
+def test_image_size_must_be_divisible_by_patch_size() -> None:
+    with pytest.raises(
+        InputError, match=r"image_size must be divisible by patch_size \(4\), got 10"
+    ):
         ViT(ViTConfig(d_model=8, n_heads=2, n_layers=1, d_ff=8, image_size=10, patch_size=4))
 
 
-def test_widths_follow_from_each_other() -> None:
+def test_head_widths_default_to_each_other() -> None:
     assert TransformerConfig(d_model=12, n_heads=3).value_width == 4
     assert TransformerConfig(d_model=12, n_heads=5, d_head=3).value_width == 3
     given = TransformerConfig(d_model=12, n_heads=3, d_value=7)
     assert (given.head_width, given.value_width) == (4, 7)
 
 
-def test_a_word_that_is_none_of_those_declared() -> None:
-    for given, kind in (("none", "all or int"), (True, "all or int"), (1.5, "all or int")):
-        with pytest.raises(InputError, match=f"but must be of the kind {kind}"):
-            TuningConfig(freeze=given)  # type: ignore[arg-type]
+def test_a_literal_or_integer_field_rejects_other_values() -> None:
+    with pytest.raises(InputError, match="freeze must be one of all, got 'none'"):
+        TuningConfig(freeze="none")  # type: ignore[arg-type]
+    for value in (True, 1.5):
+        with pytest.raises(InputError, match=f"freeze must be of type 'all' or int, got '{value}'"):
+            TuningConfig(freeze=value)  # type: ignore[arg-type]
     assert TuningConfig(freeze="all").freeze == "all"

@@ -1,4 +1,4 @@
-"""First weights have the distribution their paper gives."""
+"""Weight initializations, compared with the distributions of the papers."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -23,7 +23,7 @@ LANGUAGE: dict[str, Any] = {**SHAPE, "vocab_size": 200, "max_len": 64}
 
 
 def assert_normal(weight: Tensor, std: float) -> None:
-    """Mean, deviation and tails of a normal distribution, within 5 standard errors."""
+    """Check mean, deviation and tails of a normal distribution within 5 standard errors."""
     n = weight.numel()
     assert abs(weight.mean().item()) < 5 * std / n**0.5
     assert weight.std().item() == pytest.approx(std, rel=5 / (2 * n) ** 0.5)
@@ -52,9 +52,9 @@ def glorot(layer: nn.Linear) -> float:
     return (6 / sum(layer.weight.shape)) ** 0.5
 
 
-@pytest.mark.parametrize("tie", ["all", "none"])
-def test_vaswani(tie: str) -> None:
-    model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE, tie=tie))
+@pytest.mark.parametrize("tie_embeddings", ["all", "none"])
+def test_vaswani_init(tie_embeddings: str) -> None:
+    model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE, tie_embeddings=tie_embeddings))
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             assert_uniform(layer.weight, glorot(layer))
@@ -64,14 +64,14 @@ def test_vaswani(tie: str) -> None:
     assert_norms_untouched(model)
 
 
-def test_vaswani_with_learned_positions() -> None:
+def test_vaswani_init_of_learned_positions() -> None:
     model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE, positions="learned"))
     for embed in (model.src_embed, model.tgt_embed):
         assert_normal(embed.positions.weight, 96**-0.5)
     assert not torch.equal(model.src_embed.positions.weight, model.tgt_embed.positions.weight)
 
 
-def test_bert_is_cut_at_two_deviations() -> None:
+def test_bert_init_is_truncated_at_two_deviations() -> None:
     model = MaskedLM(MaskedLMConfig(**LANGUAGE, next_sentence=True))
     matrices = {key: p for key, p in model.named_parameters() if p.dim() == 2}
     assert len(matrices) == 3 * 6 + 6  # blocks; three embeddings, transform, pooler, classifier
@@ -84,7 +84,7 @@ def test_bert_is_cut_at_two_deviations() -> None:
     assert_norms_untouched(model)
 
 
-def test_gpt() -> None:
+def test_gpt_init() -> None:
     model = CausalLM(CausalLMConfig(**LANGUAGE, init="gpt"))
     for parameter in model.parameters():
         if parameter.dim() == 2:
@@ -94,7 +94,7 @@ def test_gpt() -> None:
 
 
 @pytest.mark.parametrize("n_layers", [1, 3])
-def test_gpt2_scales_what_writes_into_the_stream(n_layers: int) -> None:
+def test_gpt2_init_scales_residual_projections(n_layers: int) -> None:
     model = CausalLM(CausalLMConfig(**{**LANGUAGE, "n_layers": n_layers}))
     assert_normal(model.embed.tokens.weight, 0.02)
     assert_normal(model.embed.positions.weight, 0.01)
@@ -107,7 +107,7 @@ def test_gpt2_scales_what_writes_into_the_stream(n_layers: int) -> None:
     assert_norms_untouched(model)
 
 
-def test_vit() -> None:
+def test_vit_init() -> None:
     model = ViT(
         ViTConfig(
             **SHAPE, image_size=32, patch_size=4, n_channels=3, n_classes=10, representation_size=80
@@ -129,13 +129,13 @@ def test_vit() -> None:
     assert_norms_untouched(model)
 
 
-def test_deit() -> None:
+def test_deit_init() -> None:
     config = ViTConfig(**SHAPE, image_size=32, patch_size=4, distillation=True, init="bert")
     model = ViT(config)
     for weight in (model.embed.prefix, model.embed.positions.weight, model.heads[1].weight):
         assert 0 < weight.abs().max().item() <= 0.04
 
 
-def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(InputError, match="init is 'kaiming', but must be one of vaswani, bert"):
+def test_an_unknown_init_is_rejected() -> None:
+    with pytest.raises(InputError, match=r"init must be one of vaswani, bert.* got 'kaiming'"):
         CausalLM(CausalLMConfig(**LANGUAGE, init="kaiming"))

@@ -1,4 +1,4 @@
-"""Tables of waves against the formulas, number by number."""
+"""Position tables against their formulas."""
 
 import math
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fourfold.core.embeddings import make_positions
-from fourfold.core.errors import InputError
 from fourfold.core.positions import learned, sincos2d, sinusoidal, sinusoidal_halves
+from fourfold.errors import InputError
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (7, 10), (5000, 16)])
-def test_waves_follow_the_formula(n_rows: int, width: int) -> None:
+def test_sinusoidal_positions_equal_the_formula(n_rows: int, width: int) -> None:
     pairs, halves = sinusoidal(n_rows, width).weight, sinusoidal_halves(n_rows, width).weight
     assert pairs.shape == halves.shape == (n_rows, width)
     for position in {0, 1, n_rows // 2, n_rows - 1} & set(range(n_rows)):
@@ -24,33 +24,33 @@ def test_waves_follow_the_formula(n_rows: int, width: int) -> None:
             assert halves[position, width // 2 + i].item() == pytest.approx(expected[1], abs=1e-7)
 
 
-def test_a_shift_is_a_rotation() -> None:
-    """Vaswani 3.5: for a fixed offset, a linear function of the position."""
+def test_shifted_sinusoidal_positions_are_a_linear_function() -> None:
+    """Vaswani et al. 2017, section 3.5."""
     table = sinusoidal(50, 8).weight.double()
     solution = torch.linalg.lstsq(table[:-3], table[3:]).solution
     torch.testing.assert_close(table[:-3] @ solution, table[3:], rtol=0, atol=1e-5)
 
 
-def test_a_grid_of_waves() -> None:
+def test_sincos2d_equals_the_formula() -> None:
     side, width = 3, 12
     table = sincos2d(side * side, width).weight
     for y in range(side):
         for x in range(side):
             row = []
-            for place in (x, y):
+            for position in (x, y):
                 rates = [10000 ** -(i / (width // 4 - 1)) for i in range(width // 4)]
-                row += [math.sin(place * rate) for rate in rates]
-                row += [math.cos(place * rate) for rate in rates]
+                row += [math.sin(position * rate) for rate in rates]
+                row += [math.cos(position * rate) for rate in rates]
             assert table[y * side + x].tolist() == pytest.approx(row, abs=1e-7)
 
 
-def test_the_narrowest_grid_of_waves() -> None:
+def test_sincos2d_of_minimal_width_is_finite() -> None:
     table = sincos2d(4, 4).weight
     assert table.isfinite().all()
     assert table[3].tolist() == pytest.approx(2 * [math.sin(1), math.cos(1)], abs=1e-7)
 
 
-def test_waves_are_made_not_stored() -> None:
+def test_sinusoidal_positions_are_not_in_the_state_dict() -> None:
     assert not sinusoidal(4, 4).state_dict()
     assert not list(sinusoidal(4, 4).parameters())
     assert list(learned(4, 6).state_dict()) == ["weight"]
@@ -58,21 +58,23 @@ def test_waves_are_made_not_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "n_rows", "width", "message"),
+    ("positions", "n_rows", "width", "message"),
     [
-        ("sinusoidal", 4, 5, "even d_model, not 5"),
-        ("sinusoidal_halves", 4, 7, "even d_model, not 7"),
-        ("sincos2d", 8, 8, "not 8 patches of width 8"),
-        ("sincos2d", 9, 6, "not 9 patches of width 6"),
-        ("rotary", 4, 4, "'rotary', but must be one of none, learned"),
+        ("sinusoidal", 4, 5, "d_model must be even .* got 5"),
+        ("sinusoidal_halves", 4, 7, "d_model must be even .* got 7"),
+        ("sincos2d", 8, 8, "got 8 patches and a d_model of 8"),
+        ("sincos2d", 9, 6, "got 9 patches and a d_model of 6"),
+        ("rotary", 4, 4, "positions must be one of none, learned.* got 'rotary'"),
     ],
 )
-def test_impossible_tables(kind: str, n_rows: int, width: int, message: str) -> None:
+def test_impossible_position_tables_are_rejected(
+    positions: str, n_rows: int, width: int, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        make_positions(kind, n_rows, width)
+        make_positions(positions, n_rows, width)
 
 
 @pytest.mark.parametrize("index", [slice(3, 5), torch.tensor([[0, 4]])])
-def test_a_row_that_is_not_there(index: slice | torch.Tensor) -> None:
-    with pytest.raises(InputError, match="5 tokens is longer than max_len 4"):
+def test_positions_beyond_the_table_are_rejected(index: slice | torch.Tensor) -> None:
+    with pytest.raises(InputError, match="ids must have at most max_len = 4 tokens, got 5"):
         learned(4, 2)(index)

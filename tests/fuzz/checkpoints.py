@@ -19,8 +19,14 @@ from tests.fuzz.invariant import Case, Files
 if TYPE_CHECKING:
     from tests.fuzz.conftest import World
 
-VERBS = {"mt": "translate", "lm": "generate", "mlm": "fill", "classes": "classify",
-         "tags": "classify", "vit": "classify"}  # fmt: skip
+VERBS = {
+    "mt": "translate",
+    "lm": "generate",
+    "mlm": "fill",
+    "classes": "classify",
+    "tags": "classify",
+    "vit": "classify",
+}
 # What is written into a config.json: sizes that no model has, but none that would be built.
 SIZES = [
     0,
@@ -59,18 +65,37 @@ def _saved(content: Any, **options: Any) -> bytes:
 @st.composite
 def tensor(draw: Draw, x: torch.Tensor) -> Any:
     """Another one in its place."""
-    ways = ("nan", "inf", "shape", "empty", "int", "half", "scalar", "complex", "bool", "double",
-            "sparse", "none", "wide")  # fmt: skip
+    ways = (
+        "nan",
+        "inf",
+        "shape",
+        "empty",
+        "int",
+        "half",
+        "scalar",
+        "complex",
+        "bool",
+        "double",
+        "sparse",
+        "none",
+        "wide",
+    )
     way = draw(st.sampled_from(ways))
     return {
         "nan": lambda: torch.full_like(x, float("nan")) if x.is_floating_point() else x,
         "inf": lambda: torch.full_like(x, float("inf")) if x.is_floating_point() else x,
-        "shape": lambda: x.flatten()[:-1].clone(), "empty": lambda: x[:0].clone() if x.ndim else x,
-        "int": lambda: x.long(), "half": lambda: x.half(), "scalar": lambda: torch.zeros(()),
-        "complex": lambda: x.to(torch.complex64), "bool": lambda: x.bool(),
-        "double": lambda: x.double(), "sparse": lambda: x.to_sparse(), "none": lambda: None,
+        "shape": lambda: x.flatten()[:-1].clone(),
+        "empty": lambda: x[:0].clone() if x.ndim else x,
+        "int": lambda: x.long(),
+        "half": lambda: x.half(),
+        "scalar": lambda: torch.zeros(()),
+        "complex": lambda: x.to(torch.complex64),
+        "bool": lambda: x.bool(),
+        "double": lambda: x.double(),
+        "sparse": lambda: x.to_sparse(),
+        "none": lambda: None,
         "wide": lambda: torch.cat([x, x]) if x.ndim else x,
-    }[way]()  # fmt: skip
+    }[way]()
 
 
 @st.composite
@@ -83,11 +108,26 @@ def content(draw: Draw, data: bytes) -> bytes:
         tree["state_dict"][name] = draw(tensor(tree["state_dict"][name]))
     elif way == 1:
         x = torch.zeros(2)
-        tree = draw(st.sampled_from(([], 7, {}, {"a": 1}, {"state_dict": {}}, {"fourfold": None},
-                                     {"fourfold": {}}, tree["state_dict"], x)))  # fmt: skip
+        tree = draw(
+            st.sampled_from(
+                (
+                    [],
+                    7,
+                    {},
+                    {"a": 1},
+                    {"state_dict": {}},
+                    {"fourfold": None},
+                    {"fourfold": {}},
+                    tree["state_dict"],
+                    x,
+                )
+            )
+        )
     else:
         section = draw(
-            st.sampled_from(("fourfold", "fourfold", "state_dict", "loops", "EpochData", ""))
+            st.sampled_from(
+                ("fourfold", "fourfold", "state_dict", "loops", "ResumableDataModule", "")
+            )
         )
         section = next((key for key in tree if key.startswith(section) and section), "")
         part = tree[section] if isinstance(tree.get(section), dict) and tree[section] else tree
@@ -129,8 +169,13 @@ def hostile(draw: Draw) -> bytes:
         _saved({"state_dict": Hostile()}, _use_new_zipfile_serialization=False),
         pickle.dumps(Hostile()),
         pickle.dumps({"fourfold": {}}),
-        b"", b"PK\x03\x04", b"\x80\x02.", b"hello", bytes(5000), b"\x93NUMPY\x01\x00",
-    )  # fmt: skip
+        b"",
+        b"PK\x03\x04",
+        b"\x80\x02.",
+        b"hello",
+        bytes(5000),
+        b"\x93NUMPY\x01\x00",
+    )
     return bytes(draw(st.sampled_from(options)))
 
 
@@ -149,13 +194,22 @@ def ours(draw: Draw, world: "World") -> Case:
     fit = ("fit", "--config", str(world.configs[family]), "--run_dir", "r")
     calls: list[tuple[str, ...]] = [
         ("test", "--config", str(world.configs[family]), "--run_dir", "r", "--ckpt_path", "f.ckpt"),
-        ("export", "f.ckpt", "out"), ("import", "f.ckpt", "out.ckpt"), ("replay", "f.ckpt"),
+        ("export", "f.ckpt", "out"),
+        ("import", "f.ckpt", "out.ckpt"),
+        ("replay", "f.ckpt"),
         (*fit, "--ckpt_path", "f.ckpt", "--trainer.max_steps=2", "--trainer.max_epochs=2"),
         (*fit, "--model.init_from", "f.ckpt"),
-        (VERBS[family], "--checkpoint", "f.ckpt"), (VERBS[family], "--checkpoint", "f.ckpt"),
-        ("fit", "--config", str(world.configs["mt"]), "--run_dir", "r",
-         "--data.tokenizer.file=f.ckpt"),
-    ]  # fmt: skip
+        (VERBS[family], "--checkpoint", "f.ckpt"),
+        (VERBS[family], "--checkpoint", "f.ckpt"),
+        (
+            "fit",
+            "--config",
+            str(world.configs["mt"]),
+            "--run_dir",
+            "r",
+            "--data.tokenizer.file=f.ckpt",
+        ),
+    ]
     asked = {"classes": b"one two\ttwo\n", "vit": b"good.png\n"}.get(family, b"one two [MASK]\n")
     files: Files = {"f.ckpt": data, "good.png": made("L", "PNG", (8, 8))}
     return Case(draw(st.sampled_from(calls)), files, asked, ("f.ckpt", "the checkpoint"))

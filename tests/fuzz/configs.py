@@ -29,13 +29,42 @@ NUMBERS = [
     "true",
     "null",
 ]
-WORDS = ["", " ", "x", "[]", "[1, 2]", "{}", "{a: 1}", "{class_path: os.system}", "a: b: c", "\t",
-         "é\u2028", "&a [*a]", "!!python/object:os.system {}", "'", "=", "--", "${HOME}",
-         "y" * 3000]  # fmt: skip
+WORDS = [
+    "",
+    " ",
+    "x",
+    "[]",
+    "[1, 2]",
+    "{}",
+    "{a: 1}",
+    "{class_path: os.system}",
+    "a: b: c",
+    "\t",
+    "é\u2028",
+    "&a [*a]",
+    "!!python/object:os.system {}",
+    "'",
+    "=",
+    "--",
+    "${HOME}",
+    "y" * 3000,
+]
 # Nothing that starts processes, waits for other machines, or trains for longer than a moment.
-LEFT_ALONE = ("devices", "num_nodes", "strategy", "num_workers", "max_steps", "max_epochs",
-              "min_epochs", "max_time", "limit_train_batches", "n_layers", "n_decoder_layers",
-              "rows", "default_root_dir")  # fmt: skip
+LEFT_ALONE = (
+    "devices",
+    "num_nodes",
+    "strategy",
+    "num_workers",
+    "max_steps",
+    "max_epochs",
+    "min_epochs",
+    "max_time",
+    "limit_train_batches",
+    "n_layers",
+    "n_decoder_layers",
+    "rows",
+    "default_root_dir",
+)
 MORE = (
     "nothing",
     "model.nothing",
@@ -51,14 +80,71 @@ DEVICES = ("-1", "0", "1", "auto", "x", "99", "[]", "[0, 0]", "1.5", "null")
 # What a number or a word may well be, of the same key or of another.
 MILD = ("0", "1", "2", "3", "4", "8", "0.1", "0.5", "1.0")
 KNOWN = [
-    "relu", "gelu", "silu", "glu", "mlp", "rms", "layer", "pre", "post", "learned", "sinusoidal",
-    "none", "bpe", "byte_bpe", "char", "unigram", "wordpiece", "truncate", "drop", "error", "line",
-    "file", "paragraph", "linear", "cosine", "noam", "constant", "sgd", "adam", "adamw", "all",
-    "matrices", "32-true", "bf16-mixed", "bf16-true", "64-true", "16-mixed", "min", "max", "norm",
-    "value", "warn", "cpu", "auto", "simple", "bert", "gpt2", "vaswani", "embedded", "digits",
-    "crops", "blocks", "documents", "segment_pairs", "full_sentences", "first", "mean", "cls",
-    "val/loss", "val/top1", "never", "must", "last", "best",
-]  # fmt: skip
+    "relu",
+    "gelu",
+    "silu",
+    "glu",
+    "mlp",
+    "rms",
+    "layer",
+    "pre",
+    "post",
+    "learned",
+    "sinusoidal",
+    "none",
+    "bpe",
+    "byte_bpe",
+    "char",
+    "unigram",
+    "wordpiece",
+    "truncate",
+    "drop",
+    "error",
+    "line",
+    "file",
+    "paragraph",
+    "linear",
+    "cosine",
+    "noam",
+    "constant",
+    "sgd",
+    "adam",
+    "adamw",
+    "all",
+    "matrices",
+    "32-true",
+    "bf16-mixed",
+    "bf16-true",
+    "64-true",
+    "16-mixed",
+    "min",
+    "max",
+    "norm",
+    "value",
+    "warn",
+    "cpu",
+    "auto",
+    "simple",
+    "bert",
+    "gpt2",
+    "vaswani",
+    "builtin",
+    "digits",
+    "crops",
+    "blocks",
+    "documents",
+    "segment_pairs",
+    "full_sentences",
+    "first",
+    "mean",
+    "cls",
+    "val/loss",
+    "val/top1",
+    "never",
+    "must",
+    "last",
+    "best",
+]
 
 
 def value_for(draw: Draw, good: Any) -> Any:
@@ -94,9 +180,28 @@ def yaml_text(draw: Draw, world: "World", family: str) -> str:
         return str(yaml.safe_dump(tree, allow_unicode=draw(st.booleans())))
     rows = good.splitlines()
     at = draw(st.integers(0, len(rows) - 1))
-    wrong = draw(st.sampled_from((rows[at], "\tx: 1", "a: b: c", "- x", "}", "<<: *none", "%YAML 9",
-        "--- {}", "? [a]: b", "1: 2", "null: x", "? {a: 1}\n: 2", "x: &a [*a]", "\x07", "&b",
-        "!!set {}")))  # fmt: skip
+    wrong = draw(
+        st.sampled_from(
+            (
+                rows[at],
+                "\tx: 1",
+                "a: b: c",
+                "- x",
+                "}",
+                "<<: *none",
+                "%YAML 9",
+                "--- {}",
+                "? [a]: b",
+                "1: 2",
+                "null: x",
+                "? {a: 1}\n: 2",
+                "x: &a [*a]",
+                "\x07",
+                "&b",
+                "!!set {}",
+            )
+        )
+    )
     return "\n".join([*rows[:at], wrong, *rows[at:]]) + "\n"
 
 
@@ -120,8 +225,22 @@ def with_file(draw: Draw, world: "World") -> Case:
     content: bytes | str | None
     way = draw(st.integers(0, 9))
     if way == 0:
-        content = draw(st.sampled_from((b"", b"\x00" * 90, b"\xff\xfe", None, "c.yaml", b"# only\n",
-            b"null", b"7", b"model: {}", b"model: null\ndata: null\n")))  # fmt: skip
+        content = draw(
+            st.sampled_from(
+                (
+                    b"",
+                    b"\x00" * 90,
+                    b"\xff\xfe",
+                    None,
+                    "c.yaml",
+                    b"# only\n",
+                    b"null",
+                    b"7",
+                    b"model: {}",
+                    b"model: null\ndata: null\n",
+                )
+            )
+        )
     elif way == 1:
         content = draw(spoilt(world.configs[family].read_bytes()))
     else:
@@ -133,8 +252,8 @@ def with_file(draw: Draw, world: "World") -> Case:
         "c.yaml",
         "checkpoint",
         "must be given",
-        "There is no file",
-        "part to hold out",
+        "there is no such file",
+        "to hold out",
         "/text/",
     )
     return Case((verb, "--config", "c.yaml", *more), {"c.yaml": content}, names=names)
@@ -172,12 +291,46 @@ def other_verbs(draw: Draw, world: "World") -> Case:
     """The commands without a config."""
     mt, lm = (str(world.runs[name]) for name in ("mt", "lm"))
     model = str(world.exported["mlm"])
-    word = st.sampled_from(["", "x", "-x", "--x", "--x=1", "--help=3", "0", "f.ckpt", "d", "d/e/f",
-                            "\t", "f.ckpt/x", "owner/name", "y" * 300, "a\x00b", "é\u2028", ".", mt,
-                            model])  # fmt: skip
+    word = st.sampled_from(
+        [
+            "",
+            "x",
+            "-x",
+            "--x",
+            "--x=1",
+            "--help=3",
+            "0",
+            "f.ckpt",
+            "d",
+            "d/e/f",
+            "\t",
+            "f.ckpt/x",
+            "owner/name",
+            "y" * 300,
+            "a\x00b",
+            "é\u2028",
+            ".",
+            mt,
+            model,
+        ]
+    )
     numbers = st.sampled_from([*NUMBERS, "x", "", "7"])
-    verb = draw(st.sampled_from(("import", "export", "translate", "generate", "fill", "classify",
-                                 "seeds", "completion", "plan", "", "fti")))  # fmt: skip
+    verb = draw(
+        st.sampled_from(
+            (
+                "import",
+                "export",
+                "translate",
+                "generate",
+                "fill",
+                "classify",
+                "seeds",
+                "plan",
+                "",
+                "fti",
+            )
+        )
+    )
     files: Files = {"f.ckpt": b"x", "d": None}
     if verb in ("import", "export"):
         good = draw(st.sampled_from(([], [], [model if verb == "import" else mt])))
@@ -185,9 +338,21 @@ def other_verbs(draw: Draw, world: "World") -> Case:
         return Case((verb, *names), files)
     if verb in ("translate", "generate", "fill", "classify"):
         run = draw(st.sampled_from((mt, lm, str(world.runs["mlm"]), draw(word))))
-        names = ("beam", "length-penalty", "penalty", "max-new", "n-best", "temperature",
-                 "top-k", "top-p", "seed", "batch-size", "device", "precision",
-                 "truncate")  # fmt: skip
+        names = (
+            "beam",
+            "length-penalty",
+            "length-penalty-type",
+            "max-new",
+            "n-best",
+            "temperature",
+            "top-k",
+            "top-p",
+            "seed",
+            "batch-size",
+            "device",
+            "precision",
+            "truncate",
+        )
         chosen = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
         options = [f"--{name}={draw(numbers | word)}" for name in chosen]
         if "max-new" not in chosen and verb in ("translate", "generate"):

@@ -15,8 +15,14 @@ from tests.commands.conftest import SHAPE, recipes, write_text
 from tests.fuzz.texts import squad
 
 FAMILIES = ("vit", "mt", "lm", "classes", "tags", "mlm", "qa")
-LIMITS = {"max_steps": 1, "max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 2,
-          "accelerator": "cpu", "enable_progress_bar": False}  # fmt: skip
+LIMITS = {
+    "max_steps": 1,
+    "max_epochs": 1,
+    "limit_train_batches": 2,
+    "limit_val_batches": 2,
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+}
 
 
 ROOM = 6 << 30  # bytes that an input may make the process grow by
@@ -47,10 +53,12 @@ class World:
 
 def _recipe(text: Path, name: str) -> dict[str, Any]:
     files = {part: str(text / f"{part}.json") for part in ("train", "val", "test")}
-    sizes = {"max_len": 32, "max_question": 8, "stride": 8, "batch_size": 8}
+    sizes = {"max_len": 32, "max_query_length": 8, "doc_stride": 8, "batch_size": 8}
     words = {"tokenizer": {"vocab_size": 60}}
-    asked = {"model": ("QuestionAnswering", {"max_len": 32}),
-             "data": ("QuestionData", {**sizes, **words, **files})}  # fmt: skip
+    asked = {
+        "model": ("QuestionAnswering", {"max_len": 32}),
+        "data": ("QuestionData", {**sizes, **words, **files}),
+    }
     known: Any = {**recipes(text), "qa": asked}
     (task, shape), (data, arguments) = known[name]["model"], known[name]["data"]
     open_ = {"n_classes": None} if name == "vit" else {"vocab_size": None}

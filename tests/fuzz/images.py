@@ -1,6 +1,5 @@
 """Images and folders of images, as cameras, crawlers and full disks leave them."""
 
-import gzip
 import io
 import pickle
 import struct
@@ -18,8 +17,15 @@ from tests.fuzz.invariant import Case, Files
 if TYPE_CHECKING:
     from tests.fuzz.conftest import World
 
-FORMATS = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "webp": "WEBP",
-           "ppm": "PPM"}  # fmt: skip
+FORMATS = {
+    "png": "PNG",
+    "jpg": "JPEG",
+    "gif": "GIF",
+    "bmp": "BMP",
+    "tiff": "TIFF",
+    "webp": "WEBP",
+    "ppm": "PPM",
+}
 MODES = ("RGB", "RGB", "L", "1", "P", "LA", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr")
 SIZES = ((8, 8), (8, 8), (8, 8), (1, 1), (7, 9), (1, 40), (300, 2))
 NAMES = ("cat", "dog", "a b", "é\u2028", "x" * 200, ".hidden", "-x", "0", "\udcff")
@@ -90,11 +96,14 @@ def class_folders(draw: Draw) -> Files:
             files[f"{root}/{name}/a.{ending}"] = data
         odd = draw(st.integers(0, 11))
         extra: list[Files] = [
-            {f"{root}/{name}/loop": "."}, {f"{root}/{name}/gone.png": "nowhere"},
-            {f"{root}/{name}/dir.png": None}, {f"{root}/{name}/in/b.png": good},
-            {f"{root}/{name}/self.png": "self.png"}, {f"{root}/{name}/\udcfe.png": good},
+            {f"{root}/{name}/loop": "."},
+            {f"{root}/{name}/gone.png": "nowhere"},
+            {f"{root}/{name}/dir.png": None},
+            {f"{root}/{name}/in/b.png": good},
+            {f"{root}/{name}/self.png": "self.png"},
+            {f"{root}/{name}/\udcfe.png": good},
             {f"{root}/readme.txt": b"x"},
-        ]  # fmt: skip
+        ]
         files |= extra[odd] if odd < len(extra) else {}
     if root != "d" and draw(st.booleans()):
         other = draw(st.sampled_from((*NAMES[:3], "train")))
@@ -104,7 +113,7 @@ def class_folders(draw: Draw) -> Files:
 
 @st.composite
 def idx(draw: Draw) -> Files:
-    """MNIST's files."""
+    """Files of MNIST in the folder that torchvision reads."""
     files: Files = {}
     n = draw(st.sampled_from((0, 1, 12, 12)))
     side = draw(st.sampled_from((8, 8, 1, 0)))
@@ -113,12 +122,10 @@ def idx(draw: Draw) -> Files:
     pair = {"images-idx3": images, "labels-idx1": struct.pack(">BBBBI", 0, 0, 8, 1, n) + labels}
     for part in draw(st.sampled_from((("train",), ("train", "t10k"), ("t10k",)))):
         for kind, data in pair.items():
-            zipped = draw(st.booleans())
-            content = gzip.compress(data) if zipped else data
             wrong = draw(st.integers(0, 3))
-            content = draw(spoilt(content)) if wrong == 0 else content
+            content = draw(spoilt(data)) if wrong == 0 else data
             if draw(st.integers(0, 9)):
-                files[f"d/{part}-{kind}-ubyte{'.gz' * zipped}"] = content
+                files[f"MNIST/raw/{part}-{kind}-ubyte"] = content
     return files or {"d": None}
 
 
@@ -132,14 +139,25 @@ def archives(draw: Draw) -> tuple[str, Files]:
     choices: list[tuple[str, Files]] = [
         ("torchvision:CIFAR10", {"cifar-10-batches-py/data_batch_1": batch}),
         ("torchvision:CIFAR10", {"cifar-10-python.tar.gz": tar.getvalue()}),
-        ("torchvision:CIFAR10", {}), ("torchvision:NoSuch", {}), ("torchvision:VisionDataset", {}),
-        ("torchvision:", {}), ("torchvision:os", {}), ("datasets:", {}), ("", {}), (":", {}),
+        ("torchvision:CIFAR10", {}),
+        ("torchvision:NoSuch", {}),
+        ("torchvision:VisionDataset", {}),
+        ("torchvision:", {}),
+        ("torchvision:os", {}),
+        ("datasets:", {}),
+        ("", {}),
+        (":", {}),
         ("torchvision:MNIST", {"MNIST/raw/train-images-idx3-ubyte": b"x"}),
-        ("torchvision:ImageFolder", {}), ("torchvision:EMNIST", {}), ("torchvision:FakeData", {}),
+        ("torchvision:ImageFolder", {}),
+        ("torchvision:EMNIST", {}),
+        ("torchvision:FakeData", {}),
         ("d/train.parquet", {"d/train.parquet": draw(spoilt(parquet))}),
-        ("d", {"d/train.parquet": parquet}), ("d", {"d/train.parquet": None}),
-        ("d", {"d": b"no folder"}), ("d", {"d": "d"}), ("nothing", {}),
-    ]  # fmt: skip
+        ("d", {"d/train.parquet": parquet}),
+        ("d", {"d/train.parquet": None}),
+        ("d", {"d": b"no folder"}),
+        ("d", {"d": "d"}),
+        ("nothing", {}),
+    ]
     return draw(st.sampled_from(choices))
 
 
@@ -150,7 +168,9 @@ def training(draw: Draw, world: "World") -> Case:
     if way < 2:
         source, files = archives(draw)
     else:
-        files = draw(idx() if way < 5 else class_folders())
+        source, files = (
+            ("torchvision:MNIST", draw(idx())) if way < 5 else ("d", draw(class_folders()))
+        )
     options = [f"--data.source={source}"]
     if draw(st.booleans()):
         options.append("--data.transform.size=8")
@@ -164,7 +184,7 @@ def training(draw: Draw, world: "World") -> Case:
     return Case(
         call,
         files,
-        names=(source.rpartition(":")[2], "There is no file"),
+        names=(source.rpartition(":")[2], "there is no such file"),
         env={"FOURFOLD_DATA": "."},
     )
 
@@ -175,13 +195,32 @@ def asking(draw: Draw, world: "World") -> Case:
     files: Files = {"good.png": made("L", "PNG", (8, 8)), "dir.png": None, "loop.png": "loop.png"}
     data, ending = draw(image())
     files[f"odd.{ending}"] = data
-    paths = [f"odd.{ending}", *draw(st.lists(st.sampled_from((
-        "good.png", "", "dir.png", "loop.png", "none.png", "a\x00b", "x" * 5000, "/", "~", "\t",
-    )), max_size=1))]  # fmt: skip
+    paths = [
+        f"odd.{ending}",
+        *draw(
+            st.lists(
+                st.sampled_from(
+                    (
+                        "good.png",
+                        "",
+                        "dir.png",
+                        "loop.png",
+                        "none.png",
+                        "a\x00b",
+                        "x" * 5000,
+                        "/",
+                        "~",
+                        "\t",
+                    )
+                ),
+                max_size=1,
+            )
+        ),
+    ]
     options = draw(st.sampled_from(((), ("--top-k", "3"), ("--batch-size", "1"))))
     text = "\n".join(["good.png", *paths]).encode()
     call = ("classify", "--checkpoint", str(world.runs["vit"]), *options)
-    return Case(call, files, stdin=text, names=("line ",))
+    return Case(call, files, stdin=text, names=("<stdin>:",))
 
 
 def cases(world: "World") -> st.SearchStrategy[Any]:

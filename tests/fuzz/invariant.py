@@ -1,4 +1,4 @@
-"""What must hold whatever the input is: it works, or is refused in one sentence."""
+"""Invariant of all inputs: a command succeeds, or rejects its input in one line."""
 
 import io
 import os
@@ -16,7 +16,9 @@ from typing import NamedTuple
 from unittest import mock
 
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+FOREIGN_ERROR = -1  # in place of an exit code: the error keeps its traceback
 SECONDS = 30.0  # more than this is a hang
 LONGEST = 500  # characters of a sentence
 
@@ -113,12 +115,27 @@ def call(argv: tuple[str, ...], stdin: bytes = b"") -> tuple[int | None, str, st
                 code = main(argv)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic of Rust is not an Exception
+            if keeps_its_traceback(error):
+                return FOREIGN_ERROR, "", "", ""
             escaped = "\n".join(line[:300] for line in traceback.format_exc(limit=-8).splitlines())
         for stream in (out, err):
             stream.flush()
     texts = [stream.detach().getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
     return code, *texts, escaped
+
+
+def keeps_its_traceback(error: BaseException) -> bool:
+    """Return True for errors that are not InputErrors and still no fault of fourfold.
+
+    Lightning rejects arguments of the Trainer itself, and the machine may lack memory or a file.
+    """
+    if isinstance(error, MisconfigurationException | OSError | MemoryError):
+        return True
+    if re.search(r"allocate memory|not enough memory|Storage size calculation", str(error)):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__", "").startswith("lightning.")
 
 
 def sentence_faults(err: str, names: tuple[str, ...], begin: str = "error") -> list[str]:
@@ -156,15 +173,15 @@ def run(case: Case, folder: Path) -> Outcome:
     if escaped:
         faults.append(escaped)
     elif code == 2:
-        asked = len(case.argv) < 2 and out and not err  # a bare command shows its help
-        faults += [] if asked else sentence_faults(err, case.names)
+        is_help = len(case.argv) < 2 and out and not err  # of a command without arguments
+        faults += [] if is_help else sentence_faults(err, case.names)
     elif code == 1:  # a loss that is no number, which is kept for `replay`
         faults += sentence_faults(err, (), "stopped")
-    elif code != 0:
+    elif code not in (0, FOREIGN_ERROR):
         faults.append(f"ended with {code}: {err[-600:]}")
     new = {path for path in after if before.get(path) != after[path]} | before.keys() - after.keys()
     left = sorted(os.path.relpath(path, folder) for path in new)
-    if code in (0, 1):  # what is never left, whatever happens
+    if code in (0, 1, FOREIGN_ERROR):  # what is never left, whatever happens
         left = [path for path in left if re.search(r"\.part\b|pwned", path)]
     if left and not escaped:
         faults.append(f"left behind or changed: {left[:8]}")

@@ -48,8 +48,13 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
     good, state = known_good(world), snapshot(world.folder)
 
     @hypothesis.seed(SEED)
-    @settings(max_examples=n, deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=n,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=strategy)
     def one(case: Any) -> None:
         if sum(counts.values()) == n:

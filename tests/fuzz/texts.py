@@ -19,12 +19,45 @@ if TYPE_CHECKING:
 WORDS = ["one", "two", "three", "four", "five", "six"]
 # What stands inside lines of real corpora, and what should not.
 PIECES = [
-    *WORDS, *WORDS, "", " ", "\t", "\x00", "\r", "\u2028", "\u0085", "\ufeff", "\u200b", "é",
+    *WORDS,
+    *WORDS,
+    "",
+    " ",
+    "\t",
+    "\x00",
+    "\r",
+    "\u2028",
+    "\u0085",
+    "\ufeff",
+    "\u200b",
+    "é",
     "e\u0301",
-    "ß" * 40, "漢字", "👩‍👩‍👧", "\U0010ffff", "\ufffd", "<unk>", "<s>", "</s>", "[MASK]", "<mask>",
-    "<pad>", "[CLS]", "x" * 6000, "- " * 300, '"', "'", ",", '"a,b', "\\", "\\n", "-DOCSTART-",
-    "##a", "▁", "Ġ", "{lang}",
-]  # fmt: skip
+    "ß" * 40,
+    "漢字",
+    "👩‍👩‍👧",
+    "\U0010ffff",
+    "\ufffd",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[MASK]",
+    "<mask>",
+    "<pad>",
+    "[CLS]",
+    "x" * 6000,
+    "- " * 300,
+    '"',
+    "'",
+    ",",
+    '"a,b',
+    "\\",
+    "\\n",
+    "-DOCSTART-",
+    "##a",
+    "▁",
+    "Ġ",
+    "{lang}",
+]
 PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress, "": bytes}
 TOKENIZERS = ["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
 
@@ -35,9 +68,14 @@ plain = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
 def squad() -> str:
     """A small good file."""
     context = "one two three four five six seven eight"
-    asked = [{"id": f"q{i}", "question": f"what is {word}", "answers": [
-        {"text": word, "answer_start": context.index(word)}]}
-        for i, word in enumerate(context.split())]  # fmt: skip
+    asked = [
+        {
+            "id": f"q{i}",
+            "question": f"what is {word}",
+            "answers": [{"text": word, "answer_start": context.index(word)}],
+        }
+        for i, word in enumerate(context.split())
+    ]
     return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": asked}]}]})
 
 
@@ -61,8 +99,19 @@ def lines(draw: Draw) -> str:
 
 def odd_json(draw: Draw) -> str:
     """A value of JSON, or nearly."""
-    written = ["NaN", "Infinity", "1e999", "9" * 5000, "[" * 9999, '"\\ud800"', "nul", "{1: 2}",
-               '{"a": 1, "a": 2}', "'x'", "\ufeff{}"]  # fmt: skip
+    written = [
+        "NaN",
+        "Infinity",
+        "1e999",
+        "9" * 5000,
+        "[" * 9999,
+        '"\\ud800"',
+        "nul",
+        "{1: 2}",
+        '{"a": 1, "a": 2}',
+        "'x'",
+        "\ufeff{}",
+    ]
     plain_values = [json.dumps(value) for value in ODD[:26]]
     return str(draw(st.sampled_from(written + plain_values)))
 
@@ -167,10 +216,17 @@ def training(draw: Draw, world: "World") -> Case:
 @st.composite
 def asking(draw: Draw, world: "World") -> Case:
     """Lines for a trained model."""
-    verb, family = draw(st.sampled_from((
-        ("translate", "mt"), ("generate", "lm"), ("fill", "mlm"), ("classify", "classes"),
-        ("classify", "tags"),
-    )))  # fmt: skip
+    verb, family = draw(
+        st.sampled_from(
+            (
+                ("translate", "mt"),
+                ("generate", "lm"),
+                ("fill", "mlm"),
+                ("classify", "classes"),
+                ("classify", "tags"),
+            )
+        )
+    )
     data = draw(encoded(draw(lines())))
     more = draw(st.sampled_from(((), ("--truncate",), ("--truncate", "--batch-size", "1"))))
     beam = ("--beam", "2") if verb in ("translate", "generate") and draw(st.booleans()) else ()
@@ -178,7 +234,7 @@ def asking(draw: Draw, world: "World") -> Case:
     return Case(
         (verb, "--checkpoint", str(world.runs[family]), *more, *beam, *new),
         stdin=data,
-        names=("line ",),
+        names=("<stdin>:",),
     )
 
 

@@ -1,4 +1,4 @@
-"""Small language models to decode from: a table, and one of each family in fp64."""
+"""Small language models for decoding: a table of logits, and one model of each family in fp64."""
 
 import itertools
 import math
@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fourfold.generation import GenerationDefaults
 from fourfold.models import CausalLM, CausalLMConfig, EncoderDecoder, EncoderDecoderConfig
 
 SHAPE = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "dropout": 0.4}
-KINDS = [
+OPTIONS = [
     {"norm_placement": "pre", "positions": "learned"},
     {"norm_placement": "post", "positions": "sinusoidal"},
     {"norm_placement": "pre", "positions": "none", "norm": "rms", "feed_forward": "glu"},
@@ -19,16 +20,17 @@ KINDS = [
 
 
 class Table:
-    """A language model that looks its logits up by row, time and the last two tokens.
+    """Language model that looks up logits by row, step and the last two tokens.
 
-    As a step function it also counts the rows of each call.
+    It is a step function, and records the number of rows of each call.
 
     Args:
         logits: (B, L, V, V, V).
     """
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits, self.calls = logits, []
+        self.logits = logits
+        self.calls: list[int] = []
         self.rows = torch.arange(len(logits))
         self.ids: Tensor | None = None
 
@@ -50,7 +52,7 @@ class Table:
 
 @pytest.fixture
 def table() -> Callable[..., Table]:
-    """Tables of random logits; `sharpness` is their standard deviation."""
+    """Return a function that makes tables of logits with standard deviation `sharpness`."""
 
     def make(n_rows: int, length: int, vocab_size: int, sharpness: float = 1.5) -> Table:
         shape = (n_rows, length, vocab_size, vocab_size, vocab_size)
@@ -59,8 +61,8 @@ def table() -> Callable[..., Table]:
     return make
 
 
-def lively(model: nn.Module) -> nn.Module:
-    """In fp64 and with weights so large that what comes next depends on what was before."""
+def sharpen(model: nn.Module) -> nn.Module:
+    """Convert to fp64, with weights so large that the next token depends on the previous ones."""
     with torch.no_grad():
         for p in model.parameters():
             if p.ndim > 1:
@@ -68,42 +70,53 @@ def lively(model: nn.Module) -> nn.Module:
     return model.double().eval()
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind["norm_placement"] + "-" + kind["positions"])
-def kind(request: pytest.FixtureRequest) -> dict[str, str]:
+def with_special_tokens(model: EncoderDecoder) -> EncoderDecoder:
+    model.generation_defaults = GenerationDefaults(bos_id=1, eos_id=2, pad_id=0)
+    return model
+
+
+@pytest.fixture(
+    params=OPTIONS, ids=lambda options: options["norm_placement"] + "-" + options["positions"]
+)
+def options(request: pytest.FixtureRequest) -> dict[str, str]:
     return request.param
 
 
 @pytest.fixture
-def causal_lm(kind: dict[str, str]) -> CausalLM:
-    return lively(CausalLM(CausalLMConfig(**SHAPE, **kind, vocab_size=13, max_len=40)))
+def causal_lm(options: dict[str, str]) -> CausalLM:
+    return sharpen(CausalLM(CausalLMConfig(**SHAPE, **options, vocab_size=13, max_len=40)))
 
 
 @pytest.fixture
-def translator(kind: dict[str, str]) -> EncoderDecoder:
-    config = EncoderDecoderConfig(**SHAPE, **kind, vocab_size=13, max_len=40, tie="decoder")
-    return lively(EncoderDecoder(config))
+def translator(options: dict[str, str]) -> EncoderDecoder:
+    config = EncoderDecoderConfig(
+        **SHAPE, **options, vocab_size=13, max_len=40, tie_embeddings="decoder"
+    )
+    return with_special_tokens(sharpen(EncoderDecoder(config)))
 
 
 @pytest.fixture
 def make_translator() -> Callable[[int], EncoderDecoder]:
-    """One of a given vocabulary size."""
+    """Return a function that makes a translator of a given vocabulary size."""
 
     def make(vocab_size: int) -> EncoderDecoder:
-        config = EncoderDecoderConfig(**SHAPE, vocab_size=vocab_size, max_len=40, tie="none")
-        return lively(EncoderDecoder(config))
+        config = EncoderDecoderConfig(
+            **SHAPE, vocab_size=vocab_size, max_len=40, tie_embeddings="none"
+        )
+        return with_special_tokens(sharpen(EncoderDecoder(config)))
 
     return make
 
 
 @pytest.fixture
 def sources() -> list[Tensor]:
-    """Four rows of unequal length, without the three special tokens."""
+    """Return four rows of unequal length without special tokens."""
     return [torch.randint(3, 13, (n,)) for n in (5, 2, 7, 4)]
 
 
 @pytest.fixture(params=["left", "right"])
 def padded(request: pytest.FixtureRequest, sources: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The rows as a batch (B, T) with its mask, padded on one side."""
+    """Return the rows as a batch (B, T), padded on one side, with its mask."""
     width = max(len(row) for row in sources)
     ids = torch.zeros(len(sources), width, dtype=torch.long)
     mask = torch.zeros(len(sources), width, dtype=torch.bool)
@@ -115,24 +128,24 @@ def padded(request: pytest.FixtureRequest, sources: list[Tensor]) -> tuple[Tenso
 
 @pytest.fixture
 def ended_sequences() -> Callable[[int, int, int], Iterator[tuple[int, ...]]]:
-    """All sequences of at most `length` tokens that end with the only `eos_id` in them."""
+    """Return an iterator over all sequences of at most `length` tokens that end with EOS."""
 
-    def every(vocab_size: int, length: int, eos_id: int) -> Iterator[tuple[int, ...]]:
-        words = [word for word in range(vocab_size) if word != eos_id]
+    def sequences(vocab_size: int, length: int, eos_id: int) -> Iterator[tuple[int, ...]]:
+        tokens = [token for token in range(vocab_size) if token != eos_id]
         for n in range(length):
-            for start in itertools.product(words, repeat=n):
+            for start in itertools.product(tokens, repeat=n):
                 yield (*start, eos_id)
 
-    return every
+    return sequences
 
 
 @pytest.fixture
-def normalise() -> Callable[[str, float, int, float], float]:
-    """A log-probability divided by the length penalty, written down a second time."""
+def normalize() -> Callable[[str, float, int, float], float]:
+    """Return an independent implementation of the length penalty."""
 
-    def score(penalty: str, alpha: float, n: int, log_p: float) -> float:
-        if penalty == "gnmt":
+    def score(length_penalty_type: str, alpha: float, n: int, log_p: float) -> float:
+        if length_penalty_type == "gnmt":
             return log_p / (math.pow(5 + n, alpha) / math.pow(6, alpha))
-        return log_p / math.pow(n, alpha) if penalty == "power" else log_p
+        return log_p / math.pow(n, alpha) if length_penalty_type == "power" else log_p
 
     return score

@@ -1,33 +1,41 @@
-"""The cache that beams share: what it holds, and that nothing in it is moved."""
+"""Cache of beam search: its entries are shared by the beams and never moved."""
 
+import sys
+
+import pytest
 import torch
 
 import fourfold
-from fourfold.core.cache import KVCache
-from fourfold.generation import decoding
-from fourfold.generation.beam_cache import BeamCache, beam_cache
+from fourfold.core.kv_cache import KVCache
+from fourfold.generation.caches import BeamCache, beam_cache
 from fourfold.models import T5, CausalLM, CausalLMConfig, EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.t5 import T5Config
-from tests.tiny import LANGUAGE, V
+from tests.fixtures.tiny_models import LANGUAGE, V
 
 PROMPT = 9
 
 
-def test_a_prompt_is_held_once_for_all_its_beams(monkeypatch) -> None:
+def test_prompt_is_stored_once_for_all_beams(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[BeamCache] = []
-    monkeypatch.setattr(decoding, "beam_cache", lambda model: made.append(BeamCache()) or made[0])
+    module = sys.modules["fourfold.generation.beam_search"]
+
+    def make_cache(model: object) -> BeamCache:
+        made.append(BeamCache())
+        return made[0]
+
+    monkeypatch.setattr(module, "beam_cache", make_cache)
     model = CausalLM(CausalLMConfig(**LANGUAGE | {"max_len": 40})).eval()
     ids = torch.randint(3, V, (2, PROMPT))
     fourfold.beam_search(model, ids, beam=3, max_len=4, eos_id=V - 1)
     (cache,) = made
     keys, values = cache.layer(0).buffers
-    assert len(keys) == len(values) == cache.sentences  # of those that have not ended
-    assert cache.length == PROMPT + 3 * 3  # the last tokens are not read
-    assert cache.keys.shape == (3 * cache.sentences, cache.length)
-    assert (cache.keys.sum(1) == PROMPT + 3).all()  # a row sees its own past
+    assert len(keys) == len(values) == cache.n_sequences  # those that have not ended
+    assert cache.length == PROMPT + 3 * 3  # the last tokens are not inputs
+    assert cache.keys.shape == (3 * cache.n_sequences, cache.length)
+    assert (cache.keys.sum(1) == PROMPT + 3).all()  # its own ancestors
 
 
-def test_places_are_not_moved() -> None:
+def test_reorder_does_not_move_keys() -> None:
     torch.manual_seed(0)
     model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE)).eval()
     cache = BeamCache()
@@ -40,14 +48,14 @@ def test_places_are_not_moved() -> None:
         cache.reorder(torch.tensor([1, 0, 2, 2]), torch.arange(2))
         assert cache.layer(0).buffers[0] is keys
         assert cache.keys.int().tolist() == [[1, 0, 1], [1, 1, 0], [1, 1, 0], [1, 1, 0]]
-        cache.reorder(torch.tensor([2, 3]))  # the first sentence has ended
-    # Behind the places that were written lies whatever the memory held.
+        cache.reorder(torch.tensor([2, 3]))  # the first sequence has ended
+    # Entries beyond the length are uninitialized.
     length = cache.layer(0).length
     assert torch.equal(cache.layer(0).buffers[0][:, :, :length], keys[1:, :, :length])
     assert cache.keys.int().tolist() == [[1, 1, 0], [1, 1, 0]]
 
 
-def test_distances_need_places_in_order() -> None:
+def test_relative_positions_need_a_plain_cache() -> None:
     small = {key: value for key, value in LANGUAGE.items() if key in T5Config.__dataclass_fields__}
     with torch.device("meta"):
         assert type(beam_cache(T5(T5Config(**small)))) is KVCache

@@ -1,5 +1,6 @@
-"""A step over a cache of fixed size: recorded on a GPU, run as it is on a CPU."""
+"""CUDA graph of a decoding step; on a CPU the step runs with the static cache, uncaptured."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fourfold import generate
-from fourfold.generation import decoding, graph
+from fourfold.generation import cuda_graph
 from fourfold.models import CausalLM, CausalLMConfig
 
 EOS = 2
@@ -22,11 +23,11 @@ def model() -> CausalLM:
 
 
 @pytest.fixture
-def unrecorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every step goes by the static cache, without a graph; how many rows each was of."""
+def uncaptured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Run each step with the static cache, without a graph; returns the rows of each step."""
     rows: list[int] = []
 
-    def record(step: Any, cache: Any, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    def capture(step: Any, cache: Any, ids: Tensor) -> Callable[[Tensor], Tensor]:
         def run(given: Tensor) -> Tensor:
             rows.append(len(given))
             assert given is ids
@@ -34,7 +35,7 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return run
 
-    monkeypatch.setattr(graph, "record", record)
+    monkeypatch.setattr(cuda_graph, "capture", capture)
     return rows
 
 
@@ -48,40 +49,51 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", CASES)
 @pytest.mark.parametrize("padded", ["no", "left", "right"])
-def test_it_writes_the_same(
-    options: dict[str, Any], padded: str, model: CausalLM, unrecorded: list[int],
+def test_static_cache_generates_the_same_tokens(
+    options: dict[str, Any],
+    padded: str,
+    model: CausalLM,
+    uncaptured: list[int],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     ids = torch.randint(3, 23, (5, 9))
     mask = None
     if padded != "no":
         mask = torch.arange(9) < torch.tensor([9, 3, 1, 7, 5])[:, None]
         mask = mask.flip(1) if padded == "left" else mask
-    wanted = generate(model, ids, 40, mask=mask, **options)
-    assert not unrecorded
-    monkeypatch.setattr(decoding, "pays", lambda device, new: True)
+    expected = generate(model, ids, 40, mask=mask, **options)
+    assert not uncaptured
+    monkeypatch.setattr(
+        sys.modules["fourfold.generation.generate"],
+        "is_worth_capturing",
+        lambda device, new_tokens: True,
+    )
     found = generate(model, ids, 40, mask=mask, **options)
-    assert torch.equal(found, wanted)
-    assert len(set(unrecorded)) == 1  # also when some have ended
+    assert torch.equal(found, expected)
+    assert len(set(uncaptured)) == 1  # also after some rows have ended
 
 
-def test_it_pays_on_a_gpu_only() -> None:
-    assert not graph.pays(torch.device("cpu"), 1000)
-    assert not graph.pays(torch.device("cuda"), graph.LEAST - 1)
-    assert graph.pays(torch.device("cuda"), graph.LEAST)
+def test_capturing_is_worth_it_on_a_gpu_only() -> None:
+    assert not cuda_graph.is_worth_capturing(torch.device("cpu"), 1000)
+    assert not cuda_graph.is_worth_capturing(torch.device("cuda"), cuda_graph.MIN_NEW_TOKENS - 1)
+    assert cuda_graph.is_worth_capturing(torch.device("cuda"), cuda_graph.MIN_NEW_TOKENS)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", CASES)
-def test_a_recorded_step_writes_the_same(
+def test_captured_step_generates_the_same_tokens(
     options: dict[str, Any], model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model.cuda().double()
     ids = torch.randint(3, 23, (5, 9), device="cuda")
     found = [generate(model, ids, 40, **options) for _ in range(2)]
-    monkeypatch.setattr(decoding, "pays", lambda device, new: False)
-    wanted = generate(model, ids, 40, **options)
-    assert torch.equal(found[0], wanted)
-    assert torch.equal(found[1], wanted)
+    monkeypatch.setattr(
+        sys.modules["fourfold.generation.generate"],
+        "is_worth_capturing",
+        lambda device, new_tokens: False,
+    )
+    expected = generate(model, ids, 40, **options)
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[1], expected)
     with torch.autocast("cuda", torch.bfloat16):
-        assert not graph.pays(ids.device, 1000)
+        assert not cuda_graph.is_worth_capturing(ids.device, 1000)

@@ -1,4 +1,4 @@
-"""`generate` and `beam_search` on real models: alone or in a batch, with the cache or without."""
+"""`generate` and `beam_search` on models: batched and alone, with and without a cache."""
 
 import math
 from collections.abc import Callable
@@ -7,17 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import fourfold
-from fourfold.core.errors import InputError
-from fourfold.generation import beam_search, generate
+from fourfold.errors import InputError
+from fourfold.generation import GenerationDefaults, beam_search, generate
 from fourfold.kernels.dropout import Dropout
 from fourfold.models import (
     CausalLM,
     EncoderDecoder,
     MaskedLM,
     MaskedLMConfig,
+    Model,
     RecurrentLM,
     RecurrentLMConfig,
 )
@@ -34,15 +35,12 @@ def up_to_eos(tokens: list[int]) -> list[int]:
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
-def test_the_names_are_public() -> None:
+def test_generate_and_beam_search_are_exported() -> None:
     assert fourfold.generate is generate
     assert fourfold.beam_search is beam_search
 
 
-# --------------------------------------------------------------------------------- generate
-
-
-def test_greedy_is_a_loop_over_argmax(causal_lm: CausalLM, sources: list[Tensor]) -> None:
+def test_greedy_search_is_a_loop_over_argmax(causal_lm: CausalLM, sources: list[Tensor]) -> None:
     for prompt in sources:
         ids = prompt[None]
         for _ in range(12):
@@ -64,7 +62,7 @@ def test_greedy_translation_is_a_loop_over_argmax(
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_row_of_a_batch_is_what_it_is_alone(
+def test_generated_rows_do_not_depend_on_the_batch(
     causal_lm: CausalLM,
     translator: EncoderDecoder,
     sources: list[Tensor],
@@ -87,7 +85,7 @@ def test_a_row_of_a_batch_is_what_it_is_alone(
         assert max(lengths) == out.shape[1] - start.shape[1]
 
 
-def test_a_seed_repeats_and_copies_differ(causal_lm: CausalLM) -> None:
+def test_seed_reproduces_samples_and_copies_differ(causal_lm: CausalLM) -> None:
     prompt = torch.tensor([[4, 7, 5]]).expand(6, -1)
     first, again, other = (
         generate(causal_lm, prompt, 15, temperature=1.0, seed=seed) for seed in (1, 1, 2)
@@ -97,15 +95,17 @@ def test_a_seed_repeats_and_copies_differ(causal_lm: CausalLM) -> None:
     assert len({tuple(row) for row in first.tolist()}) > 1
 
 
-def test_samples_follow_the_model(causal_lm: CausalLM) -> None:
+def test_samples_follow_the_distribution_of_the_model(causal_lm: CausalLM) -> None:
     prompt, n = torch.tensor([[4, 7, 5]]), 4000
     out = generate(causal_lm, prompt.expand(n, -1), 1, temperature=2.0, seed=0)
     expected = (causal_lm(prompt)[0, -1] / 2.0).softmax(-1) * n
     counts = torch.bincount(out[:, -1], minlength=13)
-    assert ((counts - expected) ** 2 / expected).sum() < 39.1  # 12 degrees: 1 in 10,000
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 39.1  # chi-squared with 12 degrees of freedom, p = 1e-4
 
 
-def test_a_row_that_ended_repeats_eos_or_is_padded(causal_lm: CausalLM) -> None:
+def test_ended_rows_are_filled_with_eos_or_padding(causal_lm: CausalLM) -> None:
     prompts = torch.randint(3, 13, (6, 4))
     plain = generate(causal_lm, prompts, 10)[:, 4:]
     eos = plain[0, 2].item()
@@ -116,10 +116,9 @@ def test_a_row_that_ended_repeats_eos_or_is_padded(causal_lm: CausalLM) -> None:
             assert row == kept + [filler] * (len(row) - len(kept))
 
 
-# ------------------------------------------------------------------------------ beam search
-
-
-def test_a_beam_of_one_is_greedy(translator: EncoderDecoder, padded: tuple[Tensor, Tensor]) -> None:
+def test_beam_of_one_is_greedy_search(
+    translator: EncoderDecoder, padded: tuple[Tensor, Tensor]
+) -> None:
     src, mask = padded
     greedy = generate(translator, src, 25, EOS, mask=mask, pad_id=0)
     ids, _ = beam_search(translator, src, 1, src_mask=mask, max_len=25)
@@ -130,13 +129,13 @@ def test_a_beam_of_one_is_greedy(translator: EncoderDecoder, padded: tuple[Tenso
     )
 
 
-def test_a_sentence_of_a_batch_is_what_it_is_alone(
+def test_beam_search_rows_do_not_depend_on_the_batch(
     causal_lm: CausalLM,
     translator: EncoderDecoder,
     sources: list[Tensor],
     padded: tuple[Tensor, Tensor],
 ) -> None:
-    options = {"beam": 4, "n_best": 3, "max_len": 16}
+    options = {"beam": 4, "n_best": 3, "max_len": 16, "eos_id": EOS, "pad_id": 0}
     src, mask = padded
     for model in (causal_lm, translator):
         ids, scores = beam_search(model, src, src_mask=mask, **options)
@@ -151,16 +150,23 @@ def test_a_sentence_of_a_batch_is_what_it_is_alone(
             assert torch.equal(new, F.pad(alone, (0, new.shape[1] - alone.shape[1])))
 
 
-@pytest.mark.parametrize(("penalty", "alpha"), [("gnmt", 0.6), ("power", 1.0), ("none", 0.3)])
-def test_the_best_are_sorted_distinct_and_scored_as_the_model_does(
+@pytest.mark.parametrize(
+    ("length_penalty_type", "alpha"), [("gnmt", 0.6), ("power", 1.0), ("none", 0.3)]
+)
+def test_n_best_are_sorted_distinct_and_scored_by_the_model(
     translator: EncoderDecoder,
     sources: list[Tensor],
-    normalise: Callable,
-    penalty: str,
+    normalize: Callable,
+    length_penalty_type: str,
     alpha: float,
 ) -> None:
     for src in sources[:2]:
-        options = {"beam": 5, "length_penalty": alpha, "penalty": penalty, "max_len": 16}
+        options = {
+            "beam": 5,
+            "length_penalty": alpha,
+            "length_penalty_type": length_penalty_type,
+            "max_len": 16,
+        }
         ids, scores = beam_search(translator, src[None], n_best=5, **options)
         ended = [EOS in row for row in ids[0].tolist()]
         assert ended == sorted(ended, reverse=True)
@@ -172,15 +178,20 @@ def test_the_best_are_sorted_distinct_and_scored_as_the_model_does(
             tgt = torch.tensor([up_to_eos(row)])
             log_p = translator(src[None], tgt[:, :-1]).log_softmax(-1)
             total = log_p.gather(2, tgt[:, 1:, None]).sum().item()
-            assert score == pytest.approx(normalise(penalty, alpha, tgt.shape[1] - 1, total))
+            assert score == pytest.approx(
+                normalize(length_penalty_type, alpha, tgt.shape[1] - 1, total)
+            )
         best = beam_search(translator, src[None], **options)
         n = best[0].shape[1]
         assert torch.equal(best[0], ids[:, 0, :n])
         assert torch.equal(best[1], scores[:, 0])
 
 
-class Endless(nn.Module):
-    """An encoder-decoder by its methods alone, which hardly ever ends."""
+class Endless(Model):
+    """Encoder-decoder with the required methods only, which almost never generates EOS."""
+
+    can_generate = True
+    generation_defaults = GenerationDefaults(bos_id=1, eos_id=EOS, pad_id=0)
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +215,7 @@ class Endless(nn.Module):
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-def test_targets_are_at_most_fifty_longer_than_their_source(beam: int) -> None:
+def test_targets_have_at_most_fifty_tokens_more_than_their_source(beam: int) -> None:
     src = torch.full((3, 9), 3)
     mask = torch.arange(9) < torch.tensor([[4], [9], [1]])
     ids, _ = beam_search(Endless(), src, beam, src_mask=mask)
@@ -214,28 +225,25 @@ def test_targets_are_at_most_fifty_longer_than_their_source(beam: int) -> None:
         assert (out[:, 1:] != 0).sum(dim=1).tolist() == [54, 59, 51]
 
 
-def test_the_model_s_own_limit_comes_first(make_translator: Callable) -> None:
+def test_max_len_of_the_model_limits_new_tokens(make_translator: Callable) -> None:
     model, src = make_translator(9), torch.randint(3, 9, (5, 6))  # max_len 40
     with torch.no_grad():
         model.head.own.weight[EOS] = 0.0
     ids, _ = beam_search(model, src, 2)
     assert ids.shape[1] == 1 + 40
     assert beam_search(model, src, 2, max_len=40)[0].tolist() == ids.tolist()
-    with pytest.raises(InputError, match=r"max_len is 41, .* no more than 40 tokens"):
+    with pytest.raises(InputError, match=r"max_len must be at most 40 here, .* got 41"):
         beam_search(model, src, 2, max_len=41)
 
 
-# ------------------------------------------------------------------------ manners of a guest
-
-
-def test_the_model_is_left_as_it_was(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
+def test_decoding_restores_training_mode(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
     ids = torch.randint(3, 13, (2, 4))
     for model in (causal_lm, translator):
-        quiet = generate(model, ids, 8), beam_search(model, ids, max_len=8)[0]
+        quiet = generate(model, ids, 8), beam_search(model, ids, max_len=8, eos_id=EOS)[0]
         model.train()
         frozen = next(module for module in model.modules() if isinstance(module, Dropout))
         frozen.eval()
-        loud = generate(model, ids, 8), beam_search(model, ids, max_len=8)[0]
+        loud = generate(model, ids, 8), beam_search(model, ids, max_len=8, eos_id=EOS)[0]
         assert torch.equal(quiet[0], loud[0])  # dropout was off
         assert torch.equal(quiet[1], loud[1])
         assert [m for m in model.modules() if not m.training] == [frozen]
@@ -245,7 +253,7 @@ def test_the_model_is_left_as_it_was(causal_lm: CausalLM, translator: EncoderDec
         assert torch.is_grad_enabled()
 
 
-def test_what_was_written_can_be_trained_on(translator: EncoderDecoder) -> None:
+def test_generated_targets_can_be_used_in_training(translator: EncoderDecoder) -> None:
     src = torch.randint(3, 13, (2, 4))
     ids, scores = beam_search(translator, src, max_len=8)
     sampled = generate(translator, src, 8, temperature=1.0, seed=0)
@@ -255,74 +263,153 @@ def test_what_was_written_can_be_trained_on(translator: EncoderDecoder) -> None:
     assert all(p.grad is not None for p in translator.parameters())
 
 
-def test_bad_input_is_one_sentence(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
+def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
     ids = torch.randint(3, 13, (2, 4))
     cases = [
-        (lambda: generate(causal_lm, ids), "max_new is missing"),
-        (lambda: generate(causal_lm, ids, -1), "max_new is -1"),
-        (lambda: generate(causal_lm, ids, 5, temperature=-1.0), "temperature is -1.0"),
-        (lambda: generate(causal_lm, ids, 38), "max_new is 38, .* no more than 37 tokens"),
-        (lambda: generate(causal_lm, ids, 5, 13), "eos_id is 13, .* vocabulary of 13"),
+        (lambda: generate(causal_lm, ids), "max_new must be given for a causal LM"),
+        (lambda: generate(causal_lm, ids, -1), "max_new must be at least 0, got -1"),
+        (
+            lambda: generate(causal_lm, ids, 5, temperature=-1.0),
+            "temperature must be at least 0 .* got -1.0",
+        ),
+        (lambda: generate(causal_lm, ids, 38), "max_new must be at most 37 here, .* got 38"),
+        (lambda: generate(causal_lm, ids, 5, 13), "eos_id must be a token id from 0 to 12, got 13"),
         (
             lambda: generate(causal_lm, ids, 5, [2, 3]),
-            r"eos_id is \[2, 3\], but must be the number",
+            r"eos_id must be a token id from 0 to 12, got \[2, 3\]",
         ),
-        (lambda: beam_search(translator, ids, eos_id=None), "eos_id is None"),
-        (lambda: generate(causal_lm, ids.clamp(max=11) + 2, 5), "largest id is 13"),
-        (lambda: generate(causal_lm, ids - 9, 5), "smallest id is -"),
-        (lambda: generate(causal_lm, ids.repeat(1, 11), 1), "row 0 has 44 tokens, .* max_len 40"),
-        (lambda: generate(causal_lm, ids[0], 5), r"ids must be int64 .* not int64 \(4,\)"),
-        (lambda: generate(causal_lm, ids[:0], 5), r"not int64 \(0, 4\)"),
-        (lambda: generate(causal_lm, ids.float(), 5), "not float32"),
-        (lambda: generate(causal_lm, ids, 5, mask=ids), r"mask must be bool \(2, 4\)"),
-        (lambda: generate(causal_lm, ids, 5, mask=ids > ids), "row 0 has no real token"),
-        (lambda: generate(translator, ids, 5, bos_id=99), "bos_id is 99"),
-        (lambda: generate(translator, ids.repeat(1, 11)), "row 0 has 44 tokens, .* max_len 40"),
-        (lambda: beam_search(translator, ids, 0), "beam is 0"),
-        (lambda: beam_search(translator, ids, 14), "beam is 14, .* 13"),
-        (lambda: beam_search(translator, ids, n_best=5), "n_best is 5, .* 4"),
-        (lambda: beam_search(translator, ids, max_len=0), "max_len is 0"),
-        (lambda: beam_search(translator, ids, penalty="google"), "penalty is 'google'"),
-        (lambda: beam_search(translator, ids, length_penalty=math.nan), "length_penalty is nan"),
+        (lambda: beam_search(causal_lm, ids), "eos_id must be given"),
+        (
+            lambda: generate(causal_lm, ids.clamp(max=11) + 2, 5),
+            "ids must be token ids from 0 to 12, got 13",
+        ),
+        (lambda: generate(causal_lm, ids - 9, 5), "ids must be token ids from 0 to 12, got -"),
+        (
+            lambda: generate(causal_lm, ids.repeat(1, 11), 1),
+            "ids .* max_len = 40 .* got 44 in row 0",
+        ),
+        (
+            lambda: generate(causal_lm, ids[0], 5),
+            r"ids must be .* int64 .* got int64 \(4,\); add a dimension with ids\[None\]",
+        ),
+        (lambda: generate(causal_lm, ids[:0], 5), r"got int64 \(0, 4\)"),
+        (lambda: generate(causal_lm, ids.float(), 5), "ids must be .* int64 .* got float32"),
+        (
+            lambda: generate(causal_lm, ids, 5, mask=ids),
+            r"mask must be a bool tensor \(2, 4\), got int64",
+        ),
+        (
+            lambda: generate(causal_lm, ids, 5, mask=ids > ids),
+            "mask must mark a real token in each row, got none in row 0",
+        ),
+        (
+            lambda: generate(translator, ids, 5, bos_id=99),
+            "bos_id must be a token id from 0 to 12, got 99",
+        ),
+        (
+            lambda: beam_search(translator, ids.repeat(1, 11)),
+            "src .* max_len = 40 .* got 44 in row 0",
+        ),
+        (lambda: beam_search(translator, ids, 0), "beam must lie between 1 and .* 13, got 0"),
+        (lambda: beam_search(translator, ids, 14), "beam must lie between 1 and .* 13, got 14"),
+        (
+            lambda: beam_search(translator, ids, n_best=5),
+            "n_best must lie between 1 and beam = 4, got 5",
+        ),
+        (lambda: beam_search(translator, ids, max_len=0), "max_len must be at least 1, got 0"),
+        (
+            lambda: beam_search(translator, ids, length_penalty_type="google"),
+            "length_penalty_type must be one of gnmt, power, none, got 'google'",
+        ),
+        (
+            lambda: beam_search(translator, ids, length_penalty=math.nan),
+            "length_penalty must be finite, got nan",
+        ),
     ]
     for call, message in cases:
         with pytest.raises(InputError, match=message):
             call()
 
 
-def test_nothing_is_written_where_nothing_is_asked(causal_lm: CausalLM) -> None:
+def test_zero_new_tokens_return_the_prompts(causal_lm: CausalLM) -> None:
     ids = torch.randint(3, 13, (2, 4))
     assert torch.equal(generate(causal_lm, ids, 0), ids)
     full = torch.randint(3, 13, (1, 40))
-    assert generate(causal_lm, full, 1).shape == (1, 41)  # the last token is never read
+    assert generate(causal_lm, full, 1).shape == (1, 41)  # the last token is not an input
 
 
-def test_a_model_that_does_not_write_is_refused() -> None:
+def test_masked_lm_cannot_generate() -> None:
     config = MaskedLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=8, vocab_size=9, max_len=8)
-    with pytest.raises(InputError, match="not a MaskedLM"):
+    with pytest.raises(
+        InputError, match="model must be a causal LM or an encoder-decoder, got MaskedLM"
+    ):
         generate(MaskedLM(config), torch.ones(1, 2, dtype=torch.long), 3)
 
 
-def test_a_broken_model_is_told_from_one_that_writes(causal_lm: CausalLM) -> None:
+def test_nan_logits_raise(causal_lm: CausalLM) -> None:
     with torch.no_grad():
         causal_lm.embed.tokens.weight[3:] = math.nan
     ids = torch.randint(3, 13, (2, 4))
-    for write in (lambda: generate(causal_lm, ids, 2, temperature=1.0),
-                  lambda: generate(causal_lm, ids, 2),
-                  lambda: beam_search(causal_lm, ids, 2, max_len=2)):  # fmt: skip
-        with pytest.raises(InputError, match="gives NaN"):
-            write()
+    calls = [
+        lambda: generate(causal_lm, ids, 2, temperature=1.0),
+        lambda: generate(causal_lm, ids, 2),
+        lambda: beam_search(causal_lm, ids, 2, max_len=2, eos_id=EOS),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="NaN logits"):
+            call()
 
 
-def test_an_lstm_writes_without_a_cache() -> None:
-    config = RecurrentLMConfig(d_model=8, n_heads=2, d_ff=12, vocab_size=13, max_len=40)
+def test_special_tokens_come_from_the_model(translator: EncoderDecoder) -> None:
+    src = torch.randint(3, 13, (2, 4))
+    ids, _ = beam_search(translator, src, max_len=8)
+    translator.generation_defaults = None
+    given = beam_search(translator, src, bos_id=1, eos_id=EOS, pad_id=0, max_len=8)[0]
+    assert torch.equal(ids, given)
+    translator.generation_defaults = GenerationDefaults(bos_id=5, eos_id=6, pad_id=7)
+    ids, _ = beam_search(translator, src, bos_id=1, eos_id=EOS, pad_id=0, max_len=8)
+    assert torch.equal(ids, given)  # arguments take precedence
+    other = beam_search(translator, src, max_len=8)[0]
+    assert (other[:, 0] == 5).all()
+    assert set(other[other.roll(1, 1) == 6].tolist()) <= {5, 7}  # padding follows EOS
+
+
+@pytest.mark.parametrize("name", ["bos_id", "eos_id"])
+def test_unknown_special_tokens_raise(translator: EncoderDecoder, name: str) -> None:
+    translator.generation_defaults = None
+    tokens = {"bos_id": 1, "eos_id": EOS, "pad_id": 0}
+    del tokens[name]
+    with pytest.raises(InputError, match=f"{name} must be given") as raised:
+        beam_search(translator, torch.randint(3, 13, (2, 4)), max_len=8, **tokens)
+    assert raised.value.option == name
+
+
+def test_eos_of_the_model_ends_generation(causal_lm: CausalLM) -> None:
+    ids = torch.randint(3, 13, (1, 4))
+    third = generate(causal_lm, ids, 10)[0, 6].item()
+    causal_lm.generation_defaults = GenerationDefaults(eos_id=third)
+    assert torch.equal(generate(causal_lm, ids, 10), generate(causal_lm, ids, 10, third))
+    assert generate(causal_lm, ids, 10).shape[1] <= 7
+
+
+@pytest.mark.parametrize("text", ["a text", ["a text"], [[3, 4]]])
+def test_text_and_lists_are_rejected(causal_lm: CausalLM, text: object) -> None:
+    message = "ids must be a tensor of int64 token ids .* got a (str|list)"
+    with pytest.raises(InputError, match=message):
+        generate(causal_lm, text, 5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message.replace("ids must", "src must")):
+        beam_search(causal_lm, text, eos_id=EOS)  # type: ignore[arg-type]
+
+
+def test_recurrent_model_generates_without_a_cache() -> None:
+    config = RecurrentLMConfig(d_model=8, hidden_size=12, vocab_size=13, max_len=40)
     model, ids = RecurrentLM(config), torch.randint(3, 13, (2, 4))
     whole = generate(model, ids, 5)
     assert torch.equal(whole, generate(model, ids, 5, use_cache=False))
     for row in (0, 1):
         assert torch.equal(generate(model, ids[row : row + 1], 5), whole[row : row + 1])
-    assert beam_search(model, ids, 2, max_len=5)[0].shape[1] <= 9
+    assert beam_search(model, ids, 2, max_len=5, eos_id=EOS)[0].shape[1] <= 9
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[0, 0] = False
-    with pytest.raises(InputError, match="prompts of one length"):
+    with pytest.raises(InputError, match="mask must not mark padding for a recurrent model"):
         generate(model, ids, 5, mask=mask)

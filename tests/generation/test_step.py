@@ -1,13 +1,13 @@
-"""Rows that are moved at random, against each row's own history read from the start."""
+"""Decoding steps with rows reordered at random, compared with each row's full history."""
 
 import pytest
 import torch
 
-from fourfold.core.cache import KVCache, LayerCache
-from fourfold.generation.beam_cache import BeamCache
+from fourfold.core.kv_cache import KVCache, LayerCache
+from fourfold.generation.caches import BeamCache
 from fourfold.generation.step import Seq2SeqStep
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
-from tests.tiny import LANGUAGE, V
+from tests.fixtures.tiny_models import LANGUAGE, V
 
 MOVES = {
     "beams": [[0, 0, 0, 1, 1, 1], [2, 0, 1, 3, 3, 4], [0, 1, 2, 3, 4, 5]],
@@ -22,7 +22,9 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("make_cache", [KVCache, BeamCache, None])
 @pytest.mark.parametrize("masked", [True, False])
-def test_rows_are_moved(name: str, make_cache: type[KVCache] | None, masked: bool) -> None:
+def test_reordered_rows_keep_their_history(
+    name: str, make_cache: type[KVCache] | None, masked: bool
+) -> None:
     if make_cache is BeamCache and name == "unequal numbers":
         pytest.skip("a beam is as wide for every sentence")
     torch.manual_seed(0)
@@ -45,7 +47,7 @@ def test_rows_are_moved(name: str, make_cache: type[KVCache] | None, masked: boo
                 torch.testing.assert_close(logits[i], expected)
 
 
-def test_a_memory_of_all_sources_is_not_copied() -> None:
+def test_memory_of_all_sources_is_not_copied() -> None:
     torch.manual_seed(0)
     model = EncoderDecoder(EncoderDecoderConfig(**LANGUAGE)).eval()
     with torch.no_grad():

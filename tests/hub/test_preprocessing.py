@@ -1,4 +1,4 @@
-"""Images that are not square: prepared as transformers prepares them, whoever wrote the file."""
+"""Tests that preprocessing of images and texts matches transformers after import and export."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,17 @@ import tokenizers
 import torch
 from PIL import Image
 
-from fourfold.core.errors import InputError
-from fourfold.data.sequences import join_segments
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
-from fourfold.data.transforms import eval_transform, scaled_side
-from fourfold.hub.processing import read_images, write_images, write_tokenizer
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.text.sequence_classification import join_segments
+from fourfold.data.vision.transforms import eval_transform, resized_side
+from fourfold.errors import InputError
+from fourfold.hub.preprocessing import (
+    read_image_preprocessing,
+    write_image_preprocessing,
+    write_tokenizer,
+)
 from fourfold.models import MaskedLM, MaskedLMConfig
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 hf = pytest.importorskip("transformers")
 WIDE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
@@ -23,31 +28,38 @@ WIDE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dt
 
 def artifacts(**changed: Any) -> dict[str, Any]:
     return {
-        "image_size": 12, "n_channels": 3, "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.2, 0.3],
-        "eval_crop": 1.0, "squash": False, "interpolation": "bicubic",
-    } | changed  # fmt: skip
+        "image_size": 12,
+        "n_channels": 3,
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.5, 0.2, 0.3],
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+        "interpolation": "bicubic",
+    } | changed
 
 
-def theirs(folder: Path) -> torch.Tensor:
-    """(3, S, S) of their own processor."""
+def hf_pixels(folder: Path) -> torch.Tensor:
+    """Preprocess the image with transformers; returns (3, S, S)."""
     processor = hf.AutoImageProcessor.from_pretrained(folder)
     return processor(WIDE, return_tensors="pt")["pixel_values"][0]
 
 
 @pytest.mark.parametrize("is_clip", [False, True])
 @pytest.mark.parametrize("squash", [False, True])
-@pytest.mark.parametrize("share", [1.0, 0.75])  # of odd borders theirs may round the other half
-def test_what_is_exported_prepares_images_as_we_do(
+@pytest.mark.parametrize("share", [1.0, 0.75])  # crops with an even margin
+def test_exported_preprocessor_matches_the_evaluation_transform(
     is_clip: bool, squash: bool, share: float, tmp_path: Path
 ) -> None:
     if is_clip and squash:
-        pytest.skip("its own class has no such way")
-    ours = artifacts(eval_crop=share, squash=squash)
-    write_images(tmp_path, ours, is_clip)
-    torch.testing.assert_close(eval_transform(ours)(WIDE), theirs(tmp_path), atol=1e-5, rtol=0)
-    back = read_images(tmp_path, {}, 12, 3)
-    assert back["squash"] is squash
-    assert torch.equal(eval_transform(back)(WIDE), eval_transform(ours)(WIDE))
+        pytest.skip("CLIPImageProcessor always keeps the aspect ratio")
+    settings = artifacts(crop_pct=share, crop_mode="squash" if squash else "center")
+    write_image_preprocessing(tmp_path, settings, is_clip)
+    torch.testing.assert_close(
+        eval_transform(settings)(WIDE), hf_pixels(tmp_path), atol=1e-5, rtol=0
+    )
+    back = read_image_preprocessing(tmp_path, {}, 12, 3)
+    assert back["crop_mode"] == ("squash" if squash else "center")
+    assert torch.equal(eval_transform(back)(WIDE), eval_transform(settings)(WIDE))
 
 
 @pytest.mark.parametrize(
@@ -63,56 +75,60 @@ def test_what_is_exported_prepares_images_as_we_do(
         ),
     ],
 )
-def test_what_is_imported_is_prepared_as_it_was(processor: Any, tmp_path: Path) -> None:
+def test_imported_preprocessor_matches_transformers(processor: Any, tmp_path: Path) -> None:
     processor().save_pretrained(tmp_path)
-    found = read_images(tmp_path, {}, 12, 3)
-    torch.testing.assert_close(eval_transform(found)(WIDE), theirs(tmp_path), atol=1e-5, rtol=0)
+    found = read_image_preprocessing(tmp_path, {}, 12, 3)
+    torch.testing.assert_close(eval_transform(found)(WIDE), hf_pixels(tmp_path), atol=1e-5, rtol=0)
 
 
 def test_one_number_is_read_as_its_class_means_it(tmp_path: Path) -> None:
     for kind, squash in (("ViTFeatureExtractor", True), ("CLIPFeatureExtractor", False)):
-        said = {"feature_extractor_type": kind, "size": 12}
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-        assert read_images(tmp_path, {}, 12, 3)["squash"] is squash
+        settings = {"feature_extractor_type": kind, "size": 12}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+        assert read_image_preprocessing(tmp_path, {}, 12, 3)["crop_mode"] == (
+            "squash" if squash else "center"
+        )
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("settings", "message"),
     [
-        ({"do_rescale": False}, "do_rescale is false, but pixels must be scaled by 1/255"),
-        ({"rescale_factor": 1 / 127.5}, "rescale_factor is 0.0078"),
-        ({"size": {"height": 12, "width": 16}}, "size is 12x16, but must be a square"),
+        ({"do_rescale": False}, "do_rescale must be true"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor must be 1/255, got 0.0078"),
+        ({"size": {"height": 12, "width": 16}}, "size must be a square, got 12x16"),
     ],
 )
-def test_other_preparations_are_refused(said: dict[str, Any], words: str, tmp_path: Path) -> None:
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match=words):
-        read_images(tmp_path, {}, 12, 3)
+def test_unsupported_preprocessing_is_rejected(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=message):
+        read_image_preprocessing(tmp_path, {}, 12, 3)
 
 
 @pytest.mark.parametrize(("side", "scaled"), [(224, 400), (224, 354), (384, 450), (224, 256)])
 def test_the_side_before_the_crop_survives_its_share(side: int, scaled: int) -> None:
-    assert scaled_side(side, side / scaled) == scaled
-    assert scaled_side(224, 0.9) == 248
+    assert resized_side(side, side / scaled) == scaled
+    assert resized_side(224, 0.9) == 248
 
 
-@pytest.mark.parametrize("separators", [1, 2])
+@pytest.mark.parametrize("n_separators", [1, 2])
 @pytest.mark.parametrize("bytes_only", [False, True])
-def test_an_exported_tokenizer_puts_around_a_text_what_training_did(
-    bytes_only: bool, separators: int, tmp_path: Path
+def test_exported_tokenizer_adds_the_special_tokens_of_training(
+    bytes_only: bool, n_separators: int, tmp_path: Path
 ) -> None:
-    """Also where a processor is there that adds nothing: that of a RoBERTa of one's own."""
+    """A ByteLevel post-processor, as of RoBERTa, must not prevent the template from being added."""
     tokenizer = train_tokenizer(TokenizerConfig("byte_bpe", 300), ["one two three"], mask=True)
     if bytes_only:
-        tokenizer.core.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+        tokenizer.backend.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
     shape: Any = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_len": 20}
     model = MaskedLM(MaskedLMConfig(**shape, vocab_size=tokenizer.vocab_size, n_segments=2))
-    write_tokenizer(tmp_path, tokenizer.to_str(), model, 20, separators)
+    write_tokenizer(tmp_path, tokenizer.to_str(), model, 20, n_separators)
     texts = ["one two", "three"]
-    parts = [tokenizer.encode_corpus([text]) for text in texts]
-    rows, first = join_segments(parts, tokenizer, 20, separators)
+    parts = [RaggedArray.from_lengths(*tokenizer.encode_corpus([text])) for text in texts]
+    rows, first = join_segments(parts, tokenizer, 20, n_separators)
     found = hf.AutoTokenizer.from_pretrained(tmp_path)(*texts)
     assert found["input_ids"] == rows.ids.tolist()
     assert found["token_type_ids"] == [int(i >= first[0]) for i in range(len(rows.ids))]
-    alone = join_segments(parts[:1], tokenizer, 20, separators)[0]
+    alone = join_segments(parts[:1], tokenizer, 20, n_separators)[0]
     assert hf.AutoTokenizer.from_pretrained(tmp_path)(texts[0])["input_ids"] == alone.ids.tolist()

@@ -1,4 +1,4 @@
-"""Models of transformers read back as ours: the same logits, losses and gradients."""
+"""Tests that imported models have the logits, losses and gradients of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ import transformers as hf
 from torch import Tensor, nn
 
 import fourfold
-from fourfold.core.errors import InputError
-from fourfold.hub import directory, foreign
-from fourfold.losses import IGNORED
+from fourfold.errors import InputError
+from fourfold.hub import directory, transformers_format
+from fourfold.losses import IGNORE_INDEX
 from fourfold.models import (
     CLIP,
     CausalLM,
@@ -25,175 +25,190 @@ from fourfold.models import (
     ViT,
 )
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
-from tests.hub.foreign_models import MODELS, exact, ids, make, padding
+from tests.fixtures.hf_models import MODELS, make_model, padding_mask, random_ids, to_fp64
 
 LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
-# fp32 relative to the largest value; fp64.
+# Relative to the largest value.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-def close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
-    assert ours.shape == theirs.shape
-    return bool((ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp_min(1e-3))
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    assert actual.shape == expected.shape
+    limit = tolerance * expected.abs().max().clamp_min(1e-3)
+    return bool((actual - expected).abs().max() <= limit)
 
 
-def both(name: str, tmp_path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    theirs = make(name)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours = fourfold.load(tmp_path / "theirs")
-    return ours.to(dtype), exact(theirs) if dtype == torch.float64 else theirs
+def load_both(name: str, tmp_path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    hf_model = make_model(name)
+    hf_model.save_pretrained(tmp_path / "theirs")
+    model = fourfold.load(tmp_path / "theirs")
+    return model.to(dtype), to_fp64(hf_model) if dtype == torch.float64 else hf_model
 
 
-def run(ours: nn.Module, theirs: Any, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Our output, theirs, our loss, theirs; outputs where there is something to compare."""
-    mask = padding(lengths)
-    x = ids(*mask.shape)
-    if isinstance(ours, SequenceClassifier | TokenClassifier | SpanExtractor):
-        return run_head(ours, theirs, x, mask)
-    if isinstance(ours, MaskedLM):
-        return run_masked(ours, theirs, x, mask)
-    if isinstance(ours, CausalLM):
-        return run_causal(ours, theirs, x, padding(lengths, left=True))
-    if isinstance(ours, EncoderDecoder):
-        return run_pairs(ours, theirs, x, mask)
-    if isinstance(ours, CLIP):
-        return run_towers(ours, theirs, x, mask)
-    assert isinstance(ours, ViT)
-    side, dtype = ours.config.image_size, next(ours.parameters()).dtype
+def run(
+    model: nn.Module, hf_model: Any, lengths: list[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the outputs of both models at positions without padding, and their losses."""
+    mask = padding_mask(lengths)
+    x = random_ids(*mask.shape)
+    if isinstance(model, SequenceClassifier | TokenClassifier | SpanExtractor):
+        return run_downstream(model, hf_model, x, mask)
+    if isinstance(model, MaskedLM):
+        return run_masked(model, hf_model, x, mask)
+    if isinstance(model, CausalLM):
+        return run_causal(model, hf_model, x, padding_mask(lengths, left=True))
+    if isinstance(model, EncoderDecoder):
+        return run_encoder_decoder(model, hf_model, x, mask)
+    if isinstance(model, CLIP):
+        return run_clip(model, hf_model, x, mask)
+    assert isinstance(model, ViT)
+    side, dtype = model.config.image_size, next(model.parameters()).dtype
     images = torch.randn(len(lengths), 3, side, side, dtype=dtype)
     labels = torch.arange(len(lengths))
-    mine, their = ours(images), theirs(pixel_values=images).logits
-    return mine, their, F.cross_entropy(mine, labels), F.cross_entropy(their, labels)
+    actual, reference = model(images), hf_model(pixel_values=images).logits
+    return actual, reference, F.cross_entropy(actual, labels), F.cross_entropy(reference, labels)
 
 
-def run_masked(ours: MaskedLM, theirs: Any, x: Tensor, mask: Tensor) -> Any:
+def run_masked(model: MaskedLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     more, segments = {}, None
-    if ours.config.n_segments > 1:
+    if model.config.n_segments > 1:
         more["token_type_ids"] = segments = (torch.arange(x.shape[1]) > 3).long().expand_as(x)
-    x = x.masked_fill(~mask, theirs.config.pad_token_id)  # RoBERTa counts positions by it
-    if not ours.config.head:
-        out = theirs(input_ids=x, attention_mask=mask.long(), **more).last_hidden_state
-        h = ours.encode(x, segments, mask)
+    x = x.masked_fill(~mask, hf_model.config.pad_token_id)  # RoBERTa derives positions from padding
+    if not model.config.head:
+        out = hf_model(input_ids=x, attention_mask=mask.long(), **more).last_hidden_state
+        h = model.encode(x, segments, mask)
         weights = torch.randn(h.shape, generator=torch.Generator().manual_seed(2)).to(h.dtype)
         return h[mask], out[mask], (h * weights)[mask].sum(), (out * weights)[mask].sum()
-    labels = x.masked_fill(~mask, IGNORED)
-    labels[:, ::2] = IGNORED if x.shape[1] > 1 else labels[:, ::2]
-    if ours.config.next_sentence:
-        follows = torch.arange(len(x)) % 2  # transformers counts: 0 = it follows
-        out = theirs(
-            input_ids=x, attention_mask=mask.long(), labels=labels,
-            next_sentence_label=follows, **more,
-        )  # fmt: skip
-        h = ours.encode(x, segments, mask)
-        pairs = ours.next_sentence_logits(h)
-        loss = F.cross_entropy(ours.logits(h).flatten(0, 1), labels.flatten())
+    labels = x.masked_fill(~mask, IGNORE_INDEX)
+    labels[:, ::2] = IGNORE_INDEX if x.shape[1] > 1 else labels[:, ::2]
+    if model.config.next_sentence:
+        follows = torch.arange(len(x)) % 2  # transformers: class 0 = B follows A
+        out = hf_model(
+            input_ids=x,
+            attention_mask=mask.long(),
+            labels=labels,
+            next_sentence_label=follows,
+            **more,
+        )
+        h = model.encode(x, segments, mask)
+        pairs = model.next_sentence_logits(h)
+        loss = F.cross_entropy(model.logits(h).flatten(0, 1), labels.flatten())
         loss = loss + F.cross_entropy(pairs, 1 - follows)
-        mine = torch.cat([ours.logits(h)[mask].flatten(), pairs.flip(1).flatten()])
-        their = torch.cat([out.prediction_logits[mask].flatten(),
-                           out.seq_relationship_logits.flatten()])  # fmt: skip
-        return mine, their, loss, out.loss
-    out = theirs(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
-    logits = ours(x, segments, mask)
+        actual = torch.cat([model.logits(h)[mask].flatten(), pairs.flip(1).flatten()])
+        reference = torch.cat(
+            [out.prediction_logits[mask].flatten(), out.seq_relationship_logits.flatten()]
+        )
+        return actual, reference, loss, out.loss
+    out = hf_model(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
+    logits = model(x, segments, mask)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     return logits[mask], out.logits[mask], loss, out.loss
 
 
-def run_head(ours: Any, theirs: Any, x: Tensor, mask: Tensor) -> Any:
-    """The heads of downstream tasks; a model of theirs with one class learns a number."""
+def run_downstream(model: Any, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
+    """Compare models with a classification, tagging or span head; one class means regression."""
     more, segments = {}, None
-    if ours.config.n_segments > 1:
+    if model.config.n_segments > 1:
         more["token_type_ids"] = segments = (torch.arange(x.shape[1]) > 3).long().expand_as(x)
-    x = x.masked_fill(~mask, theirs.config.pad_token_id)
-    logits = ours(x, segments, mask)
-    if isinstance(ours, SpanExtractor):
-        places = mask.sum(1) - 1, mask.sum(1) // 2
-        more |= {"start_positions": places[1], "end_positions": places[0]}
-        out = theirs(input_ids=x, attention_mask=mask.long(), **more)
-        their = torch.stack([out.start_logits, out.end_logits], -1)
-        # Theirs lets padding compete, whose scores are nobody's business.
+    x = x.masked_fill(~mask, hf_model.config.pad_token_id)
+    logits = model(x, segments, mask)
+    if isinstance(model, SpanExtractor):
+        ends = mask.sum(1) - 1
+        starts = mask.sum(1) // 2
+        more |= {"start_positions": starts, "end_positions": ends}
+        out = hf_model(input_ids=x, attention_mask=mask.long(), **more)
+        reference = torch.stack([out.start_logits, out.end_logits], -1)
+        # The loss of transformers includes the logits of padding, which are undefined.
         losses = [
-            (F.cross_entropy(start, places[1]) + F.cross_entropy(end, places[0])) / 2
+            (F.cross_entropy(start, starts) + F.cross_entropy(end, ends)) / 2
             for start, end in (
-                z.masked_fill(~mask[..., None], -torch.inf).unbind(-1) for z in (logits, their)
+                z.masked_fill(~mask[..., None], -torch.inf).unbind(-1) for z in (logits, reference)
             )
         ]
         assert not mask.all() or close(losses[1], out.loss, 1e-6)
-        return logits[mask], their[mask], *losses
-    if isinstance(ours, TokenClassifier):
-        labels = (x % 4).masked_fill(~mask, IGNORED)
-        out = theirs(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
+        return logits[mask], reference[mask], *losses
+    if isinstance(model, TokenClassifier):
+        labels = (x % 4).masked_fill(~mask, IGNORE_INDEX)
+        out = hf_model(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         return logits[mask], out.logits[mask], loss, out.loss
-    number = ours.config.n_classes == 1
+    number = model.config.n_classes == 1
     labels = torch.arange(len(x)).to(logits.dtype if number else torch.long)
-    out = theirs(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
+    out = hf_model(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
     loss = F.mse_loss(logits[:, 0], labels) if number else F.cross_entropy(logits, labels)
     return logits, out.logits, loss, out.loss
 
 
-def run_causal(ours: CausalLM, theirs: Any, x: Tensor, mask: Tensor) -> Any:
-    places = (mask.long().cumsum(1) - 1).clamp_min(0)
-    out = theirs(input_ids=x, attention_mask=mask.long(), position_ids=places)
+def run_causal(model: CausalLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
+    positions = (mask.long().cumsum(1) - 1).clamp_min(0)
+    out = hf_model(input_ids=x, attention_mask=mask.long(), position_ids=positions)
     if hasattr(out, "logits"):
-        mine, their = ours(x, mask), out.logits
+        actual, reference = model(x, mask), out.logits
     else:
-        mine, their = ours.hidden(x, mask), out.last_hidden_state
-    # What a padded place would say is nobody's business.
-    weights = torch.randn(mine.shape, generator=torch.Generator().manual_seed(2)).to(mine.dtype)
-    if mine.shape[-1] != 61 or x.shape[1] == 1:
-        return mine[mask], their[mask], (mine * weights)[mask].sum(), (their * weights)[mask].sum()
-    labels = x[:, 1:].masked_fill(~mask[:, :-1], IGNORED).flatten()
-    losses = [F.cross_entropy(y[:, :-1].flatten(0, 1), labels) for y in (mine, their)]
-    return mine[mask], their[mask], *losses
+        actual, reference = model.hidden(x, mask), out.last_hidden_state
+    # Outputs at padded positions are undefined.
+    weights = torch.randn(actual.shape, generator=torch.Generator().manual_seed(2)).to(actual.dtype)
+    if actual.shape[-1] != 61 or x.shape[1] == 1:
+        return (
+            actual[mask],
+            reference[mask],
+            (actual * weights)[mask].sum(),
+            (reference * weights)[mask].sum(),
+        )
+    labels = x[:, 1:].masked_fill(~mask[:, :-1], IGNORE_INDEX).flatten()
+    losses = [F.cross_entropy(y[:, :-1].flatten(0, 1), labels) for y in (actual, reference)]
+    return actual[mask], reference[mask], *losses
 
 
-def run_pairs(ours: EncoderDecoder, theirs: Any, x: Tensor, mask: Tensor) -> Any:
-    tgt = ids(len(x), max(1, x.shape[1] - 2), seed=3)
-    labels = ids(*tgt.shape, seed=4)
-    out = theirs(
-        input_ids=x, attention_mask=mask.long(), decoder_input_ids=tgt, labels=labels
-    )  # fmt: skip
-    logits = ours(x, tgt, mask)
+def run_encoder_decoder(model: EncoderDecoder, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
+    tgt = random_ids(len(x), max(1, x.shape[1] - 2), seed=3)
+    labels = random_ids(*tgt.shape, seed=4)
+    out = hf_model(input_ids=x, attention_mask=mask.long(), decoder_input_ids=tgt, labels=labels)
+    logits = model(x, tgt, mask)
     return logits, out.logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), out.loss
 
 
-def run_towers(ours: CLIP, theirs: Any, x: Tensor, mask: Tensor) -> Any:
-    eos = theirs.config.text_config.eos_token_id
+def run_clip(model: CLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
+    eos = hf_model.config.text_config.eos_token_id
     ends = mask.sum(1, keepdim=True) - 1
-    if eos == 2:  # by the highest number, wherever it stands
+    if eos == 2:  # pools at the highest token id
         x = x.masked_fill(~mask, 1)
     else:
         x = torch.where(x == eos, 8, x).scatter(1, ends, eos).masked_fill(~mask, eos)
-    images = torch.randn(len(x), 3, 12, 12, dtype=next(ours.parameters()).dtype)
-    out = theirs(input_ids=x, attention_mask=mask.long(), pixel_values=images, return_loss=True)
-    logits, labels = ours(images, x, mask), torch.arange(len(x))
+    images = torch.randn(len(x), 3, 12, 12, dtype=next(model.parameters()).dtype)
+    out = hf_model(input_ids=x, attention_mask=mask.long(), pixel_values=images, return_loss=True)
+    logits, labels = model(images, x, mask), torch.arange(len(x))
     loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
     return logits, out.logits_per_image, loss, out.loss
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_loss_and_every_gradient(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    ours, theirs = both(name, tmp_path, dtype)
+def test_logits_loss_and_all_gradients_match_transformers(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, hf_model = load_both(name, tmp_path, dtype)
     tolerance = TOLERANCE[dtype]
     for lengths in LENGTHS.values():
-        ours.zero_grad()
-        theirs.zero_grad()
-        mine, their, loss, expected = run(ours, theirs, lengths)
-        assert close(mine, their, tolerance)
+        model.zero_grad()
+        hf_model.zero_grad()
+        actual, reference, loss, expected = run(model, hf_model, lengths)
+        assert close(actual, reference, tolerance)
         assert close(loss, expected, tolerance)
         loss.backward()
         expected.backward()
-        found, wanted = gradients(ours), mapped_gradients(theirs, ours, tmp_path / "gradients")
-        assert found.keys() == wanted.keys()
-        largest = max(float(g.abs().max()) for g in wanted.values())
-        for key, gradient in found.items():
-            gap = float((gradient - wanted[key]).abs().max())
+        actual_gradients = gradients(model)
+        expected_gradients = mapped_gradients(hf_model, model, tmp_path / "gradients")
+        assert actual_gradients.keys() == expected_gradients.keys()
+        largest = max(float(g.abs().max()) for g in expected_gradients.values())
+        for key, gradient in actual_gradients.items():
+            gap = float((gradient - expected_gradients[key]).abs().max())
             assert gap <= 2 * tolerance * largest, (key, gap, largest)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    fixed = {"head.bias"} if isinstance(model, EncoderDecoder) else set()  # a buffer of theirs
+    # The output bias is a buffer in transformers.
+    fixed = {"head.bias"} if isinstance(model, EncoderDecoder) else set()
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()
@@ -201,27 +216,30 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def mapped_gradients(theirs: Any, ours: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """Their gradients under our names: written in the place of their weights, and read back."""
-    values = [p.detach().clone() for p in theirs.parameters()]
+def mapped_gradients(hf_model: Any, model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """Return the gradients of transformers by native names.
+
+    They are saved in place of the weights and read by the conversion tables.
+    """
+    values = [p.detach().clone() for p in hf_model.parameters()]
     with torch.no_grad():
-        for p in theirs.parameters():
+        for p in hf_model.parameters():
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
-    theirs.save_pretrained(folder)
+    hf_model.save_pretrained(folder)
     read = directory.read_tensors(folder)
-    candidates = foreign._known(directory.read_config(folder), folder)
-    architecture = next(a for a in candidates if a.family is type(ours))
-    if ours.origin.bare:
-        read = {architecture.prefix + key: value for key, value in read.items()}
-    mapped, _ = architecture.keys.read(read, ours.state_dict(), "")
+    candidates = transformers_format._architectures_of(directory.read_config(folder), folder)
+    architecture = next(a for a in candidates if a.model_class is type(model))
+    if model.source.is_base_model:
+        read = {architecture.base_model_prefix + key: value for key, value in read.items()}
+    mapped, _ = architecture.keymap.to_native(read, model.state_dict(), "")
     with torch.no_grad():
-        for p, value in zip(theirs.parameters(), values, strict=True):
+        for p, value in zip(hf_model.parameters(), values, strict=True):
             p.copy_(value)
-    return {key: mapped[key] for key in gradients(ours)}
+    return {key: mapped[key] for key in gradients(model)}
 
 
-def test_gpt_1_has_its_own_words_for_activations(tmp_path: Path) -> None:
-    """Its code knows no others, not even those that config.json may hold elsewhere."""
+def test_gpt1_supports_fewer_activations(tmp_path: Path) -> None:
+    """The class of transformers supports three activations, and "gelu" means the approximation."""
     shape = {"d_model": 12, "n_layers": 1, "n_heads": 2, "d_ff": 48, "vocab_size": 9, "max_len": 8}
     for activation in ("relu", "gelu_tanh", "silu"):
         config = CausalLMConfig(**shape, norm_placement="post", activation=activation)
@@ -229,51 +247,62 @@ def test_gpt_1_has_its_own_words_for_activations(tmp_path: Path) -> None:
         hf.AutoModelForCausalLM.from_pretrained(tmp_path / activation)
         assert fourfold.load(tmp_path / activation).config.activation == activation
     config = CausalLMConfig(**shape, norm_placement="post", activation="quick_gelu")
-    with pytest.raises(InputError, match="openai-gpt cannot have 'quick_gelu'"):
-        fourfold.save(CausalLM(config), tmp_path / "quick")
+    with pytest.raises(InputError, match="openai-gpt does not support activation=quick_gelu"):
+        transformers_format.write_model(CausalLM(config), tmp_path / "quick")
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal_halves", "learned"])
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
-def test_no_last_word_is_forced_on_what_is_exported(
+def test_exported_model_has_no_forced_last_token(
     positions: str, norm_placement: str, tmp_path: Path
 ) -> None:
     learned = positions == "learned"
     if learned and norm_placement == "pre":
-        pytest.skip("no architecture of theirs")
+        pytest.skip("transformers has no pre-norm model with learned positions")
     model = EncoderDecoder(
         EncoderDecoderConfig(
-            d_model=8, n_heads=2, d_ff=16, n_layers=1, vocab_size=20, max_len=12,
-            tie="all", norm_eps=1e-5, positions=positions, embed_norm=learned,
-            norm_placement=norm_placement, output_bias=True,
+            d_model=8,
+            n_heads=2,
+            d_ff=16,
+            n_layers=1,
+            vocab_size=20,
+            max_len=12,
+            tie_embeddings="all",
+            norm_eps=1e-5,
+            positions=positions,
+            embed_norm=learned,
+            norm_placement=norm_placement,
+            output_bias=True,
         )
-    )  # fmt: skip
-    foreign.write(model, tmp_path)
-    theirs = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert theirs.generation_config.forced_eos_token_id is None
-    # Else its last place would hold padding, or the begin of a sentence.
+    )
+    transformers_format.write_model(model, tmp_path)
+    hf_model = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert hf_model.generation_config.forced_eos_token_id is None
+    # A forced token would replace the last of the four tokens.
     with torch.no_grad():
-        theirs.final_logits_bias[0, 7] = 1e4
-        found = theirs.generate(
+        hf_model.final_logits_bias[0, 7] = 1e4
+        found = hf_model.generate(
             torch.tensor([[4, 5, 2]]), max_length=5, num_beams=1, do_sample=False
         )
     assert found[0, 1:].tolist() == [7] * 4
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_round_trip_gives_the_same_bytes_and_the_same_logits(name: str, tmp_path: Path) -> None:
-    ours, theirs = both(name, tmp_path, torch.float32)
-    fourfold.save(ours, tmp_path / "again")
+def test_export_of_an_imported_model_restores_tensors_config_and_logits(
+    name: str, tmp_path: Path
+) -> None:
+    model, hf_model = load_both(name, tmp_path, torch.float32)
+    fourfold.save(model, tmp_path / "again")
     before, after = (directory.read_tensors(tmp_path / d) for d in ("theirs", "again"))
     assert before.keys() == after.keys()
     for key, tensor in before.items():
         assert tensor.dtype == after[key].dtype
         assert torch.equal(tensor, after[key]), key
     assert directory.read_config(tmp_path / "theirs") == directory.read_config(tmp_path / "again")
-    again = type(theirs).from_pretrained(tmp_path / "again").eval()
+    again = type(hf_model).from_pretrained(tmp_path / "again").eval()
     for lengths in LENGTHS.values():
         torch.manual_seed(0)
-        first = run(ours, theirs, lengths)[1]
+        first = run(model, hf_model, lengths)[1]
         torch.manual_seed(0)
-        # Of the same bytes; only where a matrix has one row may another alignment round otherwise.
-        torch.testing.assert_close(run(ours, again, lengths)[1], first, rtol=1e-6, atol=1e-6)
+        # Weights are equal; the memory alignment of one-row matrices may change the rounding.
+        torch.testing.assert_close(run(model, again, lengths)[1], first, rtol=1e-6, atol=1e-6)

@@ -1,12 +1,12 @@
-"""Attention by products against the naive formula, in fp64: values, gradients, every cut."""
+"""Attention by matrix products: values and gradients compared with the naive backend in fp64."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from fourfold.core.attention import attend, attention_backend
-from fourfold.kernels import products
-from fourfold.kernels.products import attend_by_products, products_are_faster
+from fourfold.kernels import cpu_attention
+from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster
 
 B, H, Q, K, D = 2, 3, 7, 9, 4
 
@@ -16,45 +16,45 @@ def inputs(q_len: int = Q, k_len: int = K) -> list[Tensor]:
     return [torch.randn(B, H, *size, dtype=torch.float64).requires_grad_() for size in sizes]
 
 
-@pytest.fixture(params=["one cut", "many cuts", "made again"])
-def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param != "one cut":
-        monkeypatch.setattr(products, "CAUSAL_ROWS", 2)
-        monkeypatch.setattr(products, "HELD", 1)
-    if request.param == "made again":
-        monkeypatch.setattr(products, "KEPT", 0)
+@pytest.fixture(params=["one slice", "many slices", "recomputed weights"])
+def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "one slice":
+        monkeypatch.setattr(cpu_attention, "CAUSAL_SLICE", 2)
+        monkeypatch.setattr(cpu_attention, "MAX_SLICE_SCORES", 1)
+    if request.param == "recomputed weights":
+        monkeypatch.setattr(cpu_attention, "MAX_SAVED_WEIGHTS", 0)
 
 
-@pytest.mark.usefixtures("cut")
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize(
     "mask", [None, (Q, K), (B, 1, 1, K), (B, 1, Q, K), (1, H, Q, K), (B, 1, Q, 1)]
 )
 @pytest.mark.parametrize("bias", [None, (Q, K), (H, 1, K), (1, H, Q, K), (B, 1, Q, K)])
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_the_naive_formula(
+def test_products_equal_the_naive_backend(
     mask: tuple[int, ...] | None, bias: tuple[int, ...] | None, scale: float | None
 ) -> None:
     leaves = inputs()
-    seen = None if mask is None else torch.rand(mask) < 0.6
+    allowed = None if mask is None else torch.rand(mask) < 0.6
     if bias is not None:
         leaves.append(torch.randn(bias, dtype=torch.float64).requires_grad_())
     added = leaves[3] if bias is not None else None
-    ours = attend_by_products(*leaves[:3], seen, added, False, scale, 0.0)
+    ours = attend_by_products(*leaves[:3], allowed, added, False, scale, 0.0)
     with attention_backend("naive"):
-        theirs = attend(*leaves[:3], mask=seen, bias=added, scale=scale)
+        theirs = attend(*leaves[:3], mask=allowed, bias=added, scale=scale)
     torch.testing.assert_close(ours, theirs)
-    above = torch.randn_like(ours)
+    grad = torch.randn_like(ours)
     for mine, wanted in zip(
-        torch.autograd.grad(ours, leaves, above),
-        torch.autograd.grad(theirs, leaves, above),
+        torch.autograd.grad(ours, leaves, grad),
+        torch.autograd.grad(theirs, leaves, grad),
         strict=True,
     ):
         torch.testing.assert_close(mine, wanted)
 
 
-@pytest.mark.usefixtures("cut")
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
-def test_the_triangle(length: int) -> None:
+def test_causal_products_equal_the_naive_backend(length: int) -> None:
     leaves = inputs(length, length)
     ours = attend_by_products(*leaves, None, None, True, None, 0.0)
     with attention_backend("naive"):
@@ -68,9 +68,9 @@ def test_the_triangle(length: int) -> None:
         torch.testing.assert_close(mine, wanted)
 
 
-@pytest.mark.usefixtures("cut")
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize("causal", [False, True])
-def test_dropout_has_the_gradient_of_what_it_drops(causal: bool) -> None:
+def test_gradcheck_with_dropout(causal: bool) -> None:
     leaves = inputs(Q, Q)
 
     def drop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def test_dropout_has_the_gradient_of_what_it_drops(causal: bool) -> None:
     assert torch.autograd.gradcheck(drop, leaves)
 
 
-def test_dropout_takes_its_share() -> None:
+def test_dropped_share_equals_p() -> None:
     q = torch.zeros(1, 1, 200, D).bfloat16().requires_grad_()
     v = torch.eye(200)[None, None].bfloat16().requires_grad_()
     weights = attend_by_products(q, q, v, None, None, False, None, 0.3)  # 1/200 each
@@ -90,8 +90,7 @@ def test_dropout_takes_its_share() -> None:
     assert weights.float().sum(-1).mean().item() == pytest.approx(1.0, abs=0.02)
 
 
-def test_what_is_held_grows_with_the_length() -> None:
-    """Twice the length, not four times: no (T, T) tensor is kept or made."""
+def test_saved_memory_grows_linearly_with_length() -> None:
     sizes = []
     for length in (2048, 4096):
         leaves = [torch.randn(1, 1, length, 8).bfloat16().requires_grad_() for _ in range(3)]
@@ -107,7 +106,7 @@ def test_what_is_held_grows_with_the_length() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
 def test_one_query_and_keys_in_a_larger_buffer(dtype: torch.dtype, masked: bool) -> None:
-    """As a cache hands them out: room for more behind those of each head."""
+    """Keys and values of a cache are part of a buffer with a larger capacity."""
     q = torch.randn(B, H, 1, D, dtype=dtype)
     k, v = (torch.randn(B, H, 2 * K, D, dtype=dtype)[:, :, :K] for _ in range(2))
     mask = torch.rand(B, 1, 1, K) > 0.3 if masked else None
@@ -123,7 +122,7 @@ def test_one_query_and_keys_in_a_larger_buffer(dtype: torch.dtype, masked: bool)
     )
 
 
-def test_evaluation_takes_them_in_bf16_where_there_are_many_scores() -> None:
+def test_evaluation_in_bf16_uses_products_for_many_scores() -> None:
     few, many = (torch.empty(rows, 4, 32, 8, dtype=torch.bfloat16) for rows in (4, 8))
     assert products_are_faster(many, 32, 0.0)
     assert not products_are_faster(few, 32, 0.0)

@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.core.cache import KVCache
-from fourfold.core.errors import InputError
-from tests.tiny import Reader, assert_same, backend, backends, build, causal_readers, tokens
+from fourfold.core.kv_cache import KVCache
+from fourfold.errors import InputError
+from tests.fixtures.tiny_models import (
+    StackRunner,
+    assert_same,
+    backend,
+    backends,
+    build,
+    causal_stacks,
+    tokens,
+)
 
 
 def in_pieces(sizes: list[int], *parts: Tensor) -> list[tuple[Tensor, ...]]:
@@ -15,35 +23,37 @@ def in_pieces(sizes: list[int], *parts: Tensor) -> list[tuple[Tensor, ...]]:
 
 # Beyond 32 tokens the buffers have to grow, at once and one by one.
 @pytest.mark.parametrize("sizes", [[4, 3, 1, 1, 1], [1] * 6, [40, 2, 1], [31, 1, 1, 1, 33, 1]])
-@causal_readers
+@causal_stacks
 @backends
-def test_pieces_are_the_whole(kind: str, name: str, sizes: list[int]) -> None:
-    read, cache = Reader(kind), KVCache()
-    ids, source = tokens(2, sum(sizes)), read.source(2)
+def test_chunks_with_a_cache_equal_the_whole_sequence(
+    kind: str, name: str, sizes: list[int]
+) -> None:
+    runner, cache = StackRunner(kind), KVCache()
+    ids, source = tokens(2, sum(sizes)), runner.source(2)
     with backend(name):
-        whole = read(ids, **source)
-        pieces = [read(piece, cache=cache, **source) for (piece,) in in_pieces(sizes, ids)]
+        whole = runner(ids, **source)
+        pieces = [runner(piece, cache=cache, **source) for (piece,) in in_pieces(sizes, ids)]
     assert cache.length == sum(sizes)
     assert_same(torch.cat(pieces, dim=1), whole)
 
 
-@causal_readers
+@causal_stacks
 @backends
 @pytest.mark.parametrize("masked", ["prompt", "every piece", "not the prompt"])
-def test_padding_is_remembered(kind: str, name: str, masked: str) -> None:
-    read, cache, sizes = Reader(kind), KVCache(), [6, 2, 1, 1]
-    ids, source = tokens(3, sum(sizes)), read.source(3)
+def test_cache_stores_the_padding_mask(kind: str, name: str, masked: str) -> None:
+    runner, cache, sizes = StackRunner(kind), KVCache(), [6, 2, 1, 1]
+    ids, source = tokens(3, sum(sizes)), runner.source(3)
     mask = torch.ones_like(ids, dtype=torch.bool)
     if masked == "not the prompt":
         mask[0, 6] = mask[2, 7] = False
     else:  # rows of 4, 1 and 6 tokens, padded on the left
         mask[0, :2] = mask[1, :5] = False
     with backend(name):
-        whole = read(ids, mask, **source)
+        whole = runner(ids, mask, **source)
         pieces = []
         for i, (piece, own) in enumerate(in_pieces(sizes, ids, mask)):
             given = {"prompt": i == 0, "every piece": True, "not the prompt": i == 1}[masked]
-            pieces.append(read(piece, own if given else None, cache=cache, **source))
+            pieces.append(runner(piece, own if given else None, cache=cache, **source))
     assert_same(torch.cat(pieces, dim=1)[mask], whole[mask])
 
 
@@ -51,65 +61,65 @@ def test_padding_is_remembered(kind: str, name: str, masked: str) -> None:
 @backends
 @pytest.mark.parametrize("given", ["all", "prompt"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_documents_are_remembered(kind: str, name: str, given: str, padded: bool) -> None:
-    read, cache, sizes = Reader(kind), KVCache(), [5, 3, 1, 1]
+def test_cache_stores_the_document_numbers(kind: str, name: str, given: str, padded: bool) -> None:
+    runner, cache, sizes = StackRunner(kind), KVCache(), [5, 3, 1, 1]
     ids = tokens(2, sum(sizes))
     last = [2, 2, 3, 3, 3] if given == "all" else [1] * 5
     documents = torch.tensor([[0, 0, 1, 1, 1, *last], [0, 1, 1, 1, 1, *last]])
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[1, 0] = not padded
     with backend(name):
-        whole = read(ids, mask if padded else None, documents)
+        whole = runner(ids, mask if padded else None, documents)
         pieces = []
         for i, (piece, own, real) in enumerate(in_pieces(sizes, ids, documents, mask)):
             numbers = own if given == "all" or i == 0 else None
-            pieces.append(read(piece, real if padded else None, numbers, cache=cache))
+            pieces.append(runner(piece, real if padded else None, numbers, cache=cache))
     assert_same(torch.cat(pieces, dim=1)[mask], whole[mask])
 
 
-@causal_readers
+@causal_stacks
 @backends
 @pytest.mark.parametrize("rows", [[2, 0, 0], [1], [0, 1, 2, 2, 1]])
-def test_rows_are_moved(kind: str, name: str, rows: list[int]) -> None:
-    read, cache, order = Reader(kind), KVCache(), torch.tensor(rows)
-    prompt, source = tokens(3, 5), read.source(3)
+def test_reorder_moves_rows(kind: str, name: str, rows: list[int]) -> None:
+    runner, cache, order = StackRunner(kind), KVCache(), torch.tensor(rows)
+    prompt, source = tokens(3, 5), runner.source(3)
     mask = torch.ones_like(prompt, dtype=torch.bool)
     mask[0, :2] = False
     new = tokens(len(rows), 3)
     with backend(name):
-        read(prompt, mask, cache=cache, **source)
+        runner(prompt, mask, cache=cache, **source)
         cache.reorder(order)
         source = {key: value[order] for key, value in source.items()}
-        steps = [read(new[:, :2], cache=cache, **source)]
+        steps = [runner(new[:, :2], cache=cache, **source)]
         cache.reorder(torch.arange(len(rows)))  # and once more, now that buffers are full
-        steps.append(read(new[:, 2:], cache=cache, **source))
+        steps.append(runner(new[:, 2:], cache=cache, **source))
         ids = torch.cat([prompt[order], new], dim=1)
-        whole = read(ids, torch.nn.functional.pad(mask[order], (0, 3), value=True), **source)
+        whole = runner(ids, torch.nn.functional.pad(mask[order], (0, 3), value=True), **source)
     assert_same(torch.cat(steps, dim=1), whole[:, 5:])
 
 
 @pytest.mark.parametrize("kind", ["causal"])
-def test_documents_move_with_their_rows(kind: str) -> None:
-    read, cache = Reader(kind), KVCache()
+def test_reorder_moves_document_numbers(kind: str) -> None:
+    runner, cache = StackRunner(kind), KVCache()
     ids, documents = tokens(2, 4), torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1]])
     order, new = torch.tensor([1, 0]), tokens(2, 1)
-    read(ids, None, documents, cache=cache)
+    runner(ids, None, documents, cache=cache)
     cache.reorder(order)
-    step = read(new, cache=cache)
+    step = runner(new, cache=cache)
     numbers = torch.cat([documents, documents[:, -1:]], dim=1)[order]
-    assert_same(step, read(torch.cat([ids[order], new], 1), None, numbers)[:, -1:])
+    assert_same(step, runner(torch.cat([ids[order], new], 1), None, numbers)[:, -1:])
 
 
-def test_the_memory_is_projected_once() -> None:
-    read, cache = Reader("decoder"), KVCache()
-    source, calls = read.source(2), []
-    read.model.decoder.blocks[0].cross_attn.k.register_forward_hook(lambda *_: calls.append(1))
+def test_memory_is_projected_once() -> None:
+    runner, cache = StackRunner("decoder"), KVCache()
+    source, calls = runner.source(2), []
+    runner.model.decoder.blocks[0].cross_attn.k.register_forward_hook(lambda *_: calls.append(1))
     for _ in range(3):
-        read(tokens(2, 1), cache=cache, **source)
+        runner(tokens(2, 1), cache=cache, **source)
     assert len(calls) == 1
 
 
-def test_a_cache_is_no_part_of_the_model() -> None:
+def test_cache_is_not_part_of_the_state_dict() -> None:
     model, ids = build("causal"), tokens(1, 4)
     alone = model(ids)
     model(tokens(1, 7), cache=KVCache())
@@ -117,15 +127,15 @@ def test_a_cache_is_no_part_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_more_than_max_len_is_said(padded: bool) -> None:
+def test_more_tokens_than_max_len_raise(padded: bool) -> None:
     model, cache = build("causal", max_len=8), KVCache()
     mask = torch.ones(1, 8, dtype=torch.bool) if padded else None
     model(tokens(1, 8), mask, cache=cache)
-    with pytest.raises(InputError, match="9 tokens is longer than max_len 8"):
+    with pytest.raises(InputError, match="at most max_len = 8 tokens, got 9"):
         model(tokens(1, 1), cache=cache)
 
 
-def test_padding_does_not_count_against_max_len() -> None:
+def test_padding_does_not_count_towards_max_len() -> None:
     model, ids = build("causal", max_len=4), tokens(1, 6)
     left = torch.tensor([[False, False, True, True, True, True]])
     assert_same(model(ids, left)[:, 2:], model(ids[:, 2:]))

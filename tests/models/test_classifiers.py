@@ -1,4 +1,4 @@
-"""Heads of downstream tasks: what they look at, and the same numbers as transformers."""
+"""Heads of downstream tasks: pooling, padding, dropout and initialisation."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalClassifier,
     CausalClassifierConfig,
@@ -18,11 +18,19 @@ from fourfold.models import (
     TokenClassifierConfig,
 )
 
-TEXT: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0,
-                        "attn_dropout": 0.0, "vocab_size": 29, "max_len": 16}  # fmt: skip
+TEXT: dict[str, Any] = {
+    "d_model": 12,
+    "n_layers": 2,
+    "n_heads": 3,
+    "d_ff": 20,
+    "dropout": 0.0,
+    "attn_dropout": 0.0,
+    "vocab_size": 29,
+    "max_len": 16,
+}
 
 
-def noisy(model: nn.Module) -> Any:
+def randomised(model: nn.Module) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
@@ -30,11 +38,11 @@ def noisy(model: nn.Module) -> Any:
 
 
 def sequence(pool: str = "first") -> Any:
-    return noisy(SequenceClassifier(SequenceClassifierConfig(**TEXT, n_classes=3, pool=pool)))
+    return randomised(SequenceClassifier(SequenceClassifierConfig(**TEXT, n_classes=3, pool=pool)))
 
 
 def padded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same three rows with and without padding on the right, in full and alone."""
+    """Three padded rows: ids, mask, ids with other tokens at the padding, and lengths."""
     ids = torch.randint(29, (3, 9))
     mask = torch.arange(9) < torch.tensor([[9], [5], [1]])
     other = torch.where(mask, ids, torch.randint(29, (3, 9)))
@@ -42,7 +50,7 @@ def padded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
-def test_padding_is_not_looked_at(pool: str) -> None:
+def test_padding_does_not_change_the_logits(pool: str) -> None:
     model = sequence(pool)
     ids, mask, other, lengths = padded()
     logits = model(ids, mask=mask)
@@ -51,7 +59,7 @@ def test_padding_is_not_looked_at(pool: str) -> None:
         torch.testing.assert_close(model(ids[row : row + 1, :n])[0], logits[row])
 
 
-def test_first_and_mean_are_what_they_say() -> None:
+def test_pool_first_and_mean_follow_their_definition() -> None:
     ids = torch.randint(29, (2, 7))
     for pool in ("first", "mean"):
         model = sequence(pool)
@@ -61,15 +69,15 @@ def test_first_and_mean_are_what_they_say() -> None:
         torch.testing.assert_close(model(ids), head.classify(torch.tanh(head.pool(pooled))))
 
 
-def test_a_wrong_pool() -> None:
-    with pytest.raises(InputError, match="pool is 'max', but must be one of first, last, mean"):
+def test_unknown_pool_raises() -> None:
+    with pytest.raises(InputError, match="pool must be one of first, last, mean, got 'max'"):
         SequenceClassifierConfig(pool="max")
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_causal_classifier_looks_at_the_last_token(side: str) -> None:
+def test_causal_classifier_reads_the_last_real_token(side: str) -> None:
     config = CausalClassifierConfig(**{**TEXT, "n_classes": 3})
-    model = noisy(CausalClassifier(config))
+    model = randomised(CausalClassifier(config))
     ids, mask, _, lengths = padded()
     if side == "left":
         ids, mask = ids.flip(1), mask.flip(1)
@@ -80,27 +88,26 @@ def test_a_causal_classifier_looks_at_the_last_token(side: str) -> None:
         torch.testing.assert_close(model.classify(model.hidden(alone))[0], logits[row])
 
 
-def test_dropout_before_the_head_is_on_in_training_alone() -> None:
+def test_head_dropout_is_active_only_in_training() -> None:
     for kind, config in (
         (SequenceClassifier, SequenceClassifierConfig(**TEXT, n_classes=3, head_dropout=0.5)),
         (TokenClassifier, TokenClassifierConfig(**TEXT, n_classes=3, head_dropout=0.5)),
     ):
-        model: Any = noisy(kind(config))  # type: ignore[arg-type]
+        model: Any = randomised(kind(config))  # type: ignore[arg-type]
         ids = torch.randint(29, (2, 7))
         assert torch.equal(model(ids), model(ids))
         model.train()
         assert not torch.equal(model(ids), model(ids))
 
 
-def test_the_encoder_of_a_classifier_starts_as_any_other() -> None:
-    """BERT's first weights, the head's as well."""
+def test_classifier_is_initialised_like_bert() -> None:
     model = SequenceClassifier(SequenceClassifierConfig(**{**TEXT, "d_model": 120}, n_classes=3))
     for name in ("stack.blocks.0.attn.q.weight", "classifier.pool.weight"):
         assert model.get_parameter(name).std().item() == pytest.approx(0.0176, rel=0.05)
     assert not model.classifier.classify.bias.any()
 
 
-def test_shapes() -> None:
+def test_logits_have_the_documented_shapes() -> None:
     ids, segments = torch.randint(29, (2, 7)), torch.randint(2, (2, 7))
     assert sequence()(ids, segments).shape == (2, 3)
     tags: Any = TokenClassifier(TokenClassifierConfig(**TEXT, n_classes=5))

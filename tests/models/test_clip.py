@@ -11,18 +11,30 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fourfold.core.attention import attention_backend
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import CLIP, CLIPConfig
-from fourfold.models.cost import forward_flops, image_tokens, parameters
-from fourfold.models.memory import activation_bytes
-from tests.tiny import assert_same
+from fourfold.models.analysis.flops import forward_flops, image_tokens, parameters
+from fourfold.models.analysis.memory import activation_bytes
+from tests.fixtures.tiny_models import assert_same
 
 EOS = 28
 TINY = CLIPConfig(
-    d_model=12, n_layers=2, n_heads=3, d_ff=20, vocab_size=29, max_len=10, eos_id=EOS,
-    image_d_model=16, image_n_layers=1, image_n_heads=2, image_d_ff=24,
-    image_size=8, patch_size=4, n_channels=2, d_embed=7,
-)  # fmt: skip
+    d_model=12,
+    n_layers=2,
+    n_heads=3,
+    d_ff=20,
+    vocab_size=29,
+    max_len=10,
+    eos_id=EOS,
+    image_d_model=16,
+    image_n_layers=1,
+    image_n_heads=2,
+    image_d_ff=24,
+    image_size=8,
+    patch_size=4,
+    n_channels=2,
+    d_embed=7,
+)
 
 
 def build(**changes: object) -> CLIP:
@@ -53,16 +65,22 @@ def images(n: int) -> Tensor:
         ({"patch_size": 16}, 149_620_737),
         (
             {
-                "patch_size": 14, "d_model": 768, "n_heads": 12, "d_ff": 3072, "d_embed": 768,
-                "image_d_model": 1024, "image_n_layers": 24, "image_n_heads": 16,
+                "patch_size": 14,
+                "d_model": 768,
+                "n_heads": 12,
+                "d_ff": 3072,
+                "d_embed": 768,
+                "image_d_model": 1024,
+                "image_n_layers": 24,
+                "image_n_heads": 16,
                 "image_d_ff": 4096,
             },
             427_616_513,
         ),
     ],
     ids=["B/32", "B/16", "L/14"],
-)  # fmt: skip
-def test_parameters_are_those_of_the_released_models(changes: dict[str, int], count: int) -> None:
+)
+def test_parameter_counts_equal_the_released_models(changes: dict[str, int], count: int) -> None:
     with torch.device("meta"):
         model = CLIP(CLIPConfig(**changes))
     assert sum(p.numel() for p in model.parameters()) == count
@@ -71,7 +89,7 @@ def test_parameters_are_those_of_the_released_models(changes: dict[str, int], co
     assert parts.head > 0
 
 
-def test_towers_by_hand() -> None:
+def test_embeddings_follow_the_definition() -> None:
     model, x = build(), images(3)
     patches = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(3, 4, -1)
     h = patches @ model.image_embed.patches.weight.flatten(1).T  # no bias
@@ -85,7 +103,7 @@ def test_towers_by_hand() -> None:
     assert_same(model(x, ids, mask), cosines * model.log_scale.exp())
 
 
-def test_no_token_sees_a_later_one() -> None:
+def test_text_encoder_is_causal() -> None:
     model = build(eos_id=5)
     ids, _ = texts([9])
     ids[0, 4] = 5
@@ -102,7 +120,7 @@ def test_no_token_sees_a_later_one() -> None:
 
 
 @pytest.mark.parametrize("eos_id", [EOS, None], ids=["first", "highest"])
-def test_padding_behind_the_end_does_not_matter(eos_id: int | None) -> None:
+def test_padding_does_not_change_the_text_embedding(eos_id: int | None) -> None:
     model = build(eos_id=eos_id)
     ids, mask = texts([4, 8, 6])
     alone = torch.cat([model.encode_text(ids[i : i + 1, :n]) for i, n in enumerate((4, 8, 6))])
@@ -114,7 +132,7 @@ def test_padding_behind_the_end_does_not_matter(eos_id: int | None) -> None:
     assert_same(model.encode_text(left, left != 0), alone)
 
 
-def test_the_end_is_where_it_first_stands() -> None:
+def test_first_end_of_text_token_is_used() -> None:
     model, ids = build(eos_id=5), torch.tensor([[9, 27, 8, 5, 6, 5, 28, 7]])
     assert_same(model.encode_text(ids), model.encode_text(ids[:, :4]))
     highest = build(eos_id=None)
@@ -123,13 +141,13 @@ def test_the_end_is_where_it_first_stands() -> None:
     assert not torch.allclose(highest.encode_text(ids), model.encode_text(ids))
 
 
-def test_lengths_of_vectors_do_not_matter() -> None:
+def test_similarity_ignores_the_norms_of_embeddings() -> None:
     model = build()
     a, b = torch.randn(3, 7).double(), torch.randn(4, 7).double()
     assert_same(model.similarity(5 * a, b / 9), model.similarity(a, b))
 
 
-def test_similarities_are_exact_under_autocast() -> None:
+def test_similarity_is_computed_in_fp32_under_autocast() -> None:
     model = build().float()
     a, b = torch.randn(3, 7), torch.randn(4, 7)
     with torch.autocast("cpu", torch.bfloat16):
@@ -139,11 +157,19 @@ def test_similarities_are_exact_under_autocast() -> None:
     assert torch.equal(low, model.similarity(a, b))
 
 
-def test_first_weights() -> None:
+def test_weights_are_initialized_as_in_openais_code() -> None:
     config = replace(
-        TINY, d_model=192, n_heads=3, d_ff=384, n_layers=3, vocab_size=500,
-        image_d_model=256, image_d_ff=512, image_n_layers=2, d_embed=128,
-    )  # fmt: skip
+        TINY,
+        d_model=192,
+        n_heads=3,
+        d_ff=384,
+        n_layers=3,
+        vocab_size=500,
+        image_d_model=256,
+        image_d_ff=512,
+        image_n_layers=2,
+        d_embed=128,
+    )
     torch.manual_seed(0)
     model = CLIP(config)
 
@@ -173,7 +199,7 @@ def test_first_weights() -> None:
             assert not module.bias.any()
 
 
-def test_every_parameter_learns() -> None:
+def test_every_parameter_has_a_gradient() -> None:
     model = build().train()
     F.cross_entropy(model(images(3), texts([5, 3, 9])[0]), torch.arange(3)).backward()
     for key, parameter in model.named_parameters():
@@ -182,7 +208,7 @@ def test_every_parameter_learns() -> None:
         assert key.endswith("attn.k.bias") or parameter.grad.abs().max() > 1e-12, key
 
 
-def test_the_config_is_kept() -> None:
+def test_model_keeps_its_config() -> None:
     model = build()
     assert CLIPConfig(**asdict(model.config)) == model.config == TINY
     twin = copy.deepcopy(model)
@@ -195,46 +221,45 @@ def test_the_config_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "message"),
     [
-        ({"image_n_heads": 3}, "d_model 16 is not divisible by n_heads 3"),
-        ({"image_n_layers": 0}, "n_layers is 0"),
-        ({"d_embed": 0}, "d_embed is 0"),
-        ({"patch_size": 3}, "image_size 8 is not divisible by patch_size 3"),
+        ({"image_n_heads": 3}, "d_model must be divisible by n_heads"),
+        ({"image_n_layers": 0}, "n_layers must be at least 1"),
+        ({"d_embed": 0}, "d_embed must be at least 1"),
+        ({"patch_size": 3}, "image_size must be divisible by patch_size"),
     ],
 )
-def test_what_no_clip_can_be(changes: dict[str, int], why: str) -> None:
-    with pytest.raises(InputError, match=why):
+def test_invalid_configs_raise(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         CLIP(replace(TINY, **changes))
 
 
-def test_wrong_input_is_said() -> None:
+def test_invalid_inputs_raise() -> None:
     model = build()
-    with pytest.raises(InputError, match="max_len 10"):
+    with pytest.raises(InputError, match="max_len = 10"):
         model.encode_text(torch.zeros(1, 11, dtype=torch.long))
-    with pytest.raises(InputError, match=r"\(2, 4, 4\)"):
+    with pytest.raises(InputError, match=r"got \(1, 2, 4, 4\)"):
         model.encode_image(torch.zeros(1, 2, 4, 4).double())
 
 
-def test_flops_and_kept_bytes() -> None:
+def test_flops_and_activations_sum_over_both_encoders() -> None:
     with torch.device("meta"):
         model, x, ids = CLIP(TINY), images(1), torch.zeros(1, 9, dtype=torch.long)
     with attention_backend("naive"), FlopCounterMode(display=False) as counter:
-        model.encode_image(x.float())
-        model.encode_text(ids)
-    assert forward_flops(TINY, 9).total == counter.get_total_flops()
+        model(x.float(), ids)
+    assert forward_flops(model, 9).total == counter.get_total_flops()
     towers = activation_bytes(TINY, 9, 0) + activation_bytes(TINY.image_tower, 5)
     assert activation_bytes(TINY, 9, image_tokens(TINY)) == towers
 
 
 @pytest.mark.slow
-def test_compiles_without_a_break() -> None:
+def test_compiles_without_graph_breaks() -> None:
     model, ids = build(), texts([5, 3])[0]
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_same(compiled(images(2) * 0 + 1, ids), model(images(2) * 0 + 1, ids))
 
 
-def test_similarity_is_never_in_low_precision() -> None:
+def test_similarity_of_bf16_embeddings_is_fp32() -> None:
     model = build().bfloat16()
     model.log_scale.data.fill_(4.6)
     a, b = torch.randn(4, 7).bfloat16(), torch.randn(5, 7).bfloat16()

@@ -1,4 +1,4 @@
-"""Two models joined: each half is what it was, and together they write as an encoder-decoder."""
+"""Composite encoder-decoders: outputs of the parts, decoding, parameters and weight transfer."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -8,43 +8,61 @@ import torch
 from torch import Tensor, nn
 
 import fourfold
-from fourfold.core.cache import KVCache
-from fourfold.core.errors import InputError
+from fourfold.checkpoints.format import dataclass_from_dict, flatten
+from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
-from fourfold.generation import beam_search, generate
+from fourfold.errors import InputError
+from fourfold.generation import GenerationDefaults, beam_search, generate
 from fourfold.models import (
-    CaptionerConfig,
     CausalLM,
     CausalLMConfig,
+    CompositeEncoderDecoder,
     EncoderDecoder,
     EncoderDecoderConfig,
-    Joined,
-    JoinedConfig,
+    ImageToTextConfig,
     MaskedLM,
     MaskedLMConfig,
+    TextToTextConfig,
     ViT,
     ViTConfig,
 )
-from fourfold.models.cost import parameters
-from fourfold.models.transfer import transfer
-from fourfold.tasks.plain import flat, from_plain
+from fourfold.models.analysis.flops import parameters
+from fourfold.models.finetuning.weight_transfer import transfer
 
 V = 29
 READER: dict[str, Any] = {
-    "d_model": 20, "n_layers": 3, "n_heads": 2, "d_ff": 16, "dropout": 0.0, "attn_dropout": 0.0,
-    "vocab_size": V, "max_len": 24,
-}  # fmt: skip
+    "d_model": 20,
+    "n_layers": 3,
+    "n_heads": 2,
+    "d_ff": 16,
+    "dropout": 0.0,
+    "attn_dropout": 0.0,
+    "vocab_size": V,
+    "max_len": 24,
+}
 WRITER: dict[str, Any] = {
-    "d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0, "attn_dropout": 0.0,
-    "vocab_size": V, "max_len": 16,
-}  # fmt: skip
+    "d_model": 12,
+    "n_layers": 2,
+    "n_heads": 3,
+    "d_ff": 20,
+    "dropout": 0.0,
+    "attn_dropout": 0.0,
+    "vocab_size": V,
+    "max_len": 16,
+}
 IMAGE: dict[str, Any] = {
-    "d_model": 20, "n_layers": 2, "n_heads": 2, "d_ff": 16, "image_size": 12, "patch_size": 2,
-    "n_channels": 2, "n_classes": 3,
-}  # fmt: skip
+    "d_model": 20,
+    "n_layers": 2,
+    "n_heads": 2,
+    "d_ff": 16,
+    "image_size": 12,
+    "patch_size": 2,
+    "n_channels": 2,
+    "n_classes": 3,
+}
 BERT, GPT2, VIT = MaskedLMConfig(**READER), CausalLMConfig(**WRITER), ViTConfig(**IMAGE)
-TEXTS = JoinedConfig(**WRITER, encoder=BERT)
-IMAGES = CaptionerConfig(**WRITER, encoder=VIT)
+TEXTS = TextToTextConfig(**WRITER, encoder=BERT)
+IMAGES = ImageToTextConfig(**WRITER, encoder=VIT)
 # A BERT that writes: its norms and activation, a norm on what it embeds, no segments.
 WRITING = {"activation": "gelu", "norm_placement": "post", "norm_eps": 1e-12, "embed_norm": True}
 BOTH = [pytest.param(TEXTS, id="texts"), pytest.param(IMAGES, id="images")]
@@ -55,6 +73,7 @@ def noisy(model: nn.Module, seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5, generator=generator)
+    model.generation_defaults = GenerationDefaults(bos_id=1, eos_id=2, pad_id=0)
     return model.double().eval()
 
 
@@ -67,10 +86,10 @@ def pictures(rows: int, side: int = 12) -> Tensor:
 
 
 def sources(config: Any, rows: int = 3) -> Tensor:
-    return pictures(rows) if isinstance(config, CaptionerConfig) else tokens(rows, 7)
+    return pictures(rows) if isinstance(config, ImageToTextConfig) else tokens(rows, 7)
 
 
-def without_crossing(model: Joined) -> None:
+def without_crossing(model: CompositeEncoderDecoder) -> None:
     """What is read across adds nothing to a pre-norm stream."""
     with torch.no_grad():
         for block in model.decoder.blocks:
@@ -83,8 +102,12 @@ def same(actual: Tensor, expected: Tensor, atol: float = 0.0) -> None:
 
 
 # --------------------------------------------------------------------------------------- halves
-def test_a_bert_and_a_gpt2_are_what_they_were() -> None:
-    bert, gpt2, model = noisy(MaskedLM(BERT), 1), noisy(CausalLM(GPT2), 2), noisy(Joined(TEXTS), 3)
+def test_bert_and_gpt2_keep_their_outputs_in_a_composite() -> None:
+    bert, gpt2, model = (
+        noisy(MaskedLM(BERT), 1),
+        noisy(CausalLM(GPT2), 2),
+        noisy(CompositeEncoderDecoder(TEXTS), 3),
+    )
     reports = [transfer(model, bert, "encoder"), transfer(model, gpt2, "decoder")]
     new = {name for name, _, _ in reports[0].new} & {name for name, _, _ in reports[1].new}
     crossing = {name for name in model.state_dict() if "cross_attn" in name}
@@ -106,19 +129,21 @@ def test_a_bert_and_a_gpt2_are_what_they_were() -> None:
     same(model(src, tgt), gpt2(tgt))
 
 
-def test_without_a_map_the_memory_is_the_encoders_states() -> None:
-    config = JoinedConfig(**WRITER, encoder=replace(BERT, d_model=12))
-    bert, model = noisy(MaskedLM(config.encoder)), noisy(Joined(config), 1)
+def test_memory_without_a_map_is_the_output_of_the_encoder() -> None:
+    config = TextToTextConfig(**WRITER, encoder=replace(BERT, d_model=12))
+    bert, model = noisy(MaskedLM(config.encoder)), noisy(CompositeEncoderDecoder(config), 1)
     transfer(model, bert, "encoder")
     src = tokens(2, 5)
     same(model.encode(src), bert.encode(src))
     assert not any("memory_map" in name for name in model.state_dict())
 
 
-def test_a_bert_that_writes_is_one_that_looks_back() -> None:
+def test_bert_decoder_equals_bert_with_a_causal_mask() -> None:
     """Its states, up to the causal mask; crossing adds nothing before a norm made an identity."""
     bert = noisy(MaskedLM(replace(MaskedLMConfig(**WRITER), n_segments=2)), 1)
-    model = noisy(Joined(JoinedConfig(**{**WRITER, **WRITING}, encoder=BERT)), 2)
+    model = noisy(
+        CompositeEncoderDecoder(TextToTextConfig(**{**WRITER, **WRITING}, encoder=BERT)), 2
+    )
     report = transfer(model, bert, "decoder")
     assert {name for name, _, _ in report.resized} == {"tgt_embed.positions.weight"}
     assert "segment 0" in report.resized[0][2]
@@ -141,11 +166,11 @@ def test_a_bert_that_writes_is_one_that_looks_back() -> None:
 
 @pytest.mark.parametrize("side", [12, 8, 20])
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"distillation": True}])
-def test_a_vit_sees_what_it_saw(side: int, changes: dict[str, Any]) -> None:
+def test_vit_encoder_keeps_its_output(side: int, changes: dict[str, Any]) -> None:
     """At another resolution it is what a ViT at that resolution takes over."""
     source = noisy(ViT(replace(VIT, **changes)))
     there = replace(VIT, **changes, image_size=side)
-    model = noisy(Joined(CaptionerConfig(**WRITER, encoder=there)), 1)
+    model = noisy(CompositeEncoderDecoder(ImageToTextConfig(**WRITER, encoder=there)), 1)
     vit = noisy(ViT(there), 2)
     report = transfer(model, source, "encoder")
     transfer(vit, source)
@@ -156,9 +181,9 @@ def test_a_vit_sees_what_it_saw(side: int, changes: dict[str, Any]) -> None:
     same(model.encode(images), model.memory_map(vit.encode(images)))
 
 
-def test_tables_of_images_and_texts_are_never_mixed() -> None:
+def test_positions_of_images_and_texts_are_not_exchanged() -> None:
     """Positions of patches lie on a grid, those of tokens in a row, whatever else the model has."""
-    model = noisy(Joined(IMAGES))
+    model = noisy(CompositeEncoderDecoder(IMAGES))
     fresh = model.tgt_embed.positions.weight.clone()
     longer = noisy(CausalLM(replace(GPT2, max_len=25)), 1)  # a square, as it happens
     report = transfer(model, longer, "decoder")
@@ -171,8 +196,8 @@ def test_tables_of_images_and_texts_are_never_mixed() -> None:
 
 # --------------------------------------------------------------------------------------- writing
 @pytest.mark.parametrize("config", BOTH)
-def test_decoding_with_a_cache_is_decoding_without(config: Any) -> None:
-    model, src, tgt = noisy(Joined(config)), sources(config), tokens(3, 9)
+def test_decoding_with_a_cache_equals_decoding_without(config: Any) -> None:
+    model, src, tgt = noisy(CompositeEncoderDecoder(config)), sources(config), tokens(3, 9)
     memory, cache = model.encode(src), KVCache()
     pieces = [model.decode(part, memory, cache=cache) for part in tgt.split([4, 1, 1, 3], dim=1)]
     torch.testing.assert_close(model.logits(torch.cat(pieces, 1)), model(src, tgt))
@@ -183,13 +208,14 @@ def test_decoding_with_a_cache_is_decoding_without(config: Any) -> None:
         torch.testing.assert_close(scores, expected)
     for temperature in (0.0, 1.0):
         found = generate(model, src, 8, temperature=temperature, seed=1)
-        assert torch.equal(found, generate(model, src, 8, temperature=temperature, seed=1,
-                                           use_cache=False))  # fmt: skip
+        assert torch.equal(
+            found, generate(model, src, 8, temperature=temperature, seed=1, use_cache=False)
+        )
 
 
 @pytest.mark.parametrize("config", BOTH)
-def test_a_row_does_not_depend_on_its_neighbours(config: Any) -> None:
-    model, src = noisy(Joined(config)), sources(config)
+def test_samples_are_independent_of_the_batch(config: Any) -> None:
+    model, src = noisy(CompositeEncoderDecoder(config)), sources(config)
     together = generate(model, src, 8, temperature=1.0, seed=3)
     beams, _ = beam_search(model, src, 3, max_len=6)
     for row in range(3):
@@ -202,8 +228,8 @@ def test_a_row_does_not_depend_on_its_neighbours(config: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_of_a_source_does_not_matter(side: str) -> None:
-    model, tgt = noisy(Joined(TEXTS)), tokens(2, 5)
+def test_source_padding_does_not_change_the_output(side: str) -> None:
+    model, tgt = noisy(CompositeEncoderDecoder(TEXTS)), tokens(2, 5)
     rows = [tokens(1, 4), tokens(1, 9)]
     src, mask = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.bool)
     for i, row in enumerate(rows):
@@ -219,8 +245,8 @@ def test_padding_of_a_source_does_not_matter(side: str) -> None:
 
 
 @pytest.mark.parametrize("config", BOTH)
-def test_no_word_sees_those_after_it(config: Any) -> None:
-    model, src, tgt = noisy(Joined(config)), sources(config), tokens(3, 8)
+def test_decoder_is_causal(config: Any) -> None:
+    model, src, tgt = noisy(CompositeEncoderDecoder(config)), sources(config), tokens(3, 8)
     before = model(src, tgt)
     for place in range(8):
         other = tgt.clone()
@@ -232,31 +258,41 @@ def test_no_word_sees_those_after_it(config: Any) -> None:
     assert not torch.isclose(model(source, tgt)[::2], before[::2]).all(-1).any()
 
 
-def test_reader_and_writer_have_limits_and_words_of_their_own() -> None:
-    model = noisy(Joined(replace(TEXTS, encoder=replace(BERT, vocab_size=40))))
+def test_encoder_and_decoder_have_separate_lengths_and_vocabularies() -> None:
+    model = noisy(CompositeEncoderDecoder(replace(TEXTS, encoder=replace(BERT, vocab_size=40))))
     src = torch.full((1, 24), 39)  # longer than the decoder, and a word it has not
     assert beam_search(model, src, 2)[0].shape[1] <= 17
-    with pytest.raises(InputError, match="row 0 has 25 tokens, more than the model's max_len 24"):
+    with pytest.raises(
+        InputError, match="src must have at most max_len = 24 tokens per row, got 25 in row 0"
+    ):
         beam_search(model, torch.full((1, 25), 3), 2)
-    with pytest.raises(InputError, match=r"largest id is 40, .* vocabulary of 40"):
+    with pytest.raises(InputError, match="src must be token ids from 0 to 39, got 40"):
         beam_search(model, torch.tensor([[3, 40]]), 2)
-    with pytest.raises(InputError, match=r"bos_id is 39, .* vocabulary of 29"):
+    with pytest.raises(InputError, match="bos_id must be a token id from 0 to 28, got 39"):
         beam_search(model, src, 2, bos_id=39)
 
 
 @pytest.mark.parametrize(
     ("src", "options", "message"),
     [
-        (torch.ones(1, 5, dtype=torch.long), {}, "images must be float .* not int64"),
-        (torch.ones(1, 2, 12, 12), {"src_mask": torch.ones(1, 5).bool()}, "images have no mask"),
-        (torch.ones(1, 2, 8, 8), {}, r"images are \(2, 8, 8\), but the model takes \(2, 12, 12\)"),
+        (torch.ones(1, 5, dtype=torch.long), {}, "src must be float images .* got int64"),
+        (
+            torch.ones(1, 2, 12, 12),
+            {"src_mask": torch.ones(1, 5).bool()},
+            "src_mask must be None for images",
+        ),
+        (
+            torch.ones(1, 2, 8, 8),
+            {},
+            r"images must have the shape \(B, 2, 12, 12\), got \(1, 2, 8, 8\)",
+        ),
     ],
 )
-def test_what_is_no_image_is_refused(src: Tensor, options: dict[str, Any], message: str) -> None:
+def test_invalid_sources_raise(src: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        beam_search(Joined(IMAGES), src, 2, **options)
-    with pytest.raises(InputError, match="ids must be int64"):
-        beam_search(Joined(TEXTS), torch.ones(1, 2, 12, 12), 2)
+        beam_search(CompositeEncoderDecoder(IMAGES), src, 2, bos_id=1, eos_id=2, **options)
+    with pytest.raises(InputError, match="src must be a tensor of int64 token ids"):
+        beam_search(CompositeEncoderDecoder(TEXTS), torch.ones(1, 2, 12, 12), 2)
 
 
 # --------------------------------------------------------------------------------------- shape
@@ -264,9 +300,9 @@ def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_bert_base_and_gpt2_small_have_their_parameters_and_what_joins_them() -> None:
+def test_parameter_count_of_bert_base_and_gpt2_small() -> None:
     with torch.device("meta"):
-        model = Joined(JoinedConfig(encoder=MaskedLMConfig()))
+        model = CompositeEncoderDecoder(TextToTextConfig(encoder=MaskedLMConfig()))
         bert, gpt2 = MaskedLM(MaskedLMConfig(head=False)), CausalLM(CausalLMConfig())
     # Of each of 12 layers: four projections with biases, and a norm.
     crossing = 12 * (4 * (768 * 768 + 768) + 2 * 768)
@@ -276,48 +312,62 @@ def test_bert_base_and_gpt2_small_have_their_parameters_and_what_joins_them() ->
     assert parameters(model).head == 0
 
 
-def test_other_widths_cost_a_map() -> None:
+def test_different_widths_add_a_linear_map() -> None:
     with torch.device("meta"):
         vit = ViTConfig(d_model=384, n_heads=6, d_ff=1536, n_classes=1)  # DeiT-S
-        model = Joined(CaptionerConfig(encoder=vit))
+        model = CompositeEncoderDecoder(ImageToTextConfig(encoder=vit))
         parts = count(ViT(vit)) - 385 + count(CausalLM(CausalLMConfig()))
     assert count(model) == parts + 28_366_848 + (384 + 1) * 768
 
 
-def test_a_config_is_plain_values_and_back() -> None:
+def test_config_round_trips_through_plain_values() -> None:
     for config in (TEXTS, IMAGES):
         values = asdict(config)
-        assert from_plain(type(config), values) == config
-        assert flat(values)["encoder.d_model"] == 20
-    with pytest.raises(InputError, match="MaskedLMConfig has no 'nothing'"):
-        from_plain(JoinedConfig, {"encoder": {"nothing": 1}})
-    assert Joined(replace(TEXTS, encoder=replace(BERT, vocab_size=None))).src_embed.tokens
-    with pytest.raises(InputError, match="d_model 13 is not divisible by n_heads 2"):
-        JoinedConfig(**WRITER, encoder=replace(BERT, d_model=13))
+        assert dataclass_from_dict(type(config), values) == config
+        assert flatten(values)["encoder.d_model"] == 20
+    with pytest.raises(InputError, match="nothing is not a field of MaskedLMConfig"):
+        dataclass_from_dict(TextToTextConfig, {"encoder": {"nothing": 1}})
+    assert CompositeEncoderDecoder(
+        replace(TEXTS, encoder=replace(BERT, vocab_size=None))
+    ).src_embed.tokens
+    with pytest.raises(InputError, match="d_model must be divisible"):
+        TextToTextConfig(**WRITER, encoder=replace(BERT, d_model=13))
 
 
 # --------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("role", "source", "message"),
     [
-        ("encoder", CausalLM(GPT2), "d_model 12, but the model's have 20"),
-        ("encoder", MaskedLM(replace(BERT, n_heads=4)), "n_heads 4, but the model's have 2"),
-        ("decoder", MaskedLM(BERT), "d_model 20, but the model's have 12"),
-        ("decoder", CausalLM(replace(GPT2, activation="relu")), "activation relu"),
-        ("model", Joined(replace(TEXTS, encoder=replace(BERT, d_ff=17))), "d_ff 17"),
-        ("model", CausalLM(GPT2), "d_model 12, but the model's have 20"),
+        ("encoder", CausalLM(GPT2), "d_model of the source must be that of the model, 20, got 12"),
+        (
+            "encoder",
+            MaskedLM(replace(BERT, n_heads=4)),
+            "n_heads of the source must be that of the model, 2, got 4",
+        ),
+        ("decoder", MaskedLM(BERT), "d_model of the source must be that of the model, 12, got 20"),
+        (
+            "decoder",
+            CausalLM(replace(GPT2, activation="relu")),
+            "activation of the source .* got relu",
+        ),
+        (
+            "model",
+            CompositeEncoderDecoder(replace(TEXTS, encoder=replace(BERT, d_ff=17))),
+            "d_ff of the source .* got 17",
+        ),
+        ("model", CausalLM(GPT2), "d_model of the source must be that of the model, 20, got 12"),
     ],
 )
-def test_each_part_is_compared_with_its_own_layers(role: str, source: Any, message: str) -> None:
-    model = noisy(Joined(TEXTS))
+def test_transfer_compares_the_layers_of_each_stack(role: str, source: Any, message: str) -> None:
+    model = noisy(CompositeEncoderDecoder(TEXTS))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(InputError, match=message):
         transfer(model, source, role)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_part_of_an_encoder_decoder_is_that_part_alone() -> None:
-    shape = {**WRITER, **WRITING, "n_layers": 2, "positions": "learned", "tie": "none"}
+def test_role_transfers_one_stack_of_an_encoder_decoder() -> None:
+    shape = {**WRITER, **WRITING, "n_layers": 2, "positions": "learned", "tie_embeddings": "none"}
     pair = EncoderDecoderConfig(**shape, embed_scale=False, output_bias=True)
     source, model = noisy(EncoderDecoder(pair)), noisy(EncoderDecoder(pair), 1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -332,8 +382,8 @@ def test_a_part_of_an_encoder_decoder_is_that_part_alone() -> None:
     assert all(torch.equal(x, source.state_dict()[name]) for name, x in model.state_dict().items())
 
 
-def test_transformers_has_no_gpt2_with_a_norm_on_what_it_embeds(tmp_path: Any) -> None:
-    with pytest.raises(InputError, match="embed_norm=True"):
-        fourfold.save(CausalLM(replace(GPT2, embed_norm=True)), tmp_path / "there")
+def test_gpt2_with_embed_norm_round_trips(tmp_path: Any) -> None:
+    fourfold.save(CausalLM(replace(GPT2, embed_norm=True)), tmp_path / "embed_norm")
+    assert fourfold.load(tmp_path / "embed_norm").config.embed_norm is True
     fourfold.save(CausalLM(GPT2), tmp_path / "plain")
     assert fourfold.load(tmp_path / "plain").config.embed_norm is False

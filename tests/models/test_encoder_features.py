@@ -1,4 +1,4 @@
-"""What a head reads of an encoder: its direction, some of its layers, a BiLSTM on top of them."""
+"""Causal encoders, choice and mixing of layers, and the BiLSTM of encoders with a head."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -15,10 +15,18 @@ from fourfold.models import (
     TokenClassifier,
     TokenClassifierConfig,
 )
-from fourfold.models.transfer import transfer
+from fourfold.models.finetuning.weight_transfer import transfer
 
-TEXT: dict[str, Any] = {"d_model": 12, "n_layers": 3, "n_heads": 3, "d_ff": 20, "dropout": 0.0,
-                        "attn_dropout": 0.0, "vocab_size": 29, "max_len": 16}  # fmt: skip
+TEXT: dict[str, Any] = {
+    "d_model": 12,
+    "n_layers": 3,
+    "n_heads": 3,
+    "d_ff": 20,
+    "dropout": 0.0,
+    "attn_dropout": 0.0,
+    "vocab_size": 29,
+    "max_len": 16,
+}
 
 
 def tagger(**options: Any) -> TokenClassifier:
@@ -33,40 +41,44 @@ def ids_and_mask() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
-def test_layers_are_those_of_a_shallower_encoder(placement: str) -> None:
+def test_feature_layers_equal_a_shallower_encoder(placement: str) -> None:
     ids, mask = ids_and_mask()
     deep = tagger(norm_placement=placement)
     torch.testing.assert_close(
-        tagger(norm_placement=placement, layers=[3]).features(ids, None, mask),
+        tagger(norm_placement=placement, feature_layers=[3]).features(ids, None, mask),
         deep.encode(ids, None, mask),
     )
     embedded = deep.embed(ids, slice(0, 9))
-    torch.testing.assert_close(tagger(norm_placement=placement, layers=[0]).features(ids), embedded)
+    torch.testing.assert_close(
+        tagger(norm_placement=placement, feature_layers=[0]).features(ids), embedded
+    )
     shallow = tagger(norm_placement=placement, n_layers=2)
     transfer(shallow, deep)
-    if placement == "post":  # a pre-norm stack's last norm is behind its last layer alone
-        found = tagger(layers=[2]).features(ids, None, mask)
+    if placement == "post":  # a pre-norm stack has a final norm after its last layer only
+        found = tagger(feature_layers=[2]).features(ids, None, mask)
         torch.testing.assert_close(found, shallow.encode(ids, None, mask))
 
 
-def test_several_layers_are_added_or_put_side_by_side() -> None:
+def test_several_layers_are_mixed_or_concatenated() -> None:
     ids, _ = ids_and_mask()
-    one, three = (tagger(layers=[n]).features(ids) for n in (1, 3))
-    beside = tagger(layers=[1, 3], mix="concat")
-    torch.testing.assert_close(beside.features(ids), torch.cat([one, three], -1))
-    assert beside(ids).shape == (3, 9, 3)
-    added = tagger(layers=[1, 3])
-    torch.testing.assert_close(added.features(ids), (one + three) / 2)  # as it begins
+    one, three = (tagger(feature_layers=[n]).features(ids) for n in (1, 3))
+    concatenated = tagger(feature_layers=[1, 3], feature_mix="concat")
+    torch.testing.assert_close(concatenated.features(ids), torch.cat([one, three], -1))
+    assert concatenated(ids).shape == (3, 9, 3)
+    mixed = tagger(feature_layers=[1, 3])
+    torch.testing.assert_close(
+        mixed.features(ids), (one + three) / 2
+    )  # the initial weights are equal
     with torch.no_grad():
-        added.layer_sum.weights[0] = 1.0  # type: ignore[union-attr, index]
-        added.layer_sum.scale.fill_(3.0)  # type: ignore[union-attr, operator]
+        mixed.layer_sum.weights[0] = 1.0  # type: ignore[union-attr, index]
+        mixed.layer_sum.scale.fill_(3.0)  # type: ignore[union-attr, operator]
     share = torch.tensor([1.0, 0.0], dtype=torch.double).softmax(0)
-    torch.testing.assert_close(added.features(ids), 3 * (share[0] * one + share[1] * three))
+    torch.testing.assert_close(mixed.features(ids), 3 * (share[0] * one + share[1] * three))
 
 
-def test_a_lstm_reads_both_sides_and_no_padding() -> None:
+def test_bilstm_reads_both_directions_and_skips_padding() -> None:
     ids, mask = ids_and_mask()
-    model = tagger(lstm=5, lstm_layers=2, causal=True)
+    model = tagger(lstm_width=5, lstm_layers=2, causal=True)
     logits = model(ids, mask=mask)
     for row, n in enumerate(mask.sum(1).tolist()):
         torch.testing.assert_close(model(ids[row : row + 1, :n])[0], logits[row, :n])
@@ -75,7 +87,7 @@ def test_a_lstm_reads_both_sides_and_no_padding() -> None:
     assert not torch.isclose(model(changed)[0, 0], model(ids)[0, 0]).any()
 
 
-def test_a_causal_reader_is_the_causal_lm_it_begins_with() -> None:
+def test_causal_encoder_equals_the_causal_lm_it_starts_from() -> None:
     ids, mask = ids_and_mask()
     shape = {**TEXT, "activation": "gelu", "norm_placement": "post", "norm_eps": 1e-12}
     source = CausalLM(CausalLMConfig(**shape, embed_norm=True)).double().eval()
@@ -84,7 +96,7 @@ def test_a_causal_reader_is_the_causal_lm_it_begins_with() -> None:
     torch.testing.assert_close(target.encode(ids, None, mask)[mask], source.hidden(ids, mask)[mask])
 
 
-def test_the_last_token_is_classified_wherever_padding_stands() -> None:
+def test_pool_last_finds_the_last_real_token_with_either_padding() -> None:
     config = SequenceClassifierConfig(**TEXT, n_classes=3, pool="last", causal=True)
     model = SequenceClassifier(config).double().eval()
     ids, mask = ids_and_mask()
@@ -95,16 +107,17 @@ def test_the_last_token_is_classified_wherever_padding_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("field", "value", "message"),
     [
-        ({"layers": [4]}, r"layers is \(4,\), but must be numbers from 0 to n_layers \(3\)"),
-        ({"layers": []}, r"layers is \(\)"),
-        ({"layers": [-2]}, r"layers is \(-2,\)"),
-        ({"mix": "mean"}, "mix is 'mean', but must be one of sum, concat"),
-        ({"lstm": -1}, "lstm is -1"),
-        ({"lstm_layers": 0}, "lstm_layers is 0"),
+        ("feature_layers", [4], r"0 to n_layers \(3\).*got \[4\]"),
+        ("feature_layers", [], r"got \[\]"),
+        ("feature_layers", [-2], r"got \[-2\]"),
+        ("feature_mix", "mean", "sum, concat, got 'mean'"),
+        ("lstm_width", -1, "negative, got -1"),
+        ("lstm_layers", 0, "at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_read(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        tagger(**options)
+def test_invalid_feature_options_raise(field: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        tagger(**{field: value})
+    assert raised.value.option == field

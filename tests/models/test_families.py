@@ -1,4 +1,4 @@
-"""What must hold of every family as a module: saving, copying, precision, compilation."""
+"""Properties of every family: shapes, tied weights, copies, precision and compilation."""
 
 import copy
 import io
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
-from fourfold.core.errors import InputError
+from fourfold.core.block import Block
+from fourfold.core.feed_forward import FeedForward
 from fourfold.core.positions import PositionTable
-from fourfold.core.stack import Block, FeedForward
+from fourfold.errors import InputError
 from fourfold.losses import linear_cross_entropy
 from fourfold.models import ViT, ViTConfig
-from tests.tiny import CONFIGS, MODELS, PAIRS, SHAPE, V, assert_same, build, tokens
+from tests.fixtures.tiny_models import CONFIGS, MODELS, PAIRS, SHAPE, V, assert_same, build, tokens
 
 families = pytest.mark.parametrize("family", MODELS)
 
@@ -29,29 +30,29 @@ def inputs(family: str, n_rows: int = 2, length: int = 6) -> tuple[Tensor, ...]:
 
 
 @families
-def test_logits_have_their_shape(family: str) -> None:
+def test_logits_have_the_documented_shape(family: str) -> None:
     y = build(family)(*inputs(family))
     assert y.shape == ((2, 5) if family == "vit" else (2, 6, V))
     assert y.isfinite().all()
 
 
 TIES = [
-    ("encoder_decoder", {"tie": "all"}, 1),
-    ("encoder_decoder", {"tie": "decoder"}, 2),
-    ("encoder_decoder", {"tie": "embeddings"}, 2),
-    ("encoder_decoder", {"tie": "none"}, 3),
+    ("encoder_decoder", {"tie_embeddings": "all"}, 1),
+    ("encoder_decoder", {"tie_embeddings": "decoder"}, 2),
+    ("encoder_decoder", {"tie_embeddings": "embeddings"}, 2),
+    ("encoder_decoder", {"tie_embeddings": "none"}, 3),
     ("t5", {}, 1),
-    ("t5", {"tie": "embeddings"}, 2),
-    ("causal", {"tie": True}, 1),
-    ("causal", {"tie": False}, 2),
+    ("t5", {"tie_embeddings": "embeddings"}, 2),
+    ("causal", {"tie_embeddings": True}, 1),
+    ("causal", {"tie_embeddings": False}, 2),
     ("masked", {}, 1),
-    ("joined", {"tie": True}, 1),  # of the decoder's width
-    ("joined", {"tie": False}, 2),
+    ("joined", {"tie_embeddings": True}, 1),  # of the decoder's width
+    ("joined", {"tie_embeddings": False}, 2),
 ]
 
 
 @pytest.mark.parametrize(("family", "changes", "n_matrices"), [*TIES, ("vit", {}, 0)])
-def test_a_state_dict_has_no_matrix_twice(
+def test_state_dict_holds_tied_matrices_once(
     family: str, changes: dict[str, Any], n_matrices: int
 ) -> None:
     model = build(family, **changes)
@@ -69,7 +70,7 @@ def matrices(model: nn.Module) -> set[int]:
 
 
 @pytest.mark.parametrize(("family", "changes", "n_matrices"), TIES)
-def test_ties_outlive_copies(family: str, changes: dict[str, Any], n_matrices: int) -> None:
+def test_copies_keep_tied_matrices(family: str, changes: dict[str, Any], n_matrices: int) -> None:
     model = build(family, **changes)
     given, state = inputs(family), io.BytesIO()
     torch.save(model.state_dict(), state)
@@ -95,13 +96,13 @@ def test_ties_outlive_copies(family: str, changes: dict[str, Any], n_matrices: i
     assert not torch.equal(twin(*given), before)
     assert torch.equal(model(*given), before)
     embed = twin.tgt_embed if family in PAIRS else twin.embed
-    tied = changes.get("tie") not in (False, "embeddings", "none")
+    tied = changes.get("tie_embeddings") not in (False, "embeddings", "none")
     assert (embed.tokens.weight is twin.head.weight) is tied
 
 
-def test_tied_gradients_add_up() -> None:
+def test_gradients_of_tied_matrices_add_up() -> None:
     """One matrix of three uses learns what three matrices would learn together."""
-    tied, loose = build("encoder_decoder"), build("encoder_decoder", tie="none")
+    tied, loose = build("encoder_decoder"), build("encoder_decoder", tie_embeddings="none")
     state = tied.state_dict()
     shared = state["src_embed.tokens.weight"]
     copies = {"tgt_embed.tokens.weight": shared, "head.own.weight": shared}
@@ -114,7 +115,7 @@ def test_tied_gradients_add_up() -> None:
 
 
 @families
-def test_every_parameter_learns(family: str) -> None:
+def test_every_parameter_has_a_gradient(family: str) -> None:
     model = build(family).train()
     y = model(*inputs(family))
     loss = y.log_softmax(-1)[..., 1].sum()
@@ -137,7 +138,7 @@ def watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 @families
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("positions", [None, "none"])
-def test_under_autocast_stream_norms_and_loss_stay_fp32(
+def test_autocast_keeps_residual_stream_norms_and_loss_in_fp32(
     family: str, placement: str, positions: str | None
 ) -> None:
     changes = {} if positions is None else {"positions": positions}
@@ -168,11 +169,14 @@ def test_under_autocast_stream_norms_and_loss_stay_fp32(
         assert before == torch.float32, key
     assert {key for key, module in kinds.items() if isinstance(module, Block)} <= set(seen)
     y.float().logsumexp(-1).sum().backward()
-    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in model.parameters())
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(gradients) >= len(list(model.parameters())) - 8  # next_sentence and unused biases
+    assert {grad.dtype for grad in gradients} == {torch.float32}
+    assert all(grad.isfinite().all() for grad in gradients)
 
 
 @families
-def test_a_model_in_bf16_runs(family: str) -> None:
+def test_bf16_models_run(family: str) -> None:
     model = build(family).bfloat16()
     given = tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs(family))
     y = model(*given)
@@ -182,7 +186,7 @@ def test_a_model_in_bf16_runs(family: str) -> None:
 
 @pytest.mark.slow
 @families
-def test_compiles_without_a_break(family: str) -> None:
+def test_compiles_without_graph_breaks(family: str) -> None:
     model, given = build(family).float(), inputs(family)
     given = tuple(x.float() if x.is_floating_point() else x for x in given)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -202,7 +206,7 @@ def test_compiles_with_masks(family: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiles_to_machine_code() -> None:
+def test_compiles_with_inductor() -> None:
     model, given = build("causal").float(), inputs("causal")
     compiled = torch.compile(model, fullgraph=True)
     torch.testing.assert_close(compiled(*given), model(*given), rtol=1e-4, atol=1e-4)
@@ -220,7 +224,7 @@ def test_compiles_to_machine_code() -> None:
         ({"representation_size": 7}, 1, 1),
     ],
 )
-def test_vits_by_hand(changes: dict[str, Any], n_prefix: int, n_heads: int) -> None:
+def test_vit_follows_the_definition(changes: dict[str, Any], n_prefix: int, n_heads: int) -> None:
     model, (images,) = build("vit", **changes), inputs("vit")
     patches = images.unfold(2, 2, 2).unfold(3, 2, 2)  # (B, C, 4, 4, 2, 2)
     patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(2, 16, -1)
@@ -234,7 +238,7 @@ def test_vits_by_hand(changes: dict[str, Any], n_prefix: int, n_heads: int) -> N
     h = model.stack(x)
     assert h.shape == (2, n_prefix + 16, 12)
     assert_same(model.encode(images), h)
-    heads = model.logits(h)
+    heads = model.logits_per_head(h)
     assert len(heads) == n_heads == len(model.heads)
     for i, (found, head) in enumerate(zip(heads, model.heads, strict=True)):
         pooled = h[:, i] if n_prefix else h.mean(1)
@@ -242,9 +246,10 @@ def test_vits_by_hand(changes: dict[str, Any], n_prefix: int, n_heads: int) -> N
             pooled = model.representation(pooled).tanh()
         assert_same(found, head(pooled))
     assert_same(model(images), sum(heads) / n_heads)
+    assert_same(model.logits(model.hidden(images)), sum(heads) / n_heads)
 
 
-def test_a_patch_stays_in_its_place() -> None:
+def test_patches_are_ordered_by_row() -> None:
     """Row by row, from the left: as positions of a checkpoint assume."""
     model = build("vit", positions="none", pool="mean")
     images = torch.zeros(1, 2, 8, 8, dtype=torch.float64)
@@ -253,33 +258,35 @@ def test_a_patch_stays_in_its_place() -> None:
     assert x.abs().sum(-1).nonzero().tolist() == [[0, 7]]
 
 
-def test_images_of_another_size_are_refused() -> None:
+def test_images_of_another_size_raise() -> None:
     model = ViT(ViTConfig(**SHAPE, image_size=8, patch_size=2, n_channels=2, n_classes=5))
-    with pytest.raises(InputError, match=r"images are \(2, 8, 6\), .* takes \(2, 8, 8\)"):
+    with pytest.raises(
+        InputError, match=r"images must have the shape \(B, 2, 8, 8\), got \(.*, 2, 8, 6\)"
+    ):
         model(torch.randn(1, 2, 8, 6))
-    with pytest.raises(InputError, match=r"\(1, 8, 8\)"):
+    with pytest.raises(InputError, match=r"got \(.*, 1, 8, 8\)"):
         model(torch.randn(1, 1, 8, 8))
 
 
-def test_a_missing_next_sentence_head_is_said() -> None:
+def test_missing_next_sentence_head_raises() -> None:
     model = build("masked", next_sentence=False)
-    with pytest.raises(InputError, match="no next-sentence head"):
+    with pytest.raises(InputError, match="next_sentence must be true"):
         model.next_sentence_logits(model.encode(tokens(1, 3)))
 
 
-def test_segments_default_to_the_first() -> None:
+def test_segments_default_to_zero() -> None:
     model, ids = build("masked"), tokens(2, 5)
     assert torch.equal(model(ids), model(ids, torch.zeros_like(ids)))
     assert not torch.isclose(model(ids), model(ids, torch.ones_like(ids))).any(-1).all()
 
 
 @families
-def test_configs_are_kept(family: str) -> None:
+def test_model_keeps_its_config(family: str) -> None:
     assert build(family).config == CONFIGS[family]
 
 
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "sinusoidal_halves", "learned"])
-def test_positions_of_any_kind(positions: str) -> None:
+def test_every_kind_of_positions_runs(positions: str) -> None:
     model, ids = build("causal", positions=positions), tokens(1, 4)
     tables = [m for m in model.modules() if isinstance(m, PositionTable)]
     assert len(tables) == (positions != "none")
@@ -288,7 +295,7 @@ def test_positions_of_any_kind(positions: str) -> None:
     assert bool(same) is (positions == "none")
 
 
-def test_token_vectors_are_scaled_by_the_root_of_the_width() -> None:
+def test_embed_scale_multiplies_by_the_root_of_the_width() -> None:
     model, ids = build("encoder_decoder", positions="none"), tokens(1, 3)
     expected = model.src_embed.tokens.weight[ids] * SHAPE["d_model"] ** 0.5
     assert_same(model.src_embed(ids, slice(0, 3)), expected)

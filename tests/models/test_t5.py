@@ -1,28 +1,31 @@
-"""What T5 alone has: distances in buckets, its scales, and no longest sequence."""
+"""T5: relative position buckets, initialization, dropout, and sequences without a limit."""
 
 import pytest
 import torch
 
 import fourfold
-from fourfold.core.cache import KVCache
-from fourfold.core.errors import InputError
+from fourfold.core.kv_cache import KVCache
+from fourfold.errors import InputError
 from fourfold.models import T5, EncoderDecoder, EncoderDecoderConfig, T5Config
-from fourfold.models.cost import forward_flops, parameters
+from fourfold.models.analysis.flops import forward_flops, parameters
 from fourfold.models.t5 import RelativeBias
-from tests.tiny import V, assert_same, build, tokens
+from tests.fixtures.tiny_models import V, assert_same, build, tokens
 
 V11 = {
-    "feed_forward": "glu", "activation": "gelu_tanh", "tie": "embeddings", "scale_output": False,
-}  # fmt: skip
+    "feed_forward": "glu",
+    "activation": "gelu_tanh",
+    "tie_embeddings": "embeddings",
+    "scale_output": False,
+}
 
 
-def bucket(ahead: int, n: int, longest: int, both_ways: bool) -> int:
-    """The paper's buckets, one distance at a time and in whole numbers.
+def bucket(ahead: int, n: int, longest: int, bidirectional: bool) -> int:
+    """Compute the bucket of one distance in integer arithmetic.
 
-    Beyond e = n / 2, bucket e + j begins at the distance e (longest / e)^(j / (n - e)).
+    With e = n / 2, bucket e + j begins at the distance e (longest / e)^(j / (n - e)).
     """
     first = 0
-    if both_ways:
+    if bidirectional:
         n //= 2
         first = n if ahead > 0 else 0
     elif ahead > 0:
@@ -35,44 +38,44 @@ def bucket(ahead: int, n: int, longest: int, both_ways: bool) -> int:
     return first + e + max(begun)
 
 
-@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("n", "longest"), [(32, 128), (8, 7), (8, 13), (12, 100), (5, 4), (4, 3)])
-def test_buckets(n: int, longest: int, both_ways: bool) -> None:
-    bias, far = RelativeBias(1, n, longest, both_ways), 3 * longest
+def test_buckets_follow_the_paper(n: int, longest: int, bidirectional: bool) -> None:
+    bias, far = RelativeBias(1, n, longest, bidirectional=bidirectional), 3 * longest
     ahead = torch.arange(-far, far + 1)
     assert bias.buckets(ahead).tolist() == [
-        bucket(a, n, longest, both_ways) for a in ahead.tolist()
+        bucket(a, n, longest, bidirectional) for a in ahead.tolist()
     ]
 
 
-@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (9, 9), (1, 9), (3, 9)])
-def test_a_bias_is_of_the_last_queries(q_len: int, k_len: int, both_ways: bool) -> None:
-    bias = RelativeBias(3, 8, 7, both_ways)
+def test_queries_are_at_the_last_positions(q_len: int, k_len: int, bidirectional: bool) -> None:
+    bias = RelativeBias(3, 8, 7, bidirectional=bidirectional)
     found = bias(q_len, k_len)
     assert found.shape == (1, 3, q_len, k_len)
     for i in range(q_len):
         for j in range(k_len):
-            row = bucket(j - (k_len - q_len + i), 8, 7, both_ways)
+            row = bucket(j - (k_len - q_len + i), 8, 7, bidirectional)
             assert torch.equal(found[0, :, i, j], bias.table.weight[row])
 
 
-def test_the_bias_counts_in_both_stacks_and_not_between_them() -> None:
+def test_bias_affects_self_attention_only() -> None:
     model, src, tgt = build("t5"), tokens(2, 9), tokens(2, 9)
     before = model.encode(src)
     with torch.no_grad():
         model.decoder.bias.table.weight.normal_()
     assert torch.equal(model.encode(src), before)
-    heard = []
+    biases = []
     for block in model.decoder.blocks:
         block.cross_attn.register_forward_hook(
-            lambda _, args, kwargs, y: heard.append(kwargs.get("bias")), with_kwargs=True
+            lambda _, args, kwargs, y: biases.append(kwargs.get("bias")), with_kwargs=True
         )
     model(src, tgt)
-    assert heard == [None]
+    assert biases == [None]
 
 
-def test_a_row_longer_than_all_distances() -> None:
+def test_sequences_may_be_longer_than_max_distance() -> None:
     model, src = build("t5"), tokens(1, 50)
     cache, memory = KVCache(), model.encode(src)
     tgt = tokens(1, 40)
@@ -82,7 +85,7 @@ def test_a_row_longer_than_all_distances() -> None:
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_decoding_is_the_same_without_a_cache(beam: int) -> None:
+def test_beam_search_equals_decoding_without_a_cache(beam: int) -> None:
     model, src = build("t5"), tokens(4, 7)
     mask = torch.arange(7) < torch.tensor([[7], [2], [5], [1]])
     given = {"src_mask": mask, "beam": beam, "bos_id": 0, "eos_id": 1, "max_len": 20}
@@ -113,7 +116,7 @@ def test_parameters_of_the_released_models(changes: dict[str, object], expected:
     assert parameters(model).total == sum(p.numel() for p in model.parameters()) == expected
 
 
-def test_scores_and_logits_begin_at_one() -> None:
+def test_initial_scores_and_logits_have_unit_variance() -> None:
     torch.manual_seed(0)
     model = T5(T5Config(d_model=96, d_head=24, n_layers=1, n_heads=4, d_ff=64, vocab_size=500))
     x, attn = torch.randn(1, 200, 96), model.encoder.blocks[0].attn
@@ -122,12 +125,16 @@ def test_scores_and_logits_begin_at_one() -> None:
     assert model.logits(x).std().item() == pytest.approx(1.0, rel=0.05)
     assert model.src_embed.tokens.weight.std().item() == pytest.approx(1.0, rel=0.05)
     assert model.encoder.bias.table.weight.std().item() == pytest.approx(96**-0.5, rel=0.2)
-    own = T5(T5Config(d_model=96, n_layers=1, vocab_size=500, tie="embeddings", scale_output=False))
+    own = T5(
+        T5Config(
+            d_model=96, n_layers=1, vocab_size=500, tie_embeddings="embeddings", scale_output=False
+        )
+    )
     assert own.logits(x).std().item() == pytest.approx(1.0, rel=0.05)
 
 
-def test_dropout_stands_where_t5_has_it() -> None:
-    """On embeddings, weights, inside and after the sub-layers, and behind the last norm."""
+def test_dropout_is_applied_where_t5_applies_it() -> None:
+    """It is on embeddings, attention weights, in and after sub-layers, and after the last norm."""
     model = T5(T5Config(d_model=8, d_head=4, n_heads=2, n_layers=1, d_ff=8, vocab_size=V))
     block = model.decoder.blocks[0]
     assert block.attn.dropout == block.cross_attn.dropout == block.ff.dropout.p == 0.1
@@ -139,25 +146,27 @@ def test_dropout_stands_where_t5_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "message"),
     [
-        ({"n_buckets": 3}, "n_buckets is 3, but must be at least 4"),
-        ({"max_distance": 16}, "less than twice the max_distance 16"),
-        ({"positions": "sinusoidal"}, "max_len is missing: sinusoidal positions need a number"),
+        ({"n_buckets": 3}, "n_buckets must be at least 4.* got 3"),
+        ({"max_distance": 16}, "less than twice max_distance .16."),
+        ({"positions": "sinusoidal"}, "max_len must be given for positions sinusoidal"),
     ],
 )
-def test_what_no_t5_can_be(changes: dict[str, object], why: str) -> None:
-    with pytest.raises(InputError, match=why):
+def test_invalid_configs_raise(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         T5Config(**changes)
 
 
-def test_a_cost_needs_a_length() -> None:
-    assert forward_flops(T5Config(), 10).total == forward_flops(T5Config(), 10, source=10).total
-    with pytest.raises(InputError, match="no length of its own"):
-        forward_flops(T5Config())
+def test_flops_without_max_len_require_a_length() -> None:
+    with torch.device("meta"):
+        model = T5(T5Config())
+    assert forward_flops(model, 10).total == forward_flops(model, 10, source=10).total
+    with pytest.raises(InputError, match="length must be given"):
+        forward_flops(model)
 
 
-def test_a_pair_of_stacks_without_positions_has_no_limit() -> None:
+def test_encoder_decoder_without_positions_has_no_length_limit() -> None:
     config = EncoderDecoderConfig(
         d_model=8, n_heads=2, vocab_size=V, positions="none", max_len=None
     )

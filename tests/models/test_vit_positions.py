@@ -1,4 +1,4 @@
-"""The positions of ViT's Table 8: what each adds where, and that nothing else has changed."""
+"""Position encodings of ViT's Table 8: values, sharing, gradients and initialization."""
 
 import copy
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.core.errors import InputError
-from fourfold.core.stack import Stack
+from fourfold.core.block import Stack
+from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.patch_positions import DistanceBias, GridTable
-from tests.tiny import SHAPE, assert_same, build
+from fourfold.models.vit_positions import AxialPositions, RelativePositionBias
+from tests.fixtures.tiny_models import SHAPE, assert_same, build
 
 KINDS: list[dict[str, Any]] = [
     {"positions": "none"},
@@ -18,9 +18,9 @@ KINDS: list[dict[str, Any]] = [
     {"positions": "learned2d"},
     {"positions": "relative"},
     *(
-        {"positions": kind, "positions_at": place}
+        {"positions": kind, "positions_at": where}
         for kind in ("learned", "learned2d")
-        for place in ("layers", "layers_shared")
+        for where in ("layers", "layers_shared")
     ),
 ]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
@@ -32,7 +32,9 @@ def images(n_rows: int = 2) -> torch.Tensor:
 
 @kinds
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_only_without_positions_patches_may_change_places(kind: dict[str, Any], pool: str) -> None:
+def test_logits_are_permutation_invariant_only_without_positions(
+    kind: dict[str, Any], pool: str
+) -> None:
     model, x = build("vit", pool=pool, **kind), images()
     patches = x.unfold(2, 2, 2).unfold(3, 2, 2).flatten(2, 3)  # (B, C, N, 2, 2)
     moved = patches[:, :, torch.randperm(16)].unflatten(2, (4, 4)).transpose(3, 4).flatten(4, 5)
@@ -42,7 +44,7 @@ def test_only_without_positions_patches_may_change_places(kind: dict[str, Any], 
 
 
 @kinds
-def test_every_position_learns_and_a_copy_is_the_same(kind: dict[str, Any]) -> None:
+def test_positions_have_gradients_and_copies_are_independent(kind: dict[str, Any]) -> None:
     model = build("vit", **kind)
     model(images()).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -51,29 +53,31 @@ def test_every_position_learns_and_a_copy_is_the_same(kind: dict[str, Any]) -> N
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert not torch.equal(twin(x), model(x))  # nothing of the original is left in it
+    assert not torch.equal(twin(x), model(x))  # the copy shares no storage with the original
     storages = [t.untyped_storage().data_ptr() for t in model.state_dict().values()]
     assert len(storages) == len(set(storages))
 
 
 @pytest.mark.parametrize("kind", ["learned", "learned2d"])
-def test_shared_by_all_layers_they_are_those_of_the_first(kind: str) -> None:
+def test_shared_positions_are_stored_once(kind: str) -> None:
     every, shared, stem = (
-        build("vit", positions=kind, positions_at=place)
-        for place in ("layers", "layers_shared", "stem")
+        build("vit", positions=kind, positions_at=where)
+        for where in ("layers", "layers_shared", "stem")
     )
     sizes = [sum(p.numel() for p in model.parameters()) for model in (every, shared, stem)]
     table = sum(p.numel() for p in stem.embed.positions.parameters())
     assert sizes == [sizes[2] + table * (SHAPE["n_layers"] - 1), sizes[2], sizes[2]]
-    # A stem's and a first layer's addition are one, if the layers behind add nothing.
-    every.load_state_dict({
-        name: stem.state_dict()[
-            name.replace("block.", "", 1)
-            .replace("stack.blocks.0.positions.", "embed.positions.")
-            .replace("stack.blocks.1.positions.", "embed.positions.")
-        ]
-        for name in every.state_dict()
-    })  # fmt: skip
+    # Positions added at the stem and in the first layer are equal if the later layers add none.
+    every.load_state_dict(
+        {
+            name: stem.state_dict()[
+                name.replace("block.", "", 1)
+                .replace("stack.blocks.0.positions.", "embed.positions.")
+                .replace("stack.blocks.1.positions.", "embed.positions.")
+            ]
+            for name in every.state_dict()
+        }
+    )
     with torch.no_grad():
         for parameter in every.stack.blocks[1].positions.parameters():
             parameter.zero_()
@@ -81,18 +85,18 @@ def test_shared_by_all_layers_they_are_those_of_the_first(kind: str) -> None:
     assert_same(every(x), stem(x))
 
 
-def test_a_grid_adds_its_row_and_its_column() -> None:
-    table = GridTable(1 + 9, 4)
+def test_axial_positions_concatenate_column_and_row() -> None:
+    table = AxialPositions(1 + 9, 4)
     weight = table.weight
     assert weight.shape == (10, 4)
     assert torch.equal(weight[:1], table.prefix)
-    for place in range(9):
-        row, column = divmod(place, 3)
-        assert torch.equal(weight[1 + place], torch.cat([table.x[column], table.y[row]]))
+    for where in range(9):
+        row, column = divmod(where, 3)
+        assert torch.equal(weight[1 + where], torch.cat([table.x[column], table.y[row]]))
 
 
-def test_a_distance_is_the_same_wherever_it_is_measured() -> None:
-    bias = DistanceBias(3, 5)
+def test_relative_bias_depends_on_the_distance_only() -> None:
+    bias = RelativePositionBias(3, 5)
     torch.nn.init.normal_(bias.table)
     found = bias()[0]
     assert found.shape == (3, 5, 5)
@@ -100,7 +104,7 @@ def test_a_distance_is_the_same_wherever_it_is_measured() -> None:
     assert len(found[0].unique()) == 9
 
 
-def test_the_tables_in_layers_begin_as_at_a_stem() -> None:
+def test_tables_are_initialized_with_std_0_02() -> None:
     config = ViTConfig(positions_at="layers", d_model=64, n_heads=4, d_ff=64, n_layers=3)
     for block in ViT(config).stack.blocks:
         assert block.positions.weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -108,19 +112,25 @@ def test_the_tables_in_layers_begin_as_at_a_stem() -> None:
     assert grid.embed.positions.x.std().item() == pytest.approx(0.02, rel=0.2)
 
 
-def test_a_stem_needs_nothing_but_a_plain_stack() -> None:
+def test_positions_at_the_stem_use_a_plain_stack() -> None:
     assert type(build("vit", positions="learned2d").stack) is Stack
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
-        ({"positions": "3d"}, "positions is '3d', but must be one of none, learned"),
-        ({"positions_at": "head"}, "positions_at is 'head', but must be one of stem, layers"),
-        ({"positions": "sincos2d", "positions_at": "layers"}, "is for learned positions, not sin"),
-        ({"positions": "relative", "positions_at": "layers"}, "is for learned positions, not rel"),
+        ({"positions": "3d"}, "positions must be one of none, learned.* got '3d'"),
+        ({"positions_at": "head"}, "positions_at must be one of stem, layers.* got 'head'"),
+        (
+            {"positions": "sincos2d", "positions_at": "layers"},
+            "positions_at must be stem for positions sin",
+        ),
+        (
+            {"positions": "relative", "positions_at": "layers"},
+            "positions_at must be stem for positions rel",
+        ),
     ],
 )
-def test_what_no_model_can_have(changes: dict[str, str], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_invalid_positions_raise(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         ViTConfig(**changes)

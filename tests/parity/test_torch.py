@@ -1,4 +1,4 @@
-"""Our stacks against torch.nn's own transformer layers, with the same weights, in fp64."""
+"""Stacks compared with the transformer layers of torch.nn, with equal weights in fp64."""
 
 from typing import Any
 
@@ -6,21 +6,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
-from fourfold.core.stack import Stack
 
 D, H, FF, N = 15, 3, 22, 2
 
 # Ours to theirs; attention's three input matrices are one there.
-NORMS = {False: {"attn_norm": "norm1", "ff_norm": "norm2"},
-         True: {"attn_norm": "norm1", "cross_attn_norm": "norm2", "ff_norm": "norm3"}}  # fmt: skip
+NORMS = {
+    False: {"attn_norm": "norm1", "ff_norm": "norm2"},
+    True: {"attn_norm": "norm1", "cross_attn_norm": "norm2", "ff_norm": "norm3"},
+}
 LAYERS = {"ff.up": "linear1", "ff.down": "linear2"}
 ATTENTIONS = {"attn": "self_attn", "cross_attn": "multihead_attn"}
 
 
 def theirs_of(ours: Stack, theirs: nn.Module, cross: bool) -> dict[str, tuple[str, slice]]:
-    """For each of our parameters: the name of theirs, and which rows of it."""
+    """Map each parameter to the name and the rows of its counterpart in torch.nn."""
     found = {}
     for key, _ in ours.named_parameters():
         parts = key.split(".")
@@ -43,17 +45,29 @@ def theirs_of(ours: Stack, theirs: nn.Module, cross: bool) -> dict[str, tuple[st
 
 
 def pair(cross: bool, placement: str, activation: str) -> tuple[Stack, nn.Module]:
-    """The same random weights in both."""
+    """Fill both models with the same random weights."""
     config = TransformerConfig(
-        d_model=D, n_layers=N, n_heads=H, d_ff=FF, dropout=0.0,
-        activation=activation, norm_placement=placement, norm_eps=1e-5,
-    )  # fmt: skip
+        d_model=D,
+        n_layers=N,
+        n_heads=H,
+        d_ff=FF,
+        dropout=0.0,
+        activation=activation,
+        norm_placement=placement,
+        norm_eps=1e-5,
+    )
     ours = Stack(config, cross_attention=cross).double()
     kind: Any = nn.TransformerDecoderLayer if cross else nn.TransformerEncoderLayer
     layer = kind(
-        D, H, FF, dropout=0.0, activation=activation, batch_first=True, layer_norm_eps=1e-5,
+        D,
+        H,
+        FF,
+        dropout=0.0,
+        activation=activation,
+        batch_first=True,
+        layer_norm_eps=1e-5,
         norm_first=placement == "pre",
-    )  # fmt: skip
+    )
     norm = nn.LayerNorm(D) if placement == "pre" else None
     if cross:
         theirs: nn.Module = nn.TransformerDecoder(layer, N, norm)
@@ -83,13 +97,13 @@ def assert_same(ours: Stack, theirs: nn.Module, cross: bool, mine: Tensor, other
 
 
 def padding(*lengths: int) -> Tensor:
-    """(B, T), True = a real token; T is the longest."""
+    """Return a mask (B, T), True = real token, where T is the longest length."""
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_encoder(placement: str, activation: str) -> None:
+def test_encoder_equals_torch(placement: str, activation: str) -> None:
     ours, theirs = pair(False, placement, activation)
     x, keys = torch.randn(3, 7, D, dtype=torch.float64), padding(7, 3, 5)
     mine = ours(x, Mask(keys=keys))[keys]
@@ -98,7 +112,7 @@ def test_encoder(placement: str, activation: str) -> None:
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_decoder(placement: str, padded: bool) -> None:
+def test_decoder_equals_torch(placement: str, padded: bool) -> None:
     ours, theirs = pair(True, placement, "relu")
     x = torch.randn(3, 5, D, dtype=torch.float64)
     memory, keys = torch.randn(3, 7, D, dtype=torch.float64), padding(7, 3, 6)
@@ -116,16 +130,23 @@ def test_decoder(placement: str, padded: bool) -> None:
     assert_same(ours, theirs, True, mine[real], other[real])
 
 
-def test_encoder_and_decoder_together() -> None:
-    """nn.Transformer of the paper: post-norm, relu, a causal decoder over an encoded source."""
+def test_encoder_decoder_equals_torch() -> None:
+    """nn.Transformer with post-norm and relu, as in Vaswani et al. 2017."""
     (encoder, their_encoder), (decoder, their_decoder) = (
         pair(False, "post", "relu"),
         pair(True, "post", "relu"),
     )
     model = nn.Transformer(
-        D, H, N, N, FF, dropout=0.0, batch_first=True,
-        custom_encoder=their_encoder, custom_decoder=their_decoder,
-    ).double()  # fmt: skip
+        D,
+        H,
+        N,
+        N,
+        FF,
+        dropout=0.0,
+        batch_first=True,
+        custom_encoder=their_encoder,
+        custom_decoder=their_decoder,
+    ).double()
     share_noise(encoder, their_encoder, False)  # nn.Transformer has filled them anew
     share_noise(decoder, their_decoder, True)
     src, tgt = torch.randn(2, 6, D).double(), torch.randn(2, 4, D).double()

@@ -32,12 +32,12 @@ def same(x: Tensor) -> Tensor:
 
 
 def both(ours: str, theirs: str, change: Callable[[Tensor], Tensor] = same) -> Map:
-    """Weight and bias of a layer."""
+    """Return weight and bias of a layer."""
     return {f"{ours}.{kind}": (f"{theirs}.{kind}", change) for kind in ("weight", "bias")}
 
 
 def compare(ours: nn.Module, theirs: nn.Module, names: Map, run: Callable[[], Any]) -> None:
-    """Copy their noise into ours, run both on `run()`'s results, compare values and gradients."""
+    """Copy random weights, run both models, and compare values and gradients."""
     their_parameters = dict(theirs.named_parameters())
     assert {name for name, _ in names.values()} == set(their_parameters), "not all are mapped"
     assert set(names) == set(ours.state_dict())
@@ -57,7 +57,7 @@ def compare(ours: nn.Module, theirs: nn.Module, names: Map, run: Callable[[], An
 
 
 def conv1d(x: Tensor) -> Tensor:
-    """GPT-2 stores its matrices the other way round."""
+    """Return the transposed matrix, as GPT-2 stores it."""
     return x.T if x.dim() == 2 else x
 
 
@@ -84,11 +84,17 @@ def gpt2_names() -> Map:
 
 
 @pytest.mark.parametrize("padding", [None, "left"])
-def test_gpt2(padding: str | None) -> None:
+def test_gpt2_equals_transformers(padding: str | None) -> None:
     config = transformers.GPT2Config(
-        n_embd=36, n_layer=3, n_head=3, n_inner=50, vocab_size=53, n_positions=19,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        n_embd=36,
+        n_layer=3,
+        n_head=3,
+        n_inner=50,
+        vocab_size=53,
+        n_positions=19,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     theirs = transformers.GPT2LMHeadModel(config).double().eval()
     ours = CausalLM(CausalLMConfig(**LANGUAGE)).double().eval()
     ids, mask = torch.randint(53, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
@@ -126,16 +132,18 @@ def bert_names(body: str, skipped_positions: int = 0) -> Map:
 
 
 def real(*lengths: int) -> Tensor:
-    """(B, T), True = a real token, padding on the right."""
+    """Return a mask (B, T), True = real token, with padding on the right."""
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_bert(activation: str) -> None:
+def test_bert_equals_transformers(activation: str) -> None:
     config = transformers.BertConfig(
-        **THEIR_SHAPE, vocab_size=53, max_position_embeddings=19,
+        **THEIR_SHAPE,
+        vocab_size=53,
+        max_position_embeddings=19,
         hidden_act={"gelu_tanh": "gelu_new"}.get(activation, activation),
-    )  # fmt: skip
+    )
     theirs = transformers.BertForPreTraining(config).double().eval()
     given = MaskedLMConfig(**LANGUAGE, next_sentence=True, activation=activation)
     ours = MaskedLM(given).double().eval()
@@ -164,12 +172,16 @@ def test_bert(activation: str) -> None:
     compare(ours, theirs, names, run)
 
 
-def test_roberta() -> None:
-    """Positions there count from 2 and over real tokens, as found by the id of padding, 1."""
+def test_roberta_equals_transformers() -> None:
+    """RoBERTa counts the positions of real tokens from 2; padding has the id 1."""
     config = transformers.RobertaConfig(
-        **THEIR_SHAPE, vocab_size=53, max_position_embeddings=21, type_vocab_size=1, pad_token_id=1,
+        **THEIR_SHAPE,
+        vocab_size=53,
+        max_position_embeddings=21,
+        type_vocab_size=1,
+        pad_token_id=1,
         layer_norm_eps=1e-5,
-    )  # fmt: skip
+    )
     theirs = transformers.RobertaForMaskedLM(config).double().eval()
     ours = MaskedLM(MaskedLMConfig(**LANGUAGE, n_segments=1, norm_eps=1e-5)).double().eval()
     mask = real(9, 4, 7)
@@ -187,7 +199,7 @@ def test_roberta() -> None:
     compare(ours, theirs, names, run)
 
 
-def test_vit() -> None:
+def test_vit_equals_transformers() -> None:
     config = transformers.ViTConfig(
         **THEIR_SHAPE, image_size=12, patch_size=4, num_labels=5, layer_norm_eps=1e-6
     )

@@ -1,15 +1,23 @@
-"""Sizes and habits that keep the house small: see "What we refuse" in CONTRIBUTING.md."""
+"""Limits on sizes, docstrings, messages and names in src (see CONTRIBUTING.md, "Design rules")."""
 
 import ast
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-FILE_LINES = 300
-CORE_LINES = 700  # of code: what is read in fifteen minutes, its explanations not counted
+FILE_LINES = 300  # of code
+CORE_LINES = 800  # of code, so that the core can be read in fifteen minutes
+# Modules of the core that say nothing about a model.
+CORE_HELPERS = {"validation.py", "precision.py"}
 FAMILY_LINES = 150  # of code
-FUNCTION_LINES = 70  # aim at 40; this is where a second idea has certainly moved in
+FUNCTION_LINES = 70  # of code and docstring; most functions should have fewer than 40
+PACKAGE_LINES = 21_200  # of code; the target is 17,000
+MODULES_PER_FOLDER = 15
+# A docstring starts with a noun or an imperative verb.
+CLAUSE_STARTS = {"what", "whether", "how", "which", "who", "where", "that", "why", "when"}
 
 FAMILY = re.compile(
     r"(gpt-?[0-9]*|(distil)?bert|roberta|vit|deit|bart|marian|t5|clip|vaswani"
@@ -24,25 +32,21 @@ def sources(root: Path) -> list[Path]:
     return found
 
 
-def length(file: Path) -> int:
-    return len(file.read_text().splitlines())
-
-
 def code_length(file: Path) -> int:
-    """Lines that are neither blank, nor comment, nor docstring."""
+    """Count the lines that are neither blank, nor comment, nor docstring."""
     text = file.read_text()
-    explained = {
+    docstring_lines = {
         line
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
     lines = enumerate(text.splitlines(), start=1)
-    return sum(i not in explained and line.strip()[:1] not in ("", "#") for i, line in lines)
+    return sum(i not in docstring_lines and line.strip()[:1] not in ("", "#") for i, line in lines)
 
 
-def name_tests(tree: ast.AST) -> list[int]:
-    """Lines that compare something with the name of a family."""
+def comparisons_with_families(tree: ast.AST) -> list[int]:
+    """Return the lines that compare a value with the name of a model family."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
@@ -63,7 +67,7 @@ def name_tests(tree: ast.AST) -> list[int]:
 
 
 def logic(tree: ast.Module) -> list[int]:
-    """Lines of a module that are neither docstring, nor import, nor `__all__`."""
+    """Return the lines of a module that are neither docstring, nor import, nor `__all__`."""
     plain = (ast.Import, ast.ImportFrom)
     return [
         node.lineno
@@ -74,18 +78,96 @@ def logic(tree: ast.Module) -> list[int]:
     ]
 
 
-def test_a_file_is_one_idea(root: Path) -> None:
-    long = {str(f.relative_to(root)): n for f in sources(root) if (n := length(f)) > FILE_LINES}
-    assert not long
+def documented_nodes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Iterate over line number and docstring of a module, its classes and its functions."""
+    for node in ast.walk(tree):
+        documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documentable) and (docstring := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), docstring
+
+
+def clause_docstrings(source: str) -> list[int]:
+    """Return the lines of docstrings that start with a clause instead of a noun or a verb."""
+    return [
+        line
+        for line, docstring in documented_nodes(ast.parse(source))
+        if docstring.split()[0].strip("`.,:").lower() in CLAUSE_STARTS
+    ]
+
+
+def errors_without_origin(source: str) -> list[int]:
+    """Return the lines that create an InputError with neither option nor file."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "InputError"
+        and not {"option", "file"} & {keyword.arg for keyword in node.keywords}
+    ]
+
+
+def test_files_are_short(root: Path) -> None:
+    lengths = {str(f.relative_to(root)): code_length(f) for f in sources(root)}
+    assert not {name: n for name, n in lengths.items() if n > FILE_LINES}
+
+
+def test_package_is_small(root: Path) -> None:
+    assert sum(map(code_length, sources(root))) <= PACKAGE_LINES
+
+
+def test_folders_are_small(root: Path) -> None:
+    folders = Counter(f.parent for f in sources(root) if f.name != "__init__.py")
+    assert not {str(f): n for f, n in folders.items() if n > MODULES_PER_FOLDER}
 
 
 def test_core_is_read_in_fifteen_minutes(root: Path) -> None:
-    sizes = {f.name: code_length(f) for f in (root / "src" / "fourfold" / "core").rglob("*.py")}
-    assert sizes, "no core"
+    files = (root / "src" / "fourfold" / "core").rglob("*.py")
+    sizes = {f.name: code_length(f) for f in files if f.name not in CORE_HELPERS}
+    assert sizes
     assert sum(sizes.values()) <= CORE_LINES, sizes
 
 
-def test_a_family_is_a_small_file(root: Path) -> None:
+def test_docstrings_start_with_a_noun_or_a_verb(root: Path) -> None:
+    lines = {str(f.relative_to(root)): clause_docstrings(f.read_text()) for f in sources(root)}
+    assert not {file: found for file, found in lines.items() if found}
+
+
+def test_input_errors_name_option_or_file(root: Path) -> None:
+    lines = {str(f.relative_to(root)): errors_without_origin(f.read_text()) for f in sources(root)}
+    assert not {file: found for file, found in lines.items() if found}
+
+
+def test_code_is_formatted_without_exceptions(root: Path) -> None:
+    assert not [str(f.relative_to(root)) for f in sources(root) if "fmt: skip" in f.read_text()]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_clause"),
+    [
+        ('"""What enters a block."""', True),
+        ('def f():\n    """Whether a file is complete."""', True),
+        ('"""Multi-head attention."""', False),
+        ('class A:\n    """Compute a mean."""', False),
+    ],
+)
+def test_clause_docstrings_are_detected(source: str, is_clause: bool) -> None:
+    assert bool(clause_docstrings(source)) is is_clause
+
+
+@pytest.mark.parametrize(
+    ("source", "is_incomplete"),
+    [
+        ('raise InputError("too large")', True),
+        ('raise InputError("must be positive", option="--rounds")', False),
+        ('raise InputError("the file is empty", file=path, line=1)', False),
+    ],
+)
+def test_errors_without_origin_are_detected(source: str, is_incomplete: bool) -> None:
+    assert bool(errors_without_origin(source)) is is_incomplete
+
+
+def test_model_families_are_short(root: Path) -> None:
     files = (root / "src" / "fourfold" / "models").glob("*.py")
     families = {
         f.name: code_length(f)
@@ -96,7 +178,7 @@ def test_a_family_is_a_small_file(root: Path) -> None:
     assert max(families.values()) < FAMILY_LINES, families
 
 
-def test_functions_fit_a_screen(root: Path) -> None:
+def test_functions_are_short(root: Path) -> None:
     long = {
         f"{file.relative_to(root)}:{node.lineno} {node.name}": lines
         for file in sources(root)
@@ -107,29 +189,28 @@ def test_functions_fit_a_screen(root: Path) -> None:
     assert not long
 
 
-def test_a_helper_lives_with_its_user(root: Path) -> None:
-    drawers = {"utils", "util", "common", "helpers", "misc"}
-    assert not [f for f in sources(root) if drawers & {f.stem, f.parent.name}]
+def test_no_module_is_called_utils(root: Path) -> None:
+    generic = {"utils", "util", "common", "helpers", "misc"}
+    assert not [f for f in sources(root) if generic & {f.stem, f.parent.name}]
 
 
-def test_an_init_only_lists_names(root: Path) -> None:
-    lazy_table = root / "src" / "fourfold" / "__init__.py"
+def test_init_files_only_export_names(root: Path) -> None:
     for file in sources(root):
-        if file.name == "__init__.py" and file != lazy_table:
+        if file.name == "__init__.py" and "def __getattr__" not in file.read_text():  # PEP 562
             assert not logic(ast.parse(file.read_text())), file
 
 
-def test_no_family_is_asked_for_by_name(root: Path) -> None:
+def test_no_code_compares_with_family_names(root: Path) -> None:
     found = {
         str(file.relative_to(root)): lines
         for file in sources(root)
-        if (lines := name_tests(ast.parse(file.read_text())))
+        if (lines := comparisons_with_families(ast.parse(file.read_text())))
     }
-    assert not found, "test a field, or look the name up in a table"
+    assert not found, "test a config field, or look the name up in a table"
 
 
 @pytest.mark.parametrize(
-    ("source", "caught"),
+    ("source", "is_comparison"),
     [
         ("if config.name == 'gpt2': pass", True),
         ("x = 'bert' in name.lower()", True),
@@ -141,12 +222,12 @@ def test_no_family_is_asked_for_by_name(root: Path) -> None:
         ("x = key.startswith('bert.') or 'vit.embeddings.cls_token' in state", False),
     ],
 )
-def test_a_test_of_a_name_is_caught(source: str, caught: bool) -> None:
-    assert bool(name_tests(ast.parse(source))) is caught
+def test_comparisons_with_families_are_detected(source: str, is_comparison: bool) -> None:
+    assert bool(comparisons_with_families(ast.parse(source))) is is_comparison
 
 
 @pytest.mark.parametrize(
-    ("source", "caught"),
+    ("source", "is_logic"),
     [
         ('"""Doc."""\nfrom a import b\n\n__all__ = ["b"]', False),
         ("X = 3", True),
@@ -154,5 +235,5 @@ def test_a_test_of_a_name_is_caught(source: str, caught: bool) -> None:
         ("register()", True),
     ],
 )
-def test_logic_in_an_init_is_caught(source: str, caught: bool) -> None:
-    assert bool(logic(ast.parse(source))) is caught
+def test_logic_in_init_is_detected(source: str, is_logic: bool) -> None:
+    assert bool(logic(ast.parse(source))) is is_logic

@@ -1,15 +1,15 @@
-"""README.md, CONTRIBUTING.md and docs/ do what they say: every command block is run, as written.
+"""Tests that the commands in README.md, CONTRIBUTING.md and docs/ run as written.
 
-A block is one script; the blocks of a page share one copy of the repository and run in order. What
-follows the language on the opening fence says how:
+Each block of a page is one script. The blocks of a page run in order in one copy of the repository.
+The word after the language of a block selects the test:
 
-    ```sh          run in the default suite: seconds
-    ```sh slow     run with `make test-slow`: minutes
-    ```sh recipe   needs data or machines that a test has not: its files must exist, and the
-                   settings of each `fourfold fit|validate|test|predict` in it must parse
+    ```sh          the commands run
+    ```sh recipe   the commands need data or machines that a test does not have: their files must
+                   exist, and the options of each `fourfold fit|validate|test|predict` must parse
 
-`make` is asked whether it knows the target, and pytest whether it finds the tests: running the
-suite inside the suite would never end. Lines that make an environment are read, not run.
+For `make`, the test checks that the target exists, and for `pytest`, that the tests are found.
+Commands that create an environment do not run. README.md and CONTRIBUTING.md belong to the default
+suite, docs/ to `make test-slow`.
 """
 
 import os
@@ -29,7 +29,7 @@ GUIDES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").gl
 PAGES = ("README.md", "CONTRIBUTING.md", *GUIDES)
 RUN = ("sh", "console", "python")
 SHOWN = ("text", "yaml", "json", "toml", "csv", "mermaid")
-TAGS = {"", "slow", "recipe"}
+TAGS = {"", "recipe"}
 
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 ENVIRONMENT = re.compile(
@@ -59,7 +59,7 @@ def blocks(page: str, text: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a shell block, one an entry, without comments and shown output."""
+    """Return the commands of a shell block without comments and output."""
     lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -68,7 +68,7 @@ def commands(block: Block) -> list[str]:
 
 
 def script(block: Block) -> str:
-    """What is run for a shell block."""
+    """Return the script that the test runs for a shell block."""
     lines = ["set -eu"]
     for command in commands(block):
         if ENVIRONMENT.match(command):
@@ -90,48 +90,51 @@ def script(block: Block) -> str:
 ALL = [b for page in PAGES for b in blocks(page, (ROOT / page).read_text(encoding="utf-8"))]
 
 
-def as_test(block: Block) -> object:
-    marks = [pytest.mark.readme, pytest.mark.xdist_group(block.page)]
-    # A command needs seconds to be parsed, and the guides have many.
-    if block.tag == "slow" or block.page in GUIDES:
+def as_test(page: str) -> object:
+    marks = [pytest.mark.readme]
+    # Parsing one command takes seconds, and the pages in docs/ contain many commands.
+    if page in GUIDES:
         marks += [pytest.mark.slow, pytest.mark.timeout(3600)]
-    return pytest.param(block, id=f"{block.page}:{block.line}", marks=marks)
+    return pytest.param(page, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A copy of the repository for each page, with this environment as its .venv."""
-    kept = shutil.ignore_patterns(
-        ".git", ".venv", "runs", "wandb", ".*_cache", "__pycache__", "shared"
-    )
-    found = {}
-    for page in PAGES:
-        copy = tmp_path_factory.mktemp("readme") / "fourfold"
-        shutil.copytree(ROOT, copy, ignore=kept)
-        (copy / ".venv").symlink_to(sys.prefix)
-        subprocess.run(["git", "init", "--quiet"], cwd=copy, check=True)
-        found[page] = copy
-    return found
+def copy_repository(copy: Path) -> None:
+    """Copy the repository to `copy`, with the environment of this test as its .venv."""
+    ignore = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__")
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        outputs = {"runs", "wandb", "shared"} if Path(folder) == ROOT else set()
+        return ignore(folder, names) | outputs & set(names)
+
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    (copy / ".venv").symlink_to(sys.prefix)
+    subprocess.run(["git", "init", "--quiet"], cwd=copy, check=True)
 
 
 def execute(command: list[str], copy: Path, text: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(copy / "src")}
-    # A session of its own: what a block starts must not believe it is an xdist worker.
+    # A pytest that a block starts must not take itself for an xdist worker.
     env = {key: value for key, value in env.items() if not key.startswith("PYTEST")}
     return subprocess.run(command, cwd=copy, env=env, input=text, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("block", [as_test(b) for b in ALL if b.language in RUN])
-def test_a_block_runs_as_written(block: Block, copies: dict[str, Path]) -> None:
-    if block.language == "python":
-        if block.tag == "recipe":
+@pytest.mark.parametrize("page", [as_test(page) for page in PAGES])
+def test_the_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
+    copy = tmp_path / "fourfold"
+    copy_repository(copy)
+    for block in ALL:
+        if block.page != page or block.language not in RUN:
+            continue
+        if block.language != "python":
+            result = execute(["sh", "-x"], copy, script(block))
+        elif block.tag == "recipe":
             compile(block.text, block.page, "exec")
-            return
-        result = execute([sys.executable, "-"], copies[block.page], block.text)
-    else:
-        result = execute(["sh", "-x"], copies[block.page], script(block))
-    assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+            continue
+        else:
+            result = execute([sys.executable, "-"], copy, block.text)
+        output = f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        assert result.returncode == 0, f"{block.page}:{block.line}\n{output}"
 
 
 def test_no_command_hides_in_an_unmarked_block() -> None:
@@ -170,7 +173,7 @@ SAMPLE = """
 git clone somewhere/fourfold
 cd fourfold
 make test   # everything
-pytest tests/house -k files
+pytest tests/repository -k files
 fourfold generate \\
   --checkpoint x
 ```
@@ -190,7 +193,7 @@ def test_a_page_is_read_as_meant() -> None:
     assert script(first).splitlines() == [
         "set -eu",
         "make test --dry-run > /dev/null",
-        "pytest --collect-only --quiet tests/house -k files",
+        "pytest --collect-only --quiet tests/repository -k files",
         "fourfold generate    --checkpoint x",
     ]
     assert (second.tag, second.line) == ("recipe", 11)

@@ -1,4 +1,4 @@
-"""The floors of the house, and proof that a breach of each would be seen."""
+"""Import contracts between the layers of the package, and tests that violations are detected."""
 
 import ast
 import os
@@ -11,7 +11,7 @@ import pytest
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Top-level package of every import in `tree`, type-checking ones included."""
+    """Iterate over the top-level packages that `tree` imports, including type-checking imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -20,7 +20,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def eager_imports(source: str) -> set[str]:
-    """Packages imported when the module is, that is: outside any function."""
+    """Return the packages imported outside functions."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -46,114 +46,129 @@ def lint(root: Path, src: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_arrow_points_down(root: Path) -> None:
+def test_import_contracts_are_kept(root: Path) -> None:
     result = lint(root, root / "src")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+PACKAGES = (
+    "kernels",
+    "core",
+    "data",
+    "tokenization",
+    "metrics",
+    "models",
+    "generation",
+    "checkpoints",
+    "hub",
+    "callbacks",
+    "loggers",
+    "tasks",
+    "commands",
+    "reproduce",
+)
+MODULES = (
+    "__init__",
+    "cli",
+    "errors",
+    "atomic_files",
+    "environment",
+    "lightning_internals",
+    "losses",
+    "optim",
+    "schedules",
+)
+
+
 @pytest.fixture
-def empty_house(tmp_path: Path) -> Path:
-    """All floors and nobody in them; each external package is imported where it may be."""
+def skeleton(tmp_path: Path) -> Path:
+    """A package with all layers, two empty modules in each, and allowed external imports."""
     package = tmp_path / "fourfold"
-    for floor in (
-        "kernels",
-        "core",
-        "data",
-        "callbacks",
-        "models",
-        "generation",
-        "tasks",
-        "hub",
-        "papers",
-        "bench",
-        "commands",
-    ):
-        (package / floor).mkdir(parents=True)
-        for file in ("__init__.py", "here.py", "there.py"):
-            (package / floor / file).touch()
-    names = "__init__", "cli", "losses", "metrics", "optim", "schedules", "files"
-    for file in (f"{name}.py" for name in names):
-        (package / file).touch()
-    (package / "core" / "there.py").write_text("import fourfold.core.here\n")
-    (package / "tasks" / "there.py").write_text(
-        "import lightning.pytorch\nimport fourfold.core.here\n"
+    for folder in PACKAGES:
+        (package / folder).mkdir(parents=True)
+        for file in ("__init__.py", "a.py", "b.py"):
+            (package / folder / file).touch()
+    for module in MODULES:
+        (package / f"{module}.py").touch()
+    (package / "core" / "b.py").write_text("import fourfold.core.a\n")
+    (package / "tasks" / "b.py").write_text("import lightning.pytorch\nimport fourfold.core.a\n")
+    (package / "hub" / "b.py").write_text(
+        "import fourfold.models.a\ndef f(): import transformers\n"
     )
-    (package / "hub" / "there.py").write_text(
-        "import fourfold.models.here\ndef f(): import transformers\n"
-    )
-    (package / "bench" / "peers").mkdir()
-    (package / "bench" / "peers" / "__init__.py").touch()
-    (package / "bench" / "peers" / "there.py").write_text("def f(): import timm, transformers\n")
     return tmp_path
 
 
-def test_an_empty_house_is_in_order(root: Path, empty_house: Path) -> None:
-    result = lint(root, empty_house)
+def test_skeleton_keeps_the_contracts(root: Path, skeleton: Path) -> None:
+    result = lint(root, skeleton)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
     ("file", "line", "contract"),
     [
-        ("core/here.py", "import fourfold.models.there", "points down"),
-        ("core/here.py", "import fourfold.losses", "points down"),
-        ("kernels/here.py", "import fourfold.core.there", "points down"),
-        ("files.py", "import fourfold.core.there", "points down"),
-        ("models/here.py", "import fourfold.generation.there", "points down"),
-        ("generation/here.py", "def f(): import fourfold.tasks.there", "points down"),
-        ("tasks/here.py", "import fourfold.papers.there", "points down"),
-        ("hub/here.py", "import fourfold.tasks.there", "points down"),
-        ("core/here.py", "import fourfold.core.there", "No circles"),
-        ("core/here.py", "import lightning", "plain torch"),
-        ("models/here.py", "import lightning.pytorch", "plain torch"),
+        ("core/a.py", "import fourfold.models.b", "point downwards"),
+        ("core/a.py", "import fourfold.losses", "point downwards"),
+        ("kernels/a.py", "import fourfold.core.b", "point downwards"),
+        ("atomic_files.py", "import fourfold.core.b", "point downwards"),
+        ("models/a.py", "import fourfold.checkpoints.b", "point downwards"),
+        ("generation/a.py", "def f(): import fourfold.tasks.b", "point downwards"),
+        ("checkpoints/a.py", "import fourfold.tasks.b", "point downwards"),
+        (
+            "checkpoints/a.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fourfold.tasks.b",
+            "point downwards",
+        ),
+        ("tasks/a.py", "import fourfold.reproduce.b", "point downwards"),
+        ("commands/a.py", "import fourfold.reproduce.b", "point downwards"),
+        ("hub/a.py", "import fourfold.tasks.b", "point downwards"),
+        ("core/a.py", "import fourfold.core.b", "No cycles"),
+        ("core/a.py", "import lightning", "plain torch"),
+        ("models/a.py", "import lightning.pytorch", "plain torch"),
         ("losses.py", "import transformers", "plain torch"),
-        ("papers/here.py", "import lightning.pytorch", "Lightning only"),
-        ("hub/here.py", "import lightning.pytorch", "Lightning only"),
-        ("tasks/here.py", "def f(): import transformers", "transformers only"),
-        ("bench/here.py", "def f(): import transformers", "transformers only"),
-        ("hub/here.py", "import fourfold.bench.there", "points down"),
-        ("papers/here.py", "import fourfold.bench.there", "points down"),
-        ("bench/here.py", "import lightning.pytorch", "Lightning only"),
+        ("reproduce/a.py", "import lightning.pytorch", "Lightning only"),
+        ("checkpoints/a.py", "import lightning.pytorch", "Lightning only"),
+        ("hub/a.py", "import lightning.pytorch", "Lightning only"),
+        ("tasks/a.py", "def f(): import transformers", "transformers only"),
     ],
 )
-def test_a_breach_is_seen(
-    root: Path, empty_house: Path, file: str, line: str, contract: str
+def test_violations_are_detected(
+    root: Path, skeleton: Path, file: str, line: str, contract: str
 ) -> None:
-    (empty_house / "fourfold" / file).write_text(line + "\n")
-    result = lint(root, empty_house)
+    (skeleton / "fourfold" / file).write_text(line + "\n")
+    result = lint(root, skeleton)
     broken = [line for line in result.stdout.splitlines() if " BROKEN" in line]
     assert any(contract in line for line in broken), result.stdout + result.stderr
 
 
-def test_a_module_on_no_floor_is_seen(root: Path, empty_house: Path) -> None:
-    (empty_house / "fourfold" / "attic.py").touch()
-    result = lint(root, empty_house)
+def test_modules_outside_the_layers_are_detected(root: Path, skeleton: Path) -> None:
+    (skeleton / "fourfold" / "extra.py").touch()
+    result = lint(root, skeleton)
     assert result.returncode == 1
-    assert "fourfold.attic" in result.stdout
+    assert "fourfold.extra" in result.stdout
 
 
 def test_core_imports_torch_alone(root: Path) -> None:
     allowed = {"torch", "fourfold", *sys.stdlib_module_names}
     for file in modules(root, "core"):
-        strangers = set(imports(ast.parse(file.read_text()))) - allowed
-        assert not strangers, f"{file.name} imports {strangers}"
+        others = set(imports(ast.parse(file.read_text()))) - allowed
+        assert not others, f"{file.name} imports {others}"
 
 
 @pytest.mark.parametrize(
     "package", ["transformers", "datasets", "wandb", "babel", "sklearn", "timm", "x_transformers"]
 )
-def test_what_an_extra_brings_is_imported_inside_functions(root: Path, package: str) -> None:
+def test_optional_packages_are_imported_inside_functions(root: Path, package: str) -> None:
     for file in modules(root):
         assert package not in eager_imports(file.read_text()), f"{file} imports {package} eagerly"
 
 
-def test_an_import_inside_a_function_is_not_eager() -> None:
+def test_imports_inside_functions_are_not_eager() -> None:
     source = "import a\nfrom b.c import d\nclass E:\n  import f\n  def g(self):\n    import h\n"
     assert eager_imports(source) == {"a", "b", "f"}
 
 
 @pytest.mark.parametrize("module", ["fourfold", "fourfold.cli"])
-def test_the_entry_is_light(root: Path, module: str) -> None:
+def test_entry_points_import_no_heavy_package(root: Path, module: str) -> None:
     heavy = "{'torch', 'lightning', 'transformers', 'jsonargparse'}"
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run(

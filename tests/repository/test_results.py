@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fourfold.commands.row_plan import plan_runs
-from fourfold.commands.row_runs import title
-from fourfold.papers.cells import exact_cell
-from fourfold.papers.exact import compute
-from fourfold.papers.reading import all_tables
-from fourfold.papers.tables import RECIPES
+from fourfold.reproduce.cells import exact_cell
+from fourfold.reproduce.exact_values import compute
+from fourfold.reproduce.load_tables import all_tables
+from fourfold.reproduce.runs.plan import plan_runs
+from fourfold.reproduce.runs.run import run_title
+from fourfold.reproduce.tables import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -97,7 +97,7 @@ def test_a_trained_table_follows_todays_recipes(
     n_seeds = max(run["seed"] for run in runs) + 1
     plan = {run.title: run.stamp for run in plan_runs(table, tier, rows, n_seeds, Path("runs"))}
     for run in runs:
-        called = title(*(run[key] for key in ("table", "row", "part", "seed")))
+        called = run_title(*(run[key] for key in ("table", "row", "part", "seed")))
         assert run["stamp"] == plan[called], called
 
 

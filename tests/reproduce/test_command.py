@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from fourfold.cli import main
-from fourfold.commands import child, reproduce, row_machine, row_plan
-from fourfold.commands.config_files import fingerprints
+from fourfold.commands import subprocess_runs
 from fourfold.commands.recipe import make_parser, parse
-from fourfold.commands.reproduce import parse_budget
-from fourfold.commands.row_plan import options, plan_runs
-from fourfold.commands.table_data import find_files, hashes
-from fourfold.core.errors import InputError
-from fourfold.papers import reading
-from fourfold.papers.reading import all_tables, find_tables, read_paper
+from fourfold.commands.train.config_files import fingerprints
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.errors import InputError
+from fourfold.reproduce import command, load_tables
+from fourfold.reproduce.command import parse_budget
+from fourfold.reproduce.load_tables import all_tables, find_tables, read_paper
+from fourfold.reproduce.runs import machine, plan
+from fourfold.reproduce.runs.plan import options, plan_runs
+from fourfold.reproduce.runs.required_data import find_files, hashes
 
 RUNNING = [t for t in all_tables() if t.tiers]
 
@@ -47,7 +49,7 @@ tables:
         config: configs/vaswani2017/tiny.yaml
         columns: {ppl: test/ppl_token, bleu: test/bleu}
         about: tiny
-        options: {trainer: {max_steps: 2, max_epochs: -1}, model: {beam: 1},
+        options: {trainer: {max_steps: 2, max_epochs: -1}, model: {num_beams: 1},
                   run: {tensorboard: false}}
         test: {run: {ckpt_path: last}}
 """
@@ -58,7 +60,7 @@ def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the recipes, and one small paper."""
     (tmp_path / "configs").symlink_to(root / "configs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", PAPER)})
     return tmp_path
 
 
@@ -70,9 +72,7 @@ class Children:
         self.stop_at: int | None = None
         self.slow = 0.0
 
-    def __call__(
-        self, verb: str, given: list[str], environment: Any, held: Any, limit: float | None
-    ) -> int:
+    def __call__(self, verb: str, given: list[str], environment: Any, limit: float | None) -> int:
         folder = Path(given[given.index("--run_dir") + 1])
         self.asked.append((verb, f"{folder.parent.name}/{folder.name}"))
         if len(self.asked) == self.stop_at:
@@ -95,7 +95,7 @@ class Children:
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> Children:
     found = Children()
-    monkeypatch.setattr(child, "run", found)
+    monkeypatch.setattr(subprocess_runs, "run", found)
     return found
 
 
@@ -134,8 +134,12 @@ def test_the_exact_tier_writes_what_it_prints(
     for name in ("table1", "table6"):
         folder = tmp_path / "vit2020" / name / "exact"
         assert {f.name for f in folder.iterdir()} == {
-            "table.md", "table.csv", "table.json", "table.png", "provenance.json"
-        }  # fmt: skip
+            "table.md",
+            "table.csv",
+            "table.json",
+            "table.png",
+            "provenance.json",
+        }
         assert (folder / "table.md").read_text().partition("\n`fourfold")[0] in printed
         about = json.loads((folder / "provenance.json").read_text())
         assert about["command"] == f"fourfold reproduce vit2020 --out {tmp_path}"
@@ -146,23 +150,47 @@ def test_the_exact_tier_writes_what_it_prints(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["vaswani2017/table7"], "Known are vaswani2017/table1"),
-        (["bert2018/table5"], "has no cell of tier exact: it has laptop"),
-        (["gpt2_2019/table2", "--tier", "laptop"], "has no cell of tier laptop: it has exact"),
-        (["gpt2_2019", "--tier", "big"], "--tier is 'big', but must be one of exact, measured"),
-        (["gpt2_2019/table2", "--rows", "smal"], "--rows is 'smal'"),
-        (["gpt2_2019", "--seeds", "0"], "--seeds is 0"),
+        (["vaswani2017/table7"], "TABLE must be one of vaswani2017/table1, vaswani2017/table2,"),
+        (
+            ["bert2018/table5"],
+            "--tier of bert2018/table5 must be one of laptop, paper, got 'exact'",
+        ),
+        (
+            ["gpt2_2019/table2", "--tier", "laptop"],
+            "--tier of gpt2_2019/table2 must be one of exact, got 'laptop'",
+        ),
+        (
+            ["gpt2_2019", "--tier", "big"],
+            "--tier must be one of exact, measured, weights, laptop, single-gpu, paper,",
+        ),
+        (
+            ["gpt2_2019/table2", "--rows", "smal"],
+            "gpt2_2019/table2, --rows must be one of small, medium, large, xl, got",
+        ),
+        (["gpt2_2019", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (
             ["bert2018/table5", "--tier", "laptop", "--budget", "soon"],
-            "--budget is 'soon', but must be",
+            "--budget must be a duration such as 90s, 30m or 2h, got 'soon'",
         ),
         (["gpt2_2019", "--bugdet", "3m"], "did you mean --budget"),
-        (["gpt2_2019", "--budget", "1m"], "--budget is for trainings: the exact tier"),
-        (["gpt2_2019", "--commands"], "--commands is for trainings: the exact tier"),
-        ([], "name a table such as vaswani2017/table3"),
-        (["--rows", "small", "gpt2_2019/table2"], "or all (what follows --rows are its rows)"),
-        (["gpt2_2019/table2", "--rows", ","], "--rows names no row"),
-        (["gpt2_2019/table2", "--out", "/dev/null"], "/dev/null is no directory that can be"),
+        (
+            ["gpt2_2019", "--budget", "1m"],
+            "--budget must not be given for the tier exact, which trains nothing",
+        ),
+        (
+            ["gpt2_2019", "--commands"],
+            "--commands must not be given for the tier exact, which trains nothing",
+        ),
+        ([], "TABLE must be a table such as vaswani2017/table3, a paper, or all; --list"),
+        (
+            ["--rows", "small", "gpt2_2019/table2"],
+            "TABLE must be a table such as vaswani2017/table3, a paper, or all (the",
+        ),
+        (["gpt2_2019/table2", "--rows", ","], "--rows must name at least one row"),
+        (
+            ["gpt2_2019/table2", "--out", "/dev/null"],
+            "--out must be a writable directory, got /dev/null (/dev/null is not one)",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -179,21 +207,31 @@ def test_bad_input_is_one_sentence(
     [
         ("vaswani2017/table3", "laptop", "translation/multi30k/train.en.gz", "Multi30k, task 1"),
         ("bert2018/table5", "paper", "vocab/bert-base-uncased.vocab.txt", "SQuAD 1.1 (Raj"),
-        ("roberta2019/table3", "paper", "glue/MNLI/train.tsv.gz", "Wikipedia comes from the hub"),
-        ("deit2020/table8", "paper", "imagenet/train", "a folder a class"),
+        (
+            "roberta2019/table3",
+            "paper",
+            "glue/MNLI/train.tsv.gz",
+            "Wikipedia is downloaded from the hub",
+        ),
+        ("deit2020/table8", "paper", "imagenet/train", "with one folder per class"),
     ],
 )
 def test_data_that_are_not_here_are_asked_for(
-    table: str, tier: str, name: str, origin: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    table: str,
+    tier: str,
+    name: str,
+    origin: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
     if "glue" in name:  # what stands before it is there
         (tmp_path / "vocab").mkdir()
         (tmp_path / "vocab/bert-base-uncased.vocab.txt").touch()
     assert main(["reproduce", table, "--tier", tier, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert f"needs {name}: put it here, or under a directory that FOURFOLD_DATA names" in error
+    assert f"{name}: the file is required by" in error
     assert origin in error
 
 
@@ -222,21 +260,22 @@ def test_glue_may_lie_there_plain_and_images_in_folders(
 
 
 def test_weights_that_are_not_here_are_asked_for(
-    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+    children: Children,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def fetch(name: str, **more: Any) -> str:
         raise OSError(f"{name}: no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     text = PAPER.replace("one: {laptop: {}", "one: {laptop: {model: {init_from: owner/gpt}}")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert "p/t, row one, seed 0 needs weights: owner/gpt: there is no such path" in error
-    assert error.endswith("put their directory (config.json, weights, tokenizer) here as"
-                          " owner/gpt\n")  # fmt: skip
+    assert "owner/gpt: the weights are required by p/t, row one, seed 0 (owner/gpt: no" in error
+    assert error.endswith("put a directory with config.json, weights and tokenizer there\n")
     assert not children.asked
     (here / "owner/gpt").mkdir(parents=True)
     assert main(command) == 0
@@ -248,7 +287,7 @@ def test_what_trains_nothing_is_only_tested(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = PAPER.replace("about: tiny", "about: tiny\n        train: false")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one"]) == 0
     assert children.asked == [("test", "one/seed_0")]
 
@@ -257,7 +296,7 @@ def test_layers_are_timed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """{title: T, authors: A, venue: V, year: 2000, sources: {}, tables: {t: {
         title: Lengths, columns: {gru: {title: GRU, measured: gru}},
         rows: {small: {setup: {d: 8, longest: 32}}}}}}"""
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     assert main(["reproduce", "p/t", "--tier", "measured", "--seeds", "2"]) == 0
     assert cells(here / "results/p/t/measured")["small", "gru"]
     about = json.loads((here / "results/p/t/measured/provenance.json").read_text())
@@ -278,7 +317,7 @@ def test_a_signal_at_a_trainings_end_ends_the_rest_as_well(monkeypatch: pytest.M
             assert number == signal.SIGTERM
 
     monkeypatch.setattr(subprocess, "Popen", Ending)
-    assert child.run("fit", [], {}) == 128 + signal.SIGTERM
+    assert subprocess_runs.run("fit", [], {}) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("end", [0, 1, -signal.SIGINT, 75])
@@ -296,23 +335,28 @@ def test_ctrl_c_ends_the_rest_whatever_the_training_makes_of_it(
             return end
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
-    assert child.run("test", [], {}) == (75 if end == 75 else 130)
+    assert subprocess_runs.run("test", [], {}) == (75 if end == 75 else 130)
 
 
 def test_a_training_that_is_killed_does_not_keep_the_rest_from_being_run(
-    here: Path, children: Children, capsys: pytest.CaptureFixture[str],
+    here: Path,
+    children: Children,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     def some(verb: str, given: list[str], *more: Any) -> int:
         is_one = "one/seed_0" in given[given.index("--run_dir") + 1]
         return 128 + signal.SIGKILL if is_one else children(verb, given, *more)
 
-    monkeypatch.setattr(child, "run", some)
+    monkeypatch.setattr(subprocess_runs, "run", some)
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 137
-    assert "row one, seed 0: was killed by signal 9, as for want of" in capsys.readouterr().out
+    assert (
+        "row one, seed 0: was killed by signal 9, possibly for lack of memory"
+        in capsys.readouterr().out
+    )
     assert len(children.asked) == 2  # of the other row
-    code = child._end(subprocess.Popen(["sh", "-c", "kill -KILL $$"]), None)
-    assert (code, child.is_stop(code)) == (137, False)
+    code = subprocess_runs._wait(subprocess.Popen(["sh", "-c", "kill -KILL $$"]), None)
+    assert (code, subprocess_runs.is_stop(code)) == (137, False)
 
 
 def test_the_data_are_known_by_their_hashes(
@@ -322,7 +366,7 @@ def test_the_data_are_known_by_their_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = PAPER.replace("about: tiny", "about: tiny\n        files: [words.txt]")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     (here / "words.txt").write_text("a")
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
     about = json.loads((here / "results/p/t/laptop/provenance.json").read_text())
@@ -346,18 +390,26 @@ def test_rows_that_are_done_are_not_run_again(here: Path, children: Children) ->
     assert children.asked == [("fit", "two/seed_0"), ("test", "two/seed_0")]
     folder = here / "results/p/t/laptop"
     assert cells(folder) == {
-        ("one", "ppl"): [], ("one", "bleu"): [], ("two", "ppl"): [6.0], ("two", "bleu"): [20.0],
-    }  # fmt: skip
+        ("one", "ppl"): [],
+        ("one", "bleu"): [],
+        ("two", "ppl"): [6.0],
+        ("two", "bleu"): [20.0],
+    }
     children.asked.clear()
     assert main([*command, "--seeds", "2"]) == 0
     assert [asked for verb, asked in children.asked if verb == "fit"] == [
-        "one/seed_0", "one/seed_1", "two/seed_1"
-    ]  # fmt: skip
+        "one/seed_0",
+        "one/seed_1",
+        "two/seed_1",
+    ]
     assert cells(folder)["two", "ppl"] == [6.0, 7.0]
     runs = json.loads((folder / "provenance.json").read_text())["runs"]
     assert [(run["row"], run["seed"]) for run in runs] == [
-        ("one", 0), ("two", 0), ("one", 1), ("two", 1)
-    ]  # fmt: skip
+        ("one", 0),
+        ("two", 0),
+        ("one", 1),
+        ("two", 1),
+    ]
     assert all(run["commands"][0].startswith("fourfold fit --config") for run in runs)
 
 
@@ -400,11 +452,11 @@ def test_a_budget_ends_before_a_run_that_does_not_fit(
     children.slow = 0.6  # twice a run
     assert main([*command, "--budget", "2s"]) == 0
     assert len(children.asked) == 2
-    assert "the budget ends here; runs left: 1" in capsys.readouterr().out
+    assert "1 runs remain" in capsys.readouterr().out
     assert main([*command, "--budget", "1s"]) == 2
     error = capsys.readouterr().err
-    assert "--budget 1s is too short: the shortest run that is to be done, p/t, row two," in error
-    assert "takes about 1s" in error
+    assert "--budget must be at least 1s, the approximate duration" in error
+    assert "(p/t, row two" in error
     assert len(children.asked) == 2
 
 
@@ -416,27 +468,27 @@ TIMES = PAPER.replace("one: {laptop: {}", "one: {laptop: {minutes: 280}").replac
 def test_a_budget_is_used_by_whichever_run_fits(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", TIMES)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", TIMES)})
     command = ["reproduce", "p/t", "--tier", "laptop", "--budget"]
     assert main([*command, "2m"]) == 2
     assert not children.asked
     assert (
-        "--budget 2m is too short: the shortest run that is to be done, p/t, row two, seed 0,"
-        " takes about 3m" in capsys.readouterr().err
+        "--budget must be at least 3m, the approximate duration of the shortest unfinished run"
+        " (p/t, row two, seed 0), got 2m" in capsys.readouterr().err
     )
     assert not (here / "results/p").exists()
     assert main([*command, "30m"]) == 0
     assert children.asked == [("fit", "two/seed_0"), ("test", "two/seed_0")]
-    assert "the budget ends here; runs left: 1" in capsys.readouterr().out
+    assert "1 runs remain" in capsys.readouterr().out
     assert main([*command, "30m"]) == 2
-    assert "row one, seed 0, takes about 280m" in capsys.readouterr().err
+    assert "--budget must be at least 280m" in capsys.readouterr().err
 
 
 def test_what_starts_from_a_run_that_does_not_fit_is_left_with_it(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = CHAIN.replace("base: {laptop: {}", "base: {laptop: {minutes: 280, task: {minutes: 1}}")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "base", "scratch"]
     assert main([*command, "--budget", "30m"]) == 0
     assert children.asked == [("fit", "task/seed_0"), ("test", "task/seed_0")]
@@ -451,9 +503,9 @@ def test_a_run_that_outlasts_the_budget_is_stopped_and_gone_on_with(
     assert main([*command, "--budget", "0.4s"]) == 0
     assert children.asked == [("fit", "one/seed_0")]
     said = capsys.readouterr().out
-    assert "row one, seed 0: how long it takes is not known, so it is saved and stopped if" in said
-    assert "nothing of p/t, tier laptop, was obtained yet: no page is written" in said
-    assert "the budget ends here" in said
+    assert "row one, seed 0: duration unknown; it will be saved and stopped" in said
+    assert "no run of p/t, tier laptop, is finished: no table is written" in said
+    assert "the budget is spent" in said
     assert not (here / "results/p").exists()
     children.slow = 0.0
     assert main(command) == 0
@@ -480,7 +532,7 @@ def test_a_row_is_really_trained_and_tested(
     run = here / "runs/reproduce/p/t/laptop/two/seed_0"
     assert (run / "checkpoints/last.ckpt").is_file()
     assert float((run / "seconds.json").read_text()) > 1
-    monkeypatch.setattr(child, "run", lambda *given: pytest.fail("was done"))
+    monkeypatch.setattr(subprocess_runs, "run", lambda *given: pytest.fail("was done"))
     assert main(command) == 0
     assert cells(here / "results/p/t/laptop") == found
 
@@ -489,8 +541,8 @@ def test_another_at_the_same_run_is_waited_for(tmp_path: Path) -> None:
     code = f"""if True:
         import time
         from pathlib import Path
-        from fourfold.commands.child import locked
-        with locked(Path({str(tmp_path / "run")!r})):
+        from fourfold.commands.train.run_directory import RunDirectory
+        with RunDirectory(Path({str(tmp_path / "run")!r})).lock():
             print("held", flush=True)
             time.sleep(1)
             Path({str(tmp_path / "done")!r}).touch()
@@ -498,15 +550,20 @@ def test_another_at_the_same_run_is_waited_for(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
-    with child.locked(tmp_path / "run"):
-        assert (tmp_path / "done").exists()
+    subprocess_runs.wait_until_unlocked(tmp_path / "run")
+    assert (tmp_path / "done").exists()
     assert other.wait() == 0
 
 
 def test_changes_become_options() -> None:
     assert options({"config": {"n_heads": 2}, "model": {"a.b": None}, "run": {"x": "y"}}) == [
-        "--model.init_args.config.n_heads", "2", "--model.init_args.a.b", "null", "--x", "y",
-    ]  # fmt: skip
+        "--model.init_args.config.n_heads",
+        "2",
+        "--model.init_args.a.b",
+        "null",
+        "--x",
+        "y",
+    ]
 
 
 def local_data(given: dict[str, Any]) -> set[str]:
@@ -561,8 +618,17 @@ def test_the_laptop_rows_differ_from_their_base_in_one_thing(root: Path) -> None
         counts[run.row] = read_recipe(parser, config).n_parameters
     base = counts["base"]
     same = {row for row, count in counts.items() if count == base}
-    assert same == {"base", "A_h1", "A_h4", "A_h16", "A_h32", "D_drop0.0", "D_drop0.2", "D_ls0.0",
-                    "D_ls0.2"}  # fmt: skip
+    assert same == {
+        "base",
+        "A_h1",
+        "A_h4",
+        "A_h16",
+        "A_h32",
+        "D_drop0.0",
+        "D_drop0.2",
+        "D_ls0.0",
+        "D_ls0.2",
+    }
     # Smaller and larger as in the paper.
     for row, printed in ((n, r.printed.get("params")) for n, r in table.rows.items()):
         if printed is not None and row != "base":
@@ -570,13 +636,16 @@ def test_the_laptop_rows_differ_from_their_base_in_one_thing(root: Path) -> None
 
 
 def test_a_budget_ends_the_wait_for_another_process(
-    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    children: Children,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with child.locked(Path("runs/reproduce/p/t/laptop/one/seed_0")):
-        assert main(["reproduce", "p/t", "--tier", "laptop", "--budget", "1s"]) == 0
+    monkeypatch.setattr(RunDirectory, "is_locked", lambda self: True)
+    assert main(["reproduce", "p/t", "--tier", "laptop", "--budget", "1s"]) == 0
     printed = capsys.readouterr()
-    assert "another process is at it" in printed.err
-    assert "the budget ends here" in printed.out
+    assert "waiting for another process" in printed.err
+    assert "the budget is spent" in printed.out
     assert not children.asked
 
 
@@ -614,7 +683,7 @@ tables:
 @pytest.fixture
 def chain(here: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     paper = read_paper("p.yaml", CHAIN)
-    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": paper})
     return paper.tables["t"]
 
 
@@ -626,17 +695,27 @@ def test_what_is_learned_from_a_rows_weights_comes_after_them(
     assert trained == ["base/seed_0", "task/seed_0", "wide/seed_0", *["task/seed_0"] * 4]
     found = cells(Path("results/p/t/laptop"))
     assert {key for key, values in found.items() if values} == {
-        ("base", "ppl"), ("wide", "ppl"), ("other", "ppl"),
-        ("base", "bleu"), ("wide", "bleu"), ("other", "bleu"), ("scratch", "bleu"),
+        ("base", "ppl"),
+        ("wide", "ppl"),
+        ("other", "ppl"),
+        ("base", "bleu"),
+        ("wide", "bleu"),
+        ("other", "bleu"),
+        ("scratch", "bleu"),
         ("worded", "bleu"),
-    }  # fmt: skip
+    }
     assert not {("scratch", "ppl"), ("worded", "ppl")} & found.keys()
     assert found["other", "ppl"] == found["base", "ppl"]
     kept = json.loads(Path("results/p/t/laptop/provenance.json").read_text())["runs"]
     assert [(run["row"], run["part"]) for run in kept] == [
-        ("base", ""), ("base", "task"), ("wide", ""), ("wide", "task"), ("other", "task"),
-        ("scratch", "task"), ("worded", "task"),
-    ]  # fmt: skip
+        ("base", ""),
+        ("base", "task"),
+        ("wide", ""),
+        ("wide", "task"),
+        ("other", "task"),
+        ("scratch", "task"),
+        ("worded", "task"),
+    ]
     asked = len(children.asked)
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
     assert len(children.asked) == asked
@@ -653,7 +732,7 @@ def test_what_a_lost_machine_did_is_known_from_its_tables(
     children.asked.clear()
     assert main(command) == 0
     assert not children.asked
-    assert "7 of 7 runs are known from results" in capsys.readouterr().out
+    assert "7 of 7 runs are on record in results" in capsys.readouterr().out
     assert file.with_name("table.json").read_text() == table
     assert json.loads(file.read_text())["runs"] == before["runs"]
     # What starts from weights that are gone has them trained again; what needs none does not.
@@ -663,8 +742,9 @@ def test_what_a_lost_machine_did_is_known_from_its_tables(
     file.write_text(json.dumps(before))
     assert main(command) == 0
     assert [asked for verb, asked in children.asked if verb == "fit"] == [
-        "wide/seed_0", "task/seed_0"
-    ]  # fmt: skip
+        "wide/seed_0",
+        "task/seed_0",
+    ]
     assert file.with_name("table.json").read_text() == table
     # Wherever the directories are; with another --out nothing is known.
     children.asked.clear()
@@ -700,15 +780,17 @@ def test_a_recipe_that_has_changed_is_run_again(
     assert main(command) == 0
     assert [verb for verb, _ in children.asked] == ["fit", "test"] * 2
     said = capsys.readouterr().out
-    assert "2 more are on record, but their data, config, options or start have changed" in said
-    assert "since: p/t, row one, seed 0; p/t, row two, seed 0" in said
+    assert "2 recorded runs are outdated" in said
+    assert "changed: p/t, row one, seed 0; p/t, row two, seed 0" in said
     # Where the directories still are, nothing is thrown away unasked.
     recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
     assert main(command) == 2
     said = capsys.readouterr().err
     assert "configs/vaswani2017/tiny.yaml has changed since runs/" in said
-    assert said.endswith("seed_0 was begun: remove it to train again, or name another directory"
-                         " with --runs (1 more are like this)\n")  # fmt: skip
+    assert said.endswith(
+        "seed_0 was started; remove the directory to train again, or name another one with"
+        " --runs (1 other directories likewise)\n"
+    )
 
 
 @pytest.mark.parametrize("stop_at", [1, 2])
@@ -776,7 +858,7 @@ def test_a_directory_that_was_made_by_hand_counts(
     assert cells(here / "results/p/t/laptop")["one", "ppl"] == [5.0]
     recipe.write_text(recipe.read_text().replace("d_ff: ", "d_ff: 1"))
     assert main(command) == 2
-    assert "metrics.json was measured: remove runs" in capsys.readouterr().err
+    assert "configs/vaswani2017/tiny.yaml: the config has changed since" in capsys.readouterr().err
 
 
 def test_from_another_directory_the_record_is_the_same(
@@ -786,7 +868,7 @@ def test_from_another_directory_the_record_is_the_same(
     assert main([*command, "--runs", "a"]) == 0
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
-    monkeypatch.setattr(row_plan, "ROOT", here)
+    monkeypatch.setattr(plan, "REPOSITORY", here)
     children.asked.clear()
     assert main([*command, "--out", "../results"]) == 0
     assert not children.asked
@@ -848,20 +930,20 @@ def test_a_spoilt_metric_is_named(
     about["runs"][0]["metrics"] = dict.fromkeys(about["runs"][0]["metrics"], value)
     file.write_text(json.dumps(about))
     assert main(command) == 2
-    assert f"{file} is damaged" in capsys.readouterr().err
+    assert f"{file}: the record is damaged" in capsys.readouterr().err
 
 
 def test_what_another_process_adds_meanwhile_stays(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fourfold.commands import row_running
+    from fourfold.reproduce.runs import scheduler
 
     command = ["reproduce", "p/t", "--tier", "laptop"]
     assert main([*command, "--runs", "theirs"]) == 0
     file = Path("results/p/t/laptop/provenance.json")
     both = file.read_text()
     shutil.rmtree("results/p")
-    run_all = row_running.run_all
+    run_all = scheduler.run_all
 
     def meanwhile(*given: Any) -> int:
         code = run_all(*given)
@@ -869,7 +951,7 @@ def test_what_another_process_adds_meanwhile_stays(
         file.write_text(both)
         return code
 
-    monkeypatch.setattr(row_running, "run_all", meanwhile)
+    monkeypatch.setattr(scheduler, "run_all", meanwhile)
     assert main([*command, "--rows", "one", "--runs", "ours"]) == 0
     assert all(cells(here / "results/p/t/laptop").values())
 
@@ -883,13 +965,13 @@ def test_a_damaged_record_is_named(
     file.write_text(file.read_text()[:100])
     capsys.readouterr()
     assert main(command) == 2
-    assert f"{file} is damaged" in capsys.readouterr().err
+    assert f"{file}: the record is damaged" in capsys.readouterr().err
 
 
 def test_a_table_is_written_while_it_goes_on(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "SELDOM", 0.0)
+    monkeypatch.setattr(command, "WRITE_INTERVAL", 0.0)
     found = []
 
     def look(verb: str, *given: Any) -> int:
@@ -897,7 +979,7 @@ def test_a_table_is_written_while_it_goes_on(
         found.append(cells(file.parent)["one", "ppl"] if file.exists() else None)
         return children(verb, *given)
 
-    monkeypatch.setattr(child, "run", look)
+    monkeypatch.setattr(subprocess_runs, "run", look)
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
     assert found == [None, None, [5.0], [5.0]]
 
@@ -953,11 +1035,13 @@ tables:
 
 
 def test_a_teacher_is_a_row_that_is_trained_before_its_students(
-    here: Path, children: Children, monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+    children: Children,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     paper = read_paper("p.yaml", TAUGHT)
-    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": paper})
     assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "hard"]) == 0
     trained = [run for verb, run in children.asked if verb == "fit"]
     assert trained == ["master/seed_0", "hard/seed_0"]
@@ -967,8 +1051,9 @@ def test_a_teacher_is_a_row_that_is_trained_before_its_students(
     assert found["head", "acc"] == [20.0]  # another metric of the same test
     kept = json.loads(Path("results/p/t/laptop/provenance.json").read_text())["runs"]
     assert {run["row"]: run["used_by"] for run in kept} == {
-        "hard": ["hard", "head"], "master": ["master"],
-    }  # fmt: skip
+        "hard": ["hard", "head"],
+        "master": ["master"],
+    }
     table = paper.tables["t"]
     runs = plan_runs(table, "laptop", table.rows.values(), 1, Path("runs"))
     given = {run.row: run.fit for run in runs}
@@ -977,9 +1062,12 @@ def test_a_teacher_is_a_row_that_is_trained_before_its_students(
     assert given["hard"][place] == "runs/p/t/laptop/master/seed_0"
     assert "--model.teacher" not in given["master"]
     wrong = read_paper("p.yaml", TAUGHT.replace("teacher: master", "teacher: mister"))
-    monkeypatch.setattr(reading, "papers", lambda: {"p": wrong})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": wrong})
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 2
-    assert "teacher is 'mister', but must be one of hard, master" in capsys.readouterr().err
+    assert (
+        "p/t, row hard, tier laptop: teacher must be one of hard, master, got"
+        in capsys.readouterr().err
+    )
 
 
 BESIDE = """
@@ -1012,13 +1100,17 @@ def test_a_column_may_take_a_training_of_its_own(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper = read_paper("p.yaml", BESIDE)
-    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": paper})
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 0
     trained = [run for verb, run in children.asked if verb == "fit"]
     assert trained == ["one/seed_0", "more/seed_0", "most/seed_0", "most/seed_0"]
     assert cells(Path("results/p/t/laptop")).keys() == {
-        ("one", "few"), ("one", "more"), ("one", "most"), ("two", "few"), ("two", "most"),
-    }  # fmt: skip
+        ("one", "few"),
+        ("one", "more"),
+        ("one", "most"),
+        ("two", "few"),
+        ("two", "most"),
+    }
     table = paper.tables["t"]
     for run in plan_runs(table, "laptop", table.rows.values(), 1, Path("runs")):
         assert "--model.init_from" not in run.fit
@@ -1029,22 +1121,55 @@ def test_a_column_may_take_a_training_of_its_own(
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("start: base", "start: bose", "start is 'bose', but must be one of base, wide"),
-        ("start: base", "start: scratch", "start is 'scratch', but must be one of base, wide"),
-        ("start: base", "start: q/t/base", "there is no table q/t"),
-        ("words: base", "words: bose", "words is 'bose', but must be one of base, wide"),
-        ("start: base,", "start: base, words: wide,", "a row that starts from weights has theirs"),
-        ("each: {config", "eech: {config", "eech is none of columns, config, data"),
-        ("each: {config", "each: {cinfig", "cinfig is none of config, data"),
-        ("task: {data", "task: {dota", "dota is none of config, data"),
+        (
+            "start: base",
+            "start: bose",
+            "p/t, row other, tier laptop: start must be one of base, wide, got 'bose';",
+        ),
+        (
+            "start: base",
+            "start: scratch",
+            "p/t, row other, tier laptop: start must be one of base, wide, got 'scratch'",
+        ),
+        ("start: base", "start: q/t/base", "TABLE must be one of p, got q/t; did you mean p/t?"),
+        (
+            "words: base",
+            "words: bose",
+            "p/t, row worded, tier laptop: words must be one of base, wide, got 'bose';",
+        ),
+        (
+            "start: base,",
+            "start: base, words: wide,",
+            "p/t, row other, tier laptop: words must not be given (wide): a row that",
+        ),
+        (
+            "each: {config",
+            "eech: {config",
+            "p/t, row wide, tier laptop has the unknown key eech, must be one of",
+        ),
+        (
+            "each: {config",
+            "each: {cinfig",
+            "p/t, row wide, tier laptop, each has the unknown key cinfig, must be one",
+        ),
+        (
+            "task: {data",
+            "task: {dota",
+            "p/t, row wide, tier laptop, task has the unknown key dota, must be one of",
+        ),
     ],
 )
 def test_a_row_that_names_nothing_says_so(
-    old: str, new: str, says: str, chain: Any, children: Children,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    old: str,
+    new: str,
+    says: str,
+    chain: Any,
+    children: Children,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     paper = read_paper("p.yaml", CHAIN.replace(old, new))
-    monkeypatch.setattr(reading, "papers", lambda: {"p": paper})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": paper})
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 2
     assert says in capsys.readouterr().err
     assert not children.asked
@@ -1105,11 +1230,13 @@ def test_what_fails_keeps_only_what_starts_from_it(
             return 1
         return children(verb, given, *more)
 
-    monkeypatch.setattr(child, "run", some)
+    monkeypatch.setattr(subprocess_runs, "run", some)
     assert main(["reproduce", "p/t", "--tier", "laptop"]) == 1
     printed = capsys.readouterr().out
     assert "p/t, row wide, seed 0: failed with exit code 1" in printed
-    assert "p/t, row wide, task, seed 0: not run, for what it starts from failed" in printed
+    assert (
+        "p/t, row wide, task, seed 0: skipped, because a run that it starts from failed" in printed
+    )
     missing = {key for key, values in cells(Path("results/p/t/laptop")).items() if not values}
     assert missing == {("wide", "ppl"), ("wide", "bleu")}
 
@@ -1121,7 +1248,7 @@ def test_the_same_training_of_two_tables_is_run_once(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = PAPER + SECOND.replace("one:", "uno:")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     assert main(["reproduce", "p", "--tier", "laptop"]) == 0
     assert len(children.asked) == 4
     assert cells(here / "results/p/u/laptop")["uno", "ppl"] == [5.0]
@@ -1131,16 +1258,16 @@ def test_a_budget_is_for_all_tables_together(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     longer = SECOND.replace("max_steps: 2", "max_steps: 3")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", PAPER + longer)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", PAPER + longer)})
     children.slow = 1.0
     assert main(["reproduce", "p", "--tier", "laptop", "--budget", "0.4s"]) == 0
     assert children.asked == [("fit", "one/seed_0")]
-    assert "the budget ends here; runs left: 4" in capsys.readouterr().out
+    assert "4 runs remain" in capsys.readouterr().out
     # What does not fit of the first table keeps nothing of the second from being run.
     children.slow = 0.0
     children.asked.clear()
     timed = PAPER.replace("about: tiny", "about: tiny\n        minutes: 280") + longer
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", timed)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", timed)})
     assert main(["reproduce", "p", "--tier", "laptop", "--budget", "30m"]) == 0
     assert [run for verb, run in children.asked if verb == "fit"] == ["one/seed_0", "two/seed_0"]
     assert not (here / "results/p/t").exists()
@@ -1151,9 +1278,12 @@ def test_what_a_later_table_lacks_is_said_before_the_first_is_run(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     text = PAPER + SECOND.replace("about: tiny", "about: tiny\n        files: [gone.gz]")
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     assert main(["reproduce", "p", "--tier", "laptop"]) == 2
-    assert "p/u, tier laptop needs gone.gz" in capsys.readouterr().err
+    assert (
+        "gone.gz: the file is required by p/u, tier laptop; put it into the current"
+        in capsys.readouterr().err
+    )
     assert not children.asked
 
 
@@ -1163,7 +1293,7 @@ def test_rows_that_are_not_timed_again_stay(
     text = """{title: T, authors: A, venue: V, year: 2000, sources: {}, tables: {t: {
         title: Lengths, columns: {gru: {title: GRU, measured: gru}},
         rows: {small: {setup: {d: 8, longest: 32}}, other: {setup: {d: 4, longest: 16}}}}}}"""
-    monkeypatch.setattr(reading, "papers", lambda: {"p": read_paper("p.yaml", text)})
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": read_paper("p.yaml", text)})
     command = ["reproduce", "p/t", "--tier", "measured"]
     assert main([*command, "--rows", "other"]) == 0
     before = cells(here / "results/p/t/measured")
@@ -1177,12 +1307,10 @@ def test_rows_that_are_not_timed_again_stay(
     runs = json.loads(file.read_text())["runs"]
     assert all(run["machine"]["processor"] and run["finished"] for run in runs)
     assert main([*command, "--rows", "small"]) == 2
-    assert (
-        "provenance.json has 2 rounds of small: give --seeds 2 or more" in capsys.readouterr().err
-    )
+    assert "--seeds must be at least 2, the number of rounds of small in" in capsys.readouterr().err
     file.write_text(json.dumps({"runs": [{}]}))
     assert main(command) == 2
-    assert "provenance.json is damaged" in capsys.readouterr().err
+    assert "provenance.json: the record is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("memory", [None, 8, 24, 80])
@@ -1238,14 +1366,14 @@ def test_a_teacher_of_what_a_row_starts_from_is_trained_first() -> None:
 def test_a_run_that_cannot_be_cut_keeps_no_other_from_being_run(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    whole = row_machine.Machine.cut
+    whole = machine.Machine.split_batch
 
     def cut(self: Any, fit: list[str]) -> dict[str, int]:
         if "/one/" in " ".join(fit):
             raise InputError("a batch of 12 cannot be shared by 8 devices")
         return whole(self, fit)
 
-    monkeypatch.setattr(row_machine.Machine, "cut", cut)
+    monkeypatch.setattr(machine.Machine, "split_batch", cut)
     assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one,two"]) == 2
     said = capsys.readouterr().err
     assert "p/t, row one, seed 0: a batch of 12 cannot be shared" in said
@@ -1263,7 +1391,7 @@ def test_what_was_begun_with_another_cut_is_not_gone_on_with(
     assert main(command) == 75
     assert json.loads(note.read_text())["cut"] == {}
     assert main([*command, "--machine", "configs/trainer/ddp_cpu.yaml"]) == 2
-    assert "seed_0 was begun with its batch cut for another machine" in capsys.readouterr().err
+    assert "seed_0 was started with the batch split for another machine" in capsys.readouterr().err
     assert json.loads(note.read_text())["cut"] == {}
     assert main(command) == 0
 
@@ -1294,10 +1422,22 @@ def test_where_a_run_is_trained_is_no_part_of_what_it_is(here: Path, children: C
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trainer:\n  max_steps: 3", "m.yaml, line 2: trainer.max_steps is the recipe's to say"),
-        ("data:\n  init_args:\n    seed: 3", "m.yaml, line 3: data.seed is the recipe's"),
-        ("trainer: {devices: auto}", "line 1: trainer.devices is auto, but must be a number"),
-        ("trainer: {devices: -1}", "line 1: trainer.devices is -1, but must be a number"),
+        (
+            "trainer:\n  max_steps: 3",
+            "m.yaml:2: trainer.max_steps belongs to the recipe; --machine takes",
+        ),
+        (
+            "data:\n  init_args:\n    seed: 3",
+            "m.yaml:3: data.seed belongs to the recipe; --machine takes",
+        ),
+        (
+            "trainer: {devices: auto}",
+            "m.yaml:1: trainer.devices must be a number by which the batch can be",
+        ),
+        (
+            "trainer: {devices: -1}",
+            "m.yaml:1: trainer.devices must be a number by which the batch can be",
+        ),
     ],
 )
 def test_a_machine_changes_no_recipe(
@@ -1313,10 +1453,16 @@ def test_a_machine_changes_no_recipe(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--tier exact --machine configs/trainer/gpu.yaml", "--machine is for trainings"),
-        ("--tier laptop --machine nowhere.yaml", "nowhere.yaml is not here"),
-        ("--tier laptop --memory 0", "--memory is 0, but must be a number of GiB above 0"),
-        ("--tier laptop --memory nan", "--memory is nan, but must be a number of GiB above 0"),
+        (
+            "--tier exact --machine configs/trainer/gpu.yaml",
+            "--machine must not be given for the tier exact, which trains nothing",
+        ),
+        (
+            "--tier laptop --machine nowhere.yaml",
+            "nowhere.yaml: the recipe was not found; run this in a checkout of fourfold",
+        ),
+        ("--tier laptop --memory 0", "--memory must be a positive number of GiB, got 0"),
+        ("--tier laptop --memory nan", "--memory must be a positive number of GiB, got nan"),
     ],
 )
 def test_no_such_machine(
@@ -1332,9 +1478,7 @@ def test_a_batch_that_cannot_be_cut_is_said(
     command = ["reproduce", "p/t", "--tier", "laptop", "--rows", "one", "--memory", "0.0001"]
     assert main([*command, "--commands"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(
-        "# p/t, row one, seed 0: its batch cannot be cut yet: not even the small"
-    )
+    assert said.startswith("# p/t, row one, seed 0: the batch cannot be split yet: ")
     assert main(command) == 2
     assert "not even the smallest micro-batch fits" in capsys.readouterr().err
     assert not children.asked

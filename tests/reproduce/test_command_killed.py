@@ -35,7 +35,7 @@ tables:
         about: tiny
         options: &options
           config: {d_model: 32, d_ff: 64, dropout: 0.1}
-          model: {beam: 1, val_beam: 0}
+          model: {num_beams: 1, val_num_beams: 0}
           data: {rows: 400}
           trainer: {max_steps: 8, max_epochs: -1}
           run: {tensorboard: false, checkpoint.every_n_steps: 2}
@@ -51,7 +51,7 @@ REPRODUCE = """
 import sys
 from pathlib import Path
 from fourfold.cli import main
-from fourfold.papers import reading
+from fourfold.reproduce import load_tables as reading
 reading.papers = lambda: {"p": reading.read_paper("p.yaml", Path("p.yaml").read_text())}
 sys.exit(main(["reproduce", "p/t", "--tier", "laptop", "--seeds", "2", *sys.argv[1:]]))
 """
@@ -70,9 +70,13 @@ def begin(root: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Pop
         where = ["--runs", f"{name}/runs", "--out", f"{name}/results"]
         with (tmp_path / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-c", REPRODUCE, *where], cwd=tmp_path, stdout=log, stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-c", REPRODUCE, *where],
+                cwd=tmp_path,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
         children.append(child)
         return child
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fourfold.papers.layers import (
+from fourfold.reproduce.layer_complexity import (
     LAYERS,
     Size,
     cost_formula,

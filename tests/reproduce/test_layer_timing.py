@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fourfold.bench.layers import LAYERS, SELF, crossover, measure_layers
+from fourfold.reproduce.layer_timing import LAYERS, SELF, crossover, measure_layers
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -34,10 +34,12 @@ def test_every_layer_is_timed_at_every_length() -> None:
 def rounds(*ratios: list[float]) -> list[dict[str, dict[str, float]]]:
     """Self-attention's time at 16, 32, ... tokens, one a round; another layer's is 1."""
     return [
-        {str(16 * 2**i): {SELF: ratio, "other": 1.0, "restricted": 1.0}
-         for i, ratio in enumerate(found)}
+        {
+            str(16 * 2**i): {SELF: ratio, "other": 1.0, "restricted": 1.0}
+            for i, ratio in enumerate(found)
+        }
         for found in zip(*ratios, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_crossover_lies_between_two_lengths() -> None:

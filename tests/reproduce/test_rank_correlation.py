@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from fourfold.papers.cells import run_cell
-from fourfold.papers.order import compare_orders, correlation, order, ranks
-from fourfold.papers.reading import find_tables
+from fourfold.reproduce.cells import run_cell
+from fourfold.reproduce.load_tables import find_tables
+from fourfold.reproduce.rank_correlation import compare_orders, correlation, rank_correlation, ranks
 
 
 def test_ranks_and_correlation_are_scipys() -> None:
@@ -20,22 +20,22 @@ def test_ranks_and_correlation_are_scipys() -> None:
 
 def test_one_order_its_reverse_and_none() -> None:
     up = np.arange(12.0)
-    same = order("x", np.stack([up, up**3], 1))
+    same = rank_correlation("x", np.stack([up, up**3], 1))
     assert (same.rho, same.rows) == (pytest.approx(1.0), 12)
     assert same.p < 0.001
     assert (same.low, same.high) == (pytest.approx(1.0), pytest.approx(1.0))
-    reverse = order("x", np.stack([up, -up], 1))
+    reverse = rank_correlation("x", np.stack([up, -up], 1))
     assert reverse.rho == pytest.approx(-1.0)
     assert reverse.p > 0.99
-    noise = order("x", np.stack([up, np.random.default_rng(3).permutation(up)], 1))
+    noise = rank_correlation("x", np.stack([up, np.random.default_rng(3).permutation(up)], 1))
     assert noise.low < noise.rho < noise.high
     assert "Spearman" in noise.sentence()
-    assert math.isnan(order("x", np.stack([up, np.ones(12)], 1)).rho)
+    assert math.isnan(rank_correlation("x", np.stack([up, np.ones(12)], 1)).rho)
 
 
 def test_p_is_the_share_of_shufflings() -> None:
     # Of the 24 orders of 4, only one is the paper's.
-    found = order("x", np.stack([np.arange(4.0)] * 2, 1))
+    found = rank_correlation("x", np.stack([np.arange(4.0)] * 2, 1))
     assert found.p == pytest.approx(1 / 24, abs=0.008)
 
 

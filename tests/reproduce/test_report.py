@@ -5,12 +5,12 @@ import io
 from functools import partial
 from pathlib import Path
 
-from fourfold.papers.cells import exact_cell, run_cell
-from fourfold.papers.exact import compute
-from fourfold.papers.order import compare_orders
-from fourfold.papers.plot import draw
-from fourfold.papers.reading import find_tables, papers
-from fourfold.papers.report import as_csv, content, markdown
+from fourfold.reproduce.cells import exact_cell, run_cell
+from fourfold.reproduce.exact_values import compute
+from fourfold.reproduce.load_tables import find_tables, papers
+from fourfold.reproduce.plot import draw
+from fourfold.reproduce.rank_correlation import compare_orders
+from fourfold.reproduce.report import as_csv, content, markdown
 
 (TABLE,) = find_tables(["vaswani2017/table3"])
 PAPER = papers()["vaswani2017"]
@@ -19,13 +19,16 @@ PAPER = papers()["vaswani2017"]
 def measured() -> list:
     """The laptop tier with two seeds of its first row, one of the second, none of the others."""
     found = {
-        "base": {0: {"test/ppl_token": 4.0, "test/bleu": 20}, 1: {"test/ppl_token": 5.0,
-                                                                  "test/bleu": 22}},
+        "base": {
+            0: {"test/ppl_token": 4.0, "test/bleu": 20},
+            1: {"test/ppl_token": 5.0, "test/bleu": 22},
+        },
         "A_h1": {0: {"test/ppl_token": 6.0, "test/bleu": 18.125}},
-    }  # fmt: skip
+    }
     columns = TABLE.tiers["laptop"].columns
-    return [run_cell(TABLE, r, c, columns[c], found.get(r.name, {}))
-            for r, c in TABLE.cells("laptop")]  # fmt: skip
+    return [
+        run_cell(TABLE, r, c, columns[c], found.get(r.name, {})) for r, c in TABLE.cells("laptop")
+    ]
 
 
 def test_the_page_has_mean_spread_and_what_was_not_run() -> None:
@@ -48,15 +51,18 @@ def test_a_seed_that_came_to_infinity_spoils_no_table(tmp_path: Path) -> None:
 
 
 def test_an_explanation_stands_once_and_shows_what_its_change_gives() -> None:
-    cells = [exact_cell(TABLE, r, c, partial(compute, TABLE, r, c)) for r, c in
-             TABLE.cells("exact") if r.name in ("base", "C_N2", "A_h1")]  # fmt: skip
+    cells = [
+        exact_cell(TABLE, r, c, partial(compute, TABLE, r, c))
+        for r, c in TABLE.cells("exact")
+        if r.name in ("base", "C_N2", "A_h1")
+    ]
     page = markdown(PAPER, TABLE, "exact", cells, [])
     assert "| base | parameters, millions | 65 | 63,082,496 | exact, computed | -3.0 %," in page
     assert page.count("[1] gives 65,110,016") == 1
     assert page.count("[1] gives 35,684,352") == 1
     assert page.count("40,960 rows") == 1
     assert "| A_h1 | parameters, millions | - | 63,082,496 | exact, computed |  |  |" in page
-    assert "not given by this tier: perplexity (dev) of 20 rows" in page
+    assert "not filled by this tier: perplexity (dev) of 20 rows" in page
 
 
 def test_the_csv_and_the_json_hold_the_same() -> None:
@@ -75,8 +81,10 @@ def test_the_picture_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     (sizes,) = find_tables(["vit2020/figure4"])
     columns = sizes.tiers["laptop"].metrics
-    lines = [run_cell(sizes, r, c, columns[c][1], {0: {"test/top1": 0.5}, 1: {"test/top1": 0.6}})
-             for r, c in sizes.cells("laptop")]  # fmt: skip
+    lines = [
+        run_cell(sizes, r, c, columns[c][1], {0: {"test/top1": 0.5}, 1: {"test/top1": 0.6}})
+        for r, c in sizes.cells("laptop")
+    ]
     assert len(lines) == 10
     draw(sizes, lines, tmp_path / "lines.png")
     draw(sizes, lines[:3], tmp_path / "fewer.png")

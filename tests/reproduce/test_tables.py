@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fourfold.core.errors import InputError
-from fourfold.papers.reading import all_tables, find_tables, merged, papers, read_paper
-from fourfold.papers.tables import Printed
+from fourfold.errors import InputError
+from fourfold.reproduce.load_tables import all_tables, find_tables, merged, papers, read_paper
+from fourfold.reproduce.tables import Printed
 
 TABLES = {table.name: table for table in all_tables()}
 
@@ -87,9 +87,15 @@ def test_some_numbers_as_they_are_printed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number", "step"),
-    [("65", 65, 1), ("5.00", 5, 0.01), ("3.3e+18", 3.3e18, 1e17), ("6.987712e-04", 6.987712e-4,
-     1e-10), ("0.61382", 0.61382, 1e-5), ("O(n)", None, None)],
-)  # fmt: skip
+    [
+        ("65", 65, 1),
+        ("5.00", 5, 0.01),
+        ("3.3e+18", 3.3e18, 1e17),
+        ("6.987712e-04", 6.987712e-4, 1e-10),
+        ("0.61382", 0.61382, 1e-5),
+        ("O(n)", None, None),
+    ],
+)
 def test_what_a_last_digit_is_worth(text: str, number: float | None, step: float | None) -> None:
     assert Printed(text).number == number
     if step is not None:
@@ -109,35 +115,39 @@ def test_a_row_has_the_tables_setup_with_its_own_changes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("year: 2000", "years: 2000", "p.yaml: there is no years"),
-        ("year: 2000", "", "p.yaml: year is missing"),
-        ("year: 2000", "year: soon", "p.yaml: year is 'soon'"),
-        ("x: {title: X,", "x: {titel: X,", "p/table1, column x: there is no titel"),
-        ("x: 7", "y: 7", "p/table1, row two: y is neither a column nor a tier"),
-        ("x: 7", "laptop: {}", "p/table1, row two: the table has no tier laptop"),
-        ("source: [read]", "source: [heard]", "p/table1: there is no source heard"),
-        ("    source: [read]\n", "", "p/table1: source is missing"),
-        ("    title: Sizes", "    titles: Sizes", "p/table1: there is no titles"),
+        ("year: 2000", "years: 2000", "p.yaml has the unknown key years"),
+        ("year: 2000", "", "p.yaml must have the key year"),
+        ("year: 2000", "year: soon", "p.yaml, year must be of type int, got 'soon'"),
+        ("x: {title: X,", "x: {titel: X,", "p/table1, column x has the unknown key titel"),
+        ("x: 7", "y: 7", "p/table1, row two has the key y, which is neither a column nor a tier"),
+        (
+            "x: 7",
+            "laptop: {}",
+            "p/table1, row two has the key laptop, but the table has no such tier",
+        ),
+        ("source: [read]", "source: [heard]", "p/table1 refers to the unknown source heard"),
+        ("    source: [read]\n", "", "p/table1 must have a source"),
+        ("    title: Sizes", "    titles: Sizes", "p/table1 has the unknown key titles"),
         (
             "    confirmed: true",
             "    confirmed: true\n    reasons: [{why: w, source: [read], rows: [three],"
             " columns: [x]}]",
-            "p/table1: there is no row three",
+            "p/table1 refers to the unknown row three",
         ),
         (
             "    confirmed: true",
             "    confirmed: true\n    tiers: {laptop: {columns: {x: test/x}, about: a}}",
-            "p/table1, tier laptop: config is missing",
+            "p/table1, tier laptop must have a config",
         ),
         (
             "    confirmed: true",
             "    confirmed: true\n    tiers: {laptop: {about: a, also: {more: {columns: {}}}}}",
-            "p/table1, tier laptop, more: config is missing",
+            "p/table1, tier laptop, more must have the key config",
         ),
         (
             "    confirmed: true",
             "    confirmed: true\n    tiers: {laptop: {about: a, also: [more]}}",
-            "p/table1, tier laptop: also must be a mapping, not",
+            "p/table1, tier laptop: also must be a mapping, got",
         ),
     ],
 )
@@ -163,12 +173,12 @@ def test_tables_are_found_by_paper_and_all() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("vaswani2017/table9", "Known are vaswani2017/table1, vaswani2017/table2"),
+        ("vaswani2017/table9", "must be one of vaswani2017/table1, vaswani2017/table2"),
         ("vaswani/table3", "did you mean vaswani2017/table3"),
-        ("nothing", "Known are bert2018, beyer2022"),
+        ("nothing", "must be one of bert2018, beyer2022"),
     ],
 )
 def test_an_unknown_table_lists_the_known_ones(name: str, says: str) -> None:
-    with pytest.raises(InputError, match="there is no table") as error:
+    with pytest.raises(InputError, match="TABLE must be one of") as error:
         find_tables([name])
     assert says in str(error.value)

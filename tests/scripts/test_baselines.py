@@ -1,4 +1,4 @@
-"""The demo's baselines, against probabilities worked out by hand and laws they must obey."""
+"""Tests of the demo's baselines against probabilities computed by hand and general properties."""
 
 import importlib.util
 import math
@@ -22,7 +22,7 @@ def baselines(root: Path) -> ModuleType:
 
 
 def text(n: int, vocab: int = 12) -> list[int]:
-    """Tokens each of which is mostly the sum of the two before it."""
+    """Create tokens that are mostly the sum of the two previous ones."""
     rng = np.random.default_rng(0)
     ids = [1, 2]
     for _ in range(n):
@@ -30,7 +30,7 @@ def text(n: int, vocab: int = 12) -> list[int]:
     return ids
 
 
-def test_bigrams_by_hand(baselines: ModuleType) -> None:
+def test_bigram_probabilities_computed_by_hand(baselines: ModuleType) -> None:
     # 0 1 0 2: bigrams 01, 10, 02, once each: no count of two, so the discount is 1 / (1 + 0) = 1.
     model = baselines.KneserNey([[0, 1, 0, 2]], vocab_size=4, order=2)
     assert model.discounts[1] == 1
@@ -44,16 +44,16 @@ def test_bigrams_by_hand(baselines: ModuleType) -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("context", [[], [5], [3, 5], [11, 11], [99, 5]])
-def test_it_is_a_distribution(baselines: ModuleType, order: int, context: list[int]) -> None:
+def test_probabilities_sum_to_one(baselines: ModuleType, order: int, context: list[int]) -> None:
     model = baselines.KneserNey([text(300)], vocab_size=20, order=order)
     p = model.distribution(context)
     assert p.sum() == pytest.approx(1)
-    assert (p > 0).all(), "an unseen token must stay possible"
+    assert (p > 0).all(), "unseen tokens need a positive probability"
     one_by_one = [model.probability(context, token) for token in range(20)]
     np.testing.assert_allclose(p, one_by_one)
 
 
-def test_longer_contexts_help_where_the_text_has_them(baselines: ModuleType) -> None:
+def test_higher_orders_reduce_the_loss(baselines: ModuleType) -> None:
     train, unseen = text(4000), np.array([text(4300)[-300:]])
     ids, targets = unseen[:, :-1], unseen[:, 1:]
     nll = [
@@ -74,7 +74,7 @@ def test_only_given_targets_count(baselines: ModuleType) -> None:
 
 
 def test_both_sides_are_exact_for_a_trigram_model(baselines: ModuleType) -> None:
-    both = baselines.BothSides([text(400)], 13, mask_id=12)
+    both = baselines.BidirectionalTrigrams([text(400)], 13, mask_id=12)
     known = both.model.probability
     left, right = [3, 4], [11, 6]
     by_hand = np.array(
@@ -87,7 +87,7 @@ def test_both_sides_are_exact_for_a_trigram_model(baselines: ModuleType) -> None
 
 
 def test_both_sides_beat_one(baselines: ModuleType) -> None:
-    both = baselines.BothSides([text(4000)], 13, mask_id=12)
+    both = baselines.BidirectionalTrigrams([text(4000)], 13, mask_id=12)
     # In "a b x c d" of this text, x is a + b, and also d - c.
     p = both.distribution([3, 4], [11, 6])
     assert p.argmax() == 7
@@ -100,7 +100,7 @@ def test_hidden_places_with_mask_random_and_true_token(baselines: ModuleType) ->
     model = baselines.KneserNey([text(400)], 13, order=1)
     p = model.unigram
     ids, targets = np.array([[12, 5, 7]]), np.array([[3, 5, -100]])
-    nll, right = baselines.hidden_token_nll(model, ids, targets, mask_id=12)
+    nll, right = baselines.masked_token_nll(model, ids, targets, mask_id=12)
     # A shown token is the answer with odds (1 + 1/V) to 1/V, times what p says.
     shown = p[5] * (1 + 1 / 13) / (p[5] * (1 + 1 / 13) + (1 - p[5]) / 13)
     assert nll == pytest.approx(-math.log(p[3]) - math.log(shown))
@@ -108,13 +108,13 @@ def test_hidden_places_with_mask_random_and_true_token(baselines: ModuleType) ->
 
 
 def test_copying(baselines: ModuleType) -> None:
-    assert baselines.copied(["a", "b ", "c"], ["a", "b", "d"]).tolist() == [True, True, False]
+    assert baselines.is_copied(["a", "b ", "c"], ["a", "b", "d"]).tolist() == [True, True, False]
 
 
 def test_images(baselines: ModuleType) -> None:
     labels = np.array([0, 0, 1, 1, 1])
     pixels = np.array([[0.0, 1], [0, 3], [10, 0], [12, 0], [11, 0]])
     unseen, answers = np.array([[1.0, 2], [9, 1], [9, 0]]), np.array([0, 1, 0])
-    assert baselines.most_frequent(labels, answers) == pytest.approx(1 / 3)
-    found = baselines.nearest_mean((pixels, labels), (unseen, answers))
+    assert baselines.most_frequent_class_accuracy(labels, answers) == pytest.approx(1 / 3)
+    found = baselines.nearest_mean_accuracy((pixels, labels), (unseen, answers))
     assert found == pytest.approx(2 / 3)

@@ -1,4 +1,4 @@
-"""A file translated by `fourfold translate` and by transformers, in turns."""
+"""Tests of the benchmark that translates a file with fourfold and transformers."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from scripts import bench_translate
 SMALL = ["d_model=16", "n_layers=1", "n_heads=2", "d_ff=16", "max_len=128"]
 
 
-def test_every_way_translates_every_line(
+def test_all_methods_translate_every_line(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")
@@ -22,18 +22,20 @@ def test_every_way_translates_every_line(
     assert fourfold([*fit, "--trainer.max_steps=2", "--data.rows=200", f"--run_dir={run}"]) == 0
     source = tmp_path / "source.txt"
     source.write_text("".join(f"{day} May 19{day}\n" for day in range(10, 20)) + "\n4 June\n")
-    words = [str(run), str(source), "--rounds=2", "--max-new=6", "--batch-size=4", "--beam=2"]
-    monkeypatch.setattr(sys, "argv", ["bench_translate.py", *words, f"--out={out}"])
+    arguments = [str(run), str(source), "--rounds=2", "--max-new=6", "--batch-size=4", "--beam=2"]
+    monkeypatch.setattr(sys, "argv", ["bench_translate.py", *arguments, f"--out={out}"])
     assert bench_translate.main() == 0
-    found = json.loads(out.read_text())
-    assert found["about"]["source"] == "source.txt"
-    assert list(found["ways"]) == [
-        bench_translate.OURS, bench_translate.THEIRS, bench_translate.SORTED
-    ]  # fmt: skip
-    for row in found["ways"].values():
-        assert len(row["seconds"]) == len(row["times_ours"]) == 2
+    report = json.loads(out.read_text())
+    assert report["about"]["source"] == "source.txt"
+    assert list(report["methods"]) == [
+        bench_translate.FOURFOLD,
+        bench_translate.TRANSFORMERS,
+        bench_translate.TRANSFORMERS_SORTED,
+    ]
+    for row in report["methods"].values():
+        assert len(row["seconds"]) == len(row["relative_to_fourfold"]) == 2
         assert min(row["seconds"]) > 0
-    ours, theirs, by_length = found["ways"].values()
-    assert ours["same_translations"] == 1.0
-    assert theirs["same_translations"] == by_length["same_translations"] > 0.5
-    assert "of ours" in capsys.readouterr().out
+    fourfold_row, peer, peer_sorted = report["methods"].values()
+    assert fourfold_row["equal_translations"] == 1.0
+    assert peer["equal_translations"] == peer_sorted["equal_translations"] > 0.5
+    assert "relative to fourfold" in capsys.readouterr().out

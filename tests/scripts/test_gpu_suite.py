@@ -1,4 +1,4 @@
-"""The GPU suite tried out on a CPU with tiny shapes, and its page."""
+"""Tests of the GPU suite on a CPU with tiny models, and of its report."""
 
 import json
 import os
@@ -12,36 +12,50 @@ from scripts.gpu_report import page, read
 
 
 def suite(root: Path, out: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "SIZE": "tiny", "DEVICE": "cpu", "ROUNDS": "1",
-                   "PYTHON": sys.executable, **more}  # fmt: skip
+    environment = {
+        **os.environ,
+        "SIZE": "tiny",
+        "DEVICE": "cpu",
+        "ROUNDS": "1",
+        "PYTHON": sys.executable,
+        **more,
+    }
     command = ["sh", str(root / "scripts/gpu_suite.sh"), str(out)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=out.parent)
 
 
-def test_the_page_says_how_each_part_ended(tmp_path: Path) -> None:
+def test_page_shows_the_result_of_each_part(tmp_path: Path) -> None:
     (tmp_path / "parts.csv").write_text("part,code,seconds\ntests,1,9\ntrain,0,60\nbeam,124,60\n")
     (tmp_path / "train").mkdir()
-    (tmp_path / "train/bench.json").write_text('{"rows": []}')
-    (tmp_path / "train/bench.md").write_text("# fourfold bench, size gpu\n")
+    (tmp_path / "train/bench.json").write_text('{"measurements": []}')
+    (tmp_path / "train/bench.md").write_text("# Benchmark, size gpu\n")
     found = read(tmp_path)
-    assert found["bench"] == {"train": {"rows": []}}
+    assert found["bench"] == {"train": {"measurements": []}}
     text = page(found, tmp_path)
     for line in (
         "| tests | exit code 1 | 9 |",
-        "| train | well | 60 |",
-        "| beam | out of time | 60 |",
+        "| train | passed | 60 |",
+        "| beam | timeout | 60 |",
     ):
         assert line in text
-    assert text.endswith("## fourfold bench, size gpu\n")
+    assert text.endswith("## Benchmark, size gpu\n")
 
 
-def test_the_tests_of_a_gpu_need_nothing_but_torch(root: Path) -> None:
-    """What a bare machine lacks would keep pytest from running any of them."""
-    lacks = ["jsonargparse", "babel", "num2words", "wandb", "sacrebleu", "datasets", "torchvision"]
+def test_gpu_tests_require_no_package_but_torch(root: Path) -> None:
+    """pytest must be able to collect them on a machine without the optional packages."""
+    missing = [
+        "jsonargparse",
+        "babel",
+        "num2words",
+        "wandb",
+        "sacrebleu",
+        "datasets",
+        "torchvision",
+    ]
     files = [
         str(f) for f in (root / "tests").rglob("test_*.py") if "mark." + "cuda" in f.read_text()
     ]
-    code = f"import sys; sys.modules.update(dict.fromkeys({lacks})); import pytest; "
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import pytest; "
     code += "sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-m", "cuda"]
     done = subprocess.run(
@@ -52,18 +66,18 @@ def test_the_tests_of_a_gpu_need_nothing_but_torch(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_it_without_a_gpu(root: Path, tmp_path: Path) -> None:
+def test_suite_runs_on_a_cpu(root: Path, tmp_path: Path) -> None:
     done = suite(root, tmp_path / "out", PARTS="tests train greedy beam")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out/suite.json").read_text())
     codes = {part["part"]: part["code"] for part in found["parts"]}
     assert codes == {"tests": 0, "train": 0, "greedy": 0, "beam": 0}
-    ways = {row["way"] for row in found["bench"]["train"]["rows"]}
-    assert {"fourfold", "transformers"} <= ways
-    assert "| train | well |" in (tmp_path / "out/README.md").read_text()
+    contenders = {m["contender"] for m in found["bench"]["train"]["measurements"]}
+    assert {"fourfold", "transformers"} <= contenders
+    assert "| train | passed |" in (tmp_path / "out/README.md").read_text()
 
 
-def test_a_part_that_fails_is_named_and_the_rest_goes_on(root: Path, tmp_path: Path) -> None:
+def test_failed_part_is_reported_and_the_others_run(root: Path, tmp_path: Path) -> None:
     done = suite(root, tmp_path / "out", PARTS="greedy", SIZE="huge")
     assert done.returncode == 0
     assert "greedy: exit code 2" in done.stdout

@@ -1,4 +1,4 @@
-"""A sample of `scripts/kill_test.py`; all hundred kills are slow."""
+"""Tests of scripts/kill_test.py with two kills; a hundred kills are a slow test."""
 
 import subprocess
 import sys
@@ -22,37 +22,44 @@ def run(*options: object) -> str:
     return result.stdout
 
 
-def test_a_sample(tmp_path: Path) -> None:
-    out = run("--kills=2", "--each=1", "--only=all of it", "--work", tmp_path / "work",
-              "--out", tmp_path)  # fmt: skip
-    assert "2 of 2 ended bitwise the same" in out
+def test_two_killed_trainings_resume_exactly(tmp_path: Path) -> None:
+    out = run(
+        "--kills=2",
+        "--each=1",
+        "--only=all combined",
+        "--work",
+        tmp_path / "work",
+        "--out",
+        tmp_path,
+    )
+    assert "2 of 2 were bitwise equal" in out
     assert len((tmp_path / "kills.csv").read_text().splitlines()) == 3
     assert "| 1 of 1 |" in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_hundred(tmp_path: Path) -> None:
-    assert "100 of 100 ended bitwise the same" in run("--work", tmp_path)
+def test_a_hundred_killed_trainings_resume_exactly(tmp_path: Path) -> None:
+    assert "100 of 100 were bitwise equal" in run("--work", tmp_path)
 
 
-def test_fifty_cases_meet_every_task_and_every_setting(tmp_path: Path) -> None:
-    chosen = cases(tmp_path, 50)
-    assert {case.task for case in chosen} == set(tasks(tmp_path))
-    assert {case.setting for case in chosen} == set(SETTINGS)
-    assert len({(case.task, case.setting) for case in chosen}) == 50
+def test_fifty_cases_cover_all_tasks_and_settings(tmp_path: Path) -> None:
+    selected = cases(tmp_path, 50)
+    assert {case.task for case in selected} == set(tasks(tmp_path))
+    assert {case.setting for case in selected} == set(SETTINGS)
+    assert len({(case.task, case.setting) for case in selected}) == 50
 
 
-def test_one_bit_is_a_difference() -> None:
+def test_comparison_detects_a_single_bit() -> None:
     a = {"w": torch.tensor([0.0, 1.0]), "n": [1, {"x": "y"}]}
     assert not unequal(a, {"w": torch.tensor([0.0, 1.0]), "n": [1, {"x": "y"}]})
     nan = {"w": torch.tensor([float("nan")]), "n": float("nan")}
     assert not unequal(nan, {"w": torch.tensor([float("nan")]), "n": float("nan")})
-    for other, place in (
+    for other, path in (
         ({**a, "w": torch.tensor([-0.0, 1.0])}, ".w"),
         ({**a, "w": torch.tensor([0.0, 1.0]).double()}, ".w"),
         ({**a, "n": [1, {"x": "z"}]}, ".n.1.x"),
         ({**a, "n": [1]}, ".n"),
         ({**a, "m": 1}, "keys"),
     ):
-        assert place in unequal(a, other)
+        assert path in unequal(a, other)

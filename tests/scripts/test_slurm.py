@@ -1,4 +1,4 @@
-"""scripts/slurm.sbatch with a srun and a scontrol of ours."""
+"""Tests of scripts/slurm.sbatch with simulated srun and scontrol commands."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRUN = """#!/bin/bash
-trap 'echo heard; exit ${HEARD:-75}' USR1
+trap 'echo received; exit ${RECEIVED:-75}' USR1
 echo "$@"
 touch running
 while [ -z "$CODE" ]; do sleep 0.05; done
@@ -24,21 +24,27 @@ def job(root: Path, tmp_path: Path) -> object:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
-    def start(code: str, heard: str = "75") -> subprocess.Popen[str]:
+    def start(code: str, received: str = "75") -> subprocess.Popen[str]:
         path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-        env = {"PATH": path, "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4",
-               "SLURM_JOB_ID": "17", "CODE": code, "HEARD": heard}  # fmt: skip
+        env = {
+            "PATH": path,
+            "SLURM_NNODES": "2",
+            "SLURM_NTASKS_PER_NODE": "4",
+            "SLURM_JOB_ID": "17",
+            "CODE": code,
+            "RECEIVED": received,
+        }
         command = ["bash", str(root / "scripts/slurm.sbatch"), "--config", "a.yaml"]
         return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=-1, text=True)
 
     return start
 
 
-# 137: one of several processes was killed, since the first had ended.
+# 137: a process was killed because the first one had ended.
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGUSR1, 137)]
 )
-def test_a_signal_reaches_the_training_which_is_queued_again(
+def test_signal_is_forwarded_and_the_job_requeued(
     number: int, code: int, job: object, tmp_path: Path
 ) -> None:
     process = job("", str(code))  # type: ignore[operator]
@@ -47,16 +53,16 @@ def test_a_signal_reaches_the_training_which_is_queued_again(
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == code
-    assert "heard" in out
+    assert "received" in out
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 
 @pytest.mark.parametrize("code", ["0", "1", "2", "137"])
-def test_what_ended_by_itself_is_not_queued_again(code: str, job: object, tmp_path: Path) -> None:
+def test_finished_job_is_not_requeued(code: str, job: object, tmp_path: Path) -> None:
     process = job(code)  # type: ignore[operator]
     out, _ = process.communicate(timeout=20)
     assert process.returncode == int(code)
     assert not (tmp_path / "requeued").exists()
-    words = shlex.split(out)
-    assert words[1:5] == ["fourfold", "fit", "--config", "a.yaml"]
-    assert words[5:] == ["--trainer.num_nodes", "2", "--trainer.devices", "4"]
+    arguments = shlex.split(out)
+    assert arguments[1:5] == ["fourfold", "fit", "--config", "a.yaml"]
+    assert arguments[5:] == ["--trainer.num_nodes", "2", "--trainer.devices", "4"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fourfold.data import StreamedTextData
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fourfold.data import StreamedCausalTextData
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "stream_text.py"
 TEXTS = {name: "".join(f"{name} {i}\n" for i in range(3000)) for name in ("one", "two", "three")}
@@ -26,12 +26,12 @@ def run(folder, *options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_what_litdata_wrote_is_the_text(files):
+def test_chunks_decode_to_the_text(files):
     pytest.importorskip("litdata")
     result = run(files, *(f"{name}.txt" for name in TEXTS), "--chunk-mb", "0.02")
     assert result.returncode == 0, result.stderr
     assert "chunks" in result.stdout
-    data = StreamedTextData(train=str(files / "out"), block_size=64)
+    data = StreamedCausalTextData(train=str(files / "out"), block_size=64)
     chunks = data.split("train").chunks
     assert len(chunks.names) > 3
     ids = np.concatenate([chunks.read(i, [0], 1 << 20)[0] for i in range(len(chunks.names))])
@@ -39,13 +39,19 @@ def test_what_litdata_wrote_is_the_text(files):
     found = [data.tokenizer.decode(part) for part in np.split(ids, ends + 1)]
     assert sorted(found) == sorted([*TEXTS.values(), ""])
     again = run(files, "one.txt")
-    assert (again.returncode, again.stderr) == (2, "stream_text: out already holds chunks.\n")
+    assert (again.returncode, again.stderr) == (
+        2,
+        "stream_text: out: the folder already has chunks\n",
+    )
 
 
-def test_what_is_wrong_is_one_sentence(files):
+def test_input_error_is_one_line(files):
     pytest.importorskip("litdata")
     result = run(files, "four.txt")
-    assert (result.returncode, result.stderr) == (2, "stream_text: There is no file four.txt.\n")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "stream_text: four.txt: there is no such file\n",
+    )
     (files / "one.txt").write_bytes(b"\xff\xfe\x00")
     result = run(files, "one.txt")
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""What has an LSTM in it: the same step however it is cut, and back from its checkpoint."""
+"""Tasks of LSTM models: gradient accumulation, checkpoints, generation."""
 
 import io
 import sys
@@ -18,9 +18,16 @@ from fourfold.tasks import (
     TokenClassification,
     load_task,
 )
-from scripts.tiny_tasks import FLAT, SGD, SMALL, causal, labelled, train, words
+from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL, causal, labelled, train, words
 
-SHAPE: dict[str, Any] = {**SMALL, "vocab_size": None, "max_len": 96}
+SHAPE: dict[str, Any] = {
+    "d_model": SMALL["d_model"],
+    "hidden_size": SMALL["d_ff"],
+    "n_layers": SMALL["n_layers"],
+    "dropout": 0.0,
+    "vocab_size": None,
+    "max_len": 96,
+}
 
 
 def language(texts: Path, **kwargs: Any) -> Any:
@@ -35,24 +42,32 @@ def classes(texts: Path, **kwargs: Any) -> Any:
 
 
 def features(texts: Path, **kwargs: Any) -> Any:
-    """A BiLSTM on two layers side by side."""
+    """A BiLSTM on the concatenation of two layers."""
     task, data = words(texts, **kwargs)
-    config: Any = replace(task.config, layers=(0, 1), mix="concat", lstm=5, lstm_layers=2)
+    config: Any = replace(
+        task.config, feature_layers=(0, 1), feature_mix="concat", lstm_width=5, lstm_layers=2
+    )
     return TokenClassification(config, SGD, FLAT), data
 
 
 def stepped(task: Any, data: Any, folder: Path) -> Trainer:
     trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=1,
-        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, limit_val_batches=0,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        max_steps=1,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        limit_val_batches=0,
+    )
     trainer.fit(task, data)
     return trainer
 
 
 @pytest.mark.parametrize("make", [language, classes, features])
-def test_one_step_however_it_is_cut(make: Any, texts: Path, tmp_path: Path) -> None:
+def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_path: Path) -> None:
     n_rows = len(make(texts)[1].split("train"))
     whole = train(*make(texts, max_rows=2000), tmp_path)
     half = train(*make(texts, max_rows=-(-n_rows // 2)), tmp_path, accumulate_grad_batches=2)
@@ -60,15 +75,23 @@ def test_one_step_however_it_is_cut(make: Any, texts: Path, tmp_path: Path) -> N
         torch.testing.assert_close(half[name], weight, rtol=1e-9, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("make", [language, classes, features])
-def test_a_checkpoint_is_measured_and_shown(make: Any, texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "samples"),
+    [(language, set()), (classes, {"samples"}), (features, {"samples", "attention"})],
+)
+def test_task_from_checkpoint_is_evaluated_and_has_samples(
+    make: Any, samples: set[str], texts: Path, tmp_path: Path
+) -> None:
     task, data = make(texts)
     trainer = stepped(task, data, tmp_path)
     trainer.test(task, data, verbose=False)
     assert task.summary["test/loss"] > 0
     (batch, *_) = list(data.test_dataloader())[:1]
     with torch.no_grad():
-        assert all(map(bool, task.show(batch, "test").values()))
+        media = task.sample_outputs(batch, "test")
+    assert media.keys() == samples
+    if "samples" in samples:
+        assert len(media["samples"].rows) == len(batch.ids)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     again = load_task(tmp_path / "a.ckpt")
     assert again.model.config == task.model.config
@@ -76,10 +99,10 @@ def test_a_checkpoint_is_measured_and_shown(make: Any, texts: Path, tmp_path: Pa
         assert torch.equal(again.model.state_dict()[key], value)
 
 
-def test_prompts_of_any_length_are_continued(
+def test_generate_groups_prompts_by_length(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Padding would change its state, so that only prompts of one length share a batch."""
+    """Padding would change the recurrent state, so only prompts of equal length share a batch."""
     task, data = language(texts)
     trainer = stepped(task, data, tmp_path)
     trainer.save_checkpoint(tmp_path / "a.ckpt")

@@ -1,4 +1,4 @@
-"""Learning from captions: the loss, what it is compared with, and recall."""
+"""Contrastive learning: the loss, gathering over processes, retrieval metrics, conversion."""
 
 import json
 import math
@@ -14,21 +14,30 @@ import torch.nn.functional as F
 from lightning import Trainer
 from torch import Tensor
 
-import fourfold
-from fourfold.core.errors import InputError
 from fourfold.data import CaptionData
-from fourfold.data.batch import CaptionBatch
-from fourfold.data.tokenizer_training import TokenizerConfig
-from fourfold.metrics import Retrieval
+from fourfold.data.loading.batches import CaptionBatch
+from fourfold.errors import InputError
+from fourfold.metrics import RetrievalScores
 from fourfold.models import CLIPConfig
 from fourfold.tasks import ContrastiveLearning, load_task
-from fourfold.tasks.contrastive import LARGEST, gather
-from scripts.tiny_tasks import FLAT, SGD, SMALL, train
+from fourfold.tasks.contrastive import MAX_LOG_SCALE, gather
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
+from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL, train
 
 CONFIG = CLIPConfig(
-    **SMALL, vocab_size=None, max_len=16, image_d_model=16, image_n_layers=1, image_n_heads=2,
-    image_d_ff=24, image_size=8, patch_size=4, n_channels=1, d_embed=8,
-)  # fmt: skip
+    **SMALL,
+    vocab_size=None,
+    max_len=16,
+    image_d_model=16,
+    image_n_layers=1,
+    image_n_heads=2,
+    image_d_ff=24,
+    image_size=8,
+    patch_size=4,
+    n_channels=1,
+    d_embed=8,
+)
 
 
 def captions(max_rows: int = 64, **kwargs: Any) -> tuple[ContrastiveLearning, CaptionData]:
@@ -38,14 +47,21 @@ def captions(max_rows: int = 64, **kwargs: Any) -> tuple[ContrastiveLearning, Ca
 
 def trainer(folder: Path, **kwargs: Any) -> Trainer:
     return Trainer(
-        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
-        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, num_sanity_val_steps=0, **kwargs,
-    )  # fmt: skip
+        accelerator="cpu",
+        precision="64-true",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **kwargs,
+    )
 
 
 def built(rows: int = 6) -> tuple[ContrastiveLearning, CaptionBatch]:
-    """A task in fp64, and a batch of noise."""
+    """Return a task in fp64, and a batch of random numbers."""
     torch.manual_seed(0)
     config = CLIPConfig(**{**vars(CONFIG), "vocab_size": 20, "eos_id": 3})
     task = ContrastiveLearning(config, SGD, FLAT)
@@ -58,7 +74,7 @@ def built(rows: int = 6) -> tuple[ContrastiveLearning, CaptionBatch]:
 
 
 # --------------------------------------------------------------------------------------- loss
-def test_a_step_is_figure_3_of_the_paper() -> None:
+def test_loss_is_that_of_figure_3() -> None:
     task, batch = built()
     image = task.model.encode_image(batch.images)
     text = task.model.encode_text(batch.ids)
@@ -71,8 +87,8 @@ def test_a_step_is_figure_3_of_the_paper() -> None:
     torch.testing.assert_close(total / count, plain)
 
 
-def test_under_accumulation_a_pair_is_compared_with_its_micro_batch(tmp_path: Path) -> None:
-    """What the docstring says: the mean over the pairs of both micro-batches' losses."""
+def test_accumulation_compares_pairs_within_a_micro_batch(tmp_path: Path) -> None:
+    """The loss is the mean over the pairs of both micro-batches."""
     cut = train(*captions(max_rows=700), tmp_path, accumulate_grad_batches=2)
     task, data = captions(max_rows=700)
     data.setup()
@@ -88,12 +104,12 @@ def test_under_accumulation_a_pair_is_compared_with_its_micro_batch(tmp_path: Pa
     for name, parameter in task.model.named_parameters():
         moved = parameter.detach() - parameter.grad
         if name == "log_scale":
-            moved = moved.clamp(max=LARGEST)
+            moved = moved.clamp(max=MAX_LOG_SCALE)
         torch.testing.assert_close(cut[name], moved, rtol=1e-10, atol=1e-10, msg=name)
 
 
 def share(rank: int, world: int, file: str, results: Any) -> None:
-    """One of several processes: its own rows of the batch, and the gradient they all get."""
+    """Run one of several processes on its rows of the batch, and store the reduced gradient."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     task, batch = built()
@@ -110,7 +126,7 @@ def share(rank: int, world: int, file: str, results: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_two_processes_compare_with_all_pairs(tmp_path: Path) -> None:
+def test_two_processes_compare_all_pairs(tmp_path: Path) -> None:
     task, batch = built()
     task.step(batch)[0].backward()
     with mp.Manager() as manager:
@@ -122,13 +138,13 @@ def test_two_processes_compare_with_all_pairs(tmp_path: Path) -> None:
         torch.testing.assert_close(given, parameter.grad, rtol=1e-10, atol=1e-12, msg=name)
 
 
-def test_alone_nothing_is_gathered() -> None:
+def test_one_process_gathers_nothing() -> None:
     x = torch.randn(3, 2)
     assert gather(x)[0] is x
     assert gather(x)[1] == 0
 
 
-def test_the_scale_stays_below_100(tmp_path: Path) -> None:
+def test_learned_scale_is_limited_to_100(tmp_path: Path) -> None:
     task, data = captions()
     task.optimizer_config = replace(SGD, lr=1e-9)
     run = trainer(tmp_path, max_steps=1, limit_val_batches=0)
@@ -141,13 +157,12 @@ def test_the_scale_stays_below_100(tmp_path: Path) -> None:
     assert math.isclose(task.model.log_scale.exp().item(), 100, rel_tol=1e-6)
 
 
-def test_the_end_of_a_text_is_the_tokenizers(tmp_path: Path) -> None:
+def test_end_token_is_taken_from_the_tokenizer(tmp_path: Path) -> None:
     task, data = captions()
     trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(task, data)
     assert task.config.eos_id == data.tokenizer.eos_id == 3
-    assert task.init_args["config"]["eos_id"] == 3
     config = CLIPConfig(**{**vars(CONFIG), "eos_id": 9})
-    with pytest.raises(InputError, match="eos_id is 9, but the tokenizer's is 3"):
+    with pytest.raises(InputError, match=r"model\.config\.eos_id must be 3, .*, got 9"):
         trainer(tmp_path, max_steps=1).fit(ContrastiveLearning(config, SGD, FLAT), data)
 
 
@@ -159,7 +174,7 @@ def random_pairs(n: int, width: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def scores(images: Tensor, texts: Tensor, said: list[tuple[int, ...]], batch: int) -> Any:
-    metric = Retrieval()
+    metric = RetrievalScores()
     rows = torch.arange(len(images)).flip(0)  # in whatever order
     for part in rows.split(batch):
         chosen = [said[row] for row in part.tolist()]
@@ -168,7 +183,7 @@ def scores(images: Tensor, texts: Tensor, said: list[tuple[int, ...]], batch: in
     return metric.compute()
 
 
-def test_recall_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recall_equals_hand_computed_values(monkeypatch: pytest.MonkeyPatch) -> None:
     images, texts = random_pairs(40)
     logits = images @ texts.T
     found = scores(images, texts, [(i,) for i in range(40)], batch=7)
@@ -176,32 +191,32 @@ def test_recall_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         for k in (1, 5, 10):
             best = x.topk(k, dim=1).indices
             hits = (best == torch.arange(40)[:, None]).any(1).double().mean()
-            assert found[f"{name}_recall_{k}"] == pytest.approx(float(hits))
+            assert found[f"{name}_recall_at_{k}"] == pytest.approx(float(hits))
     labels = torch.arange(40)
     loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
     assert found["loss"] == pytest.approx(float(loss))
     for batch, chunk in ((1, 1024), (40, 1024), (7, 3)):
-        monkeypatch.setattr(Retrieval, "chunk", chunk)
+        monkeypatch.setattr(RetrievalScores, "chunk_size", chunk)
         assert scores(images, texts, [(i,) for i in range(40)], batch) == pytest.approx(found)
 
 
 @pytest.mark.parametrize("value", [1.0, math.nan])
-def test_to_whom_all_look_alike_finds_nothing(value: float) -> None:
+def test_constant_scores_have_no_recall(value: float) -> None:
     alike = torch.full((20, 3), value).double()
     found = scores(alike, alike, [(i,) for i in range(20)], batch=7)
     assert all(found[name] == 0.0 for name in found if name != "loss")
 
 
-def test_images_with_the_same_text_share_it() -> None:
+def test_images_with_the_same_caption_share_it() -> None:
     texts = torch.eye(3).double()[[0, 0, 1, 2]]
     images = torch.tensor([[9.0, 0, 1], [5, 6, 0], [0, 7, 0], [0, 0, 2]]).double()
     found = scores(images, texts, [(1,), (1,), (2,), (3,)], batch=4)
-    assert found["image_to_text_recall_1"] == 0.75  # the second is more like another text
-    assert found["text_to_image_recall_1"] == 1.0  # one of the two is best
-    assert found["image_to_text_recall_5"] == 1.0
+    assert found["image_to_text_recall_at_1"] == 0.75  # the second is more like another text
+    assert found["text_to_image_recall_at_1"] == 1.0  # one of the two is best
+    assert found["image_to_text_recall_at_5"] == 1.0
 
 
-def test_results_do_not_depend_on_the_batches(tmp_path: Path) -> None:
+def test_metrics_do_not_depend_on_batch_size(tmp_path: Path) -> None:
     summaries = []
     for rows in (1000, 7):
         torch.manual_seed(0)
@@ -214,12 +229,12 @@ def test_results_do_not_depend_on_the_batches(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------- exchange
-def test_a_checkpoint_goes_there_and_back(tmp_path: Path) -> None:
-    """A trained task, its tokenizer and preprocessing; transformers' processor reads them alike."""
+def test_checkpoint_is_exported_and_imported_again(tmp_path: Path) -> None:
+    """The processor of transformers reads tokenizer and preprocessing of the exported task."""
     import transformers as hf
 
-    from fourfold.data.transforms import eval_transform
-    from fourfold.tasks.convert import export_checkpoint, import_directory
+    from fourfold.data.vision.transforms import eval_transform
+    from fourfold.tasks.convert import export_checkpoint, import_checkpoint
 
     task, data = captions()
     run = trainer(tmp_path, max_steps=2, limit_val_batches=0)
@@ -242,25 +257,24 @@ def test_a_checkpoint_goes_there_and_back(tmp_path: Path) -> None:
         theirs = model(**given).logits_per_image
         mine = ours.model(pixels, given["input_ids"], given["attention_mask"].bool())
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-    import_directory(tmp_path / "there", tmp_path / "again.ckpt")
+    import_checkpoint(tmp_path / "there", tmp_path / "again.ckpt")
     again = load_task(tmp_path / "again.ckpt")
     assert again.config == ours.config
     kept = {key: value for key, value in ours.artifacts.items() if key != "max_len"}
     there = dict(again.artifacts)
-    assert fourfold.data.tokenizer.Tokenizer.from_str(there.pop("tokenizer")).encode(
+    assert Tokenizer.from_str(there.pop("tokenizer")).encode(texts[0]) == data.tokenizer.encode(
         texts[0]
-    ) == data.tokenizer.encode(texts[0])
+    )
     kept.pop("tokenizer")
     assert there == kept
 
 
-def test_openais_files_are_read(tmp_path: Path) -> None:
-    """Their tokenizer's names, and preprocessing in a section of processor_config.json."""
+def test_files_of_openai_are_imported(tmp_path: Path) -> None:
+    """The tokenizer has other file names; processor_config.json holds the preprocessing."""
     import transformers as hf
 
-    from fourfold.data.tokenizer import Tokenizer
-    from fourfold.tasks.convert import import_directory
-    from tests.hub.foreign_models import clip
+    from fourfold.tasks.convert import import_checkpoint
+    from tests.fixtures.hf_models import clip
 
     letters = [chr(c) + end for end in ("", "</w>") for c in range(97, 123)]
     names = [*letters, "th", "the</w>", "<|startoftext|>", "<|endoftext|>"]
@@ -272,14 +286,14 @@ def test_openais_files_are_read(tmp_path: Path) -> None:
     hf.CLIPProcessor(image_processor=images, tokenizer=tokenizer).save_pretrained(tmp_path / "a")
     config = clip({"vocab_size": len(names), "eos_token_id": 2}, {})
     hf.CLIPModel(config).save_pretrained(tmp_path / "a")
-    import_directory(tmp_path / "a", tmp_path / "x.ckpt")
+    import_checkpoint(tmp_path / "a", tmp_path / "x.ckpt")
     task = load_task(tmp_path / "x.ckpt")
     read = Tokenizer.from_str(task.artifacts["tokenizer"])
     assert (read.bos_id, read.eos_id) == (len(names) - 2, len(names) - 1)
     theirs = tokenizer("The cat")["input_ids"]
     assert [read.bos_id, *read.encode("The cat"), read.eos_id] == theirs
     assert task.config.eos_id is None  # by the highest number
-    assert task.artifacts["eval_crop"] == pytest.approx(12 / 14)
+    assert task.artifacts["crop_pct"] == pytest.approx(12 / 14)
     assert task.artifacts["mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-3)
     assert task.artifacts["interpolation"] == "bicubic"
     assert "class_names" not in task.artifacts
@@ -287,5 +301,5 @@ def test_openais_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a" / "merges.txt").write_text(merges)
     (tmp_path / "a" / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "a" / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="marks the ends of words"):
-        import_directory(tmp_path / "a", tmp_path / "y.ckpt")
+    with pytest.raises(InputError, match="marks ends of words"):
+        import_checkpoint(tmp_path / "a", tmp_path / "y.ckpt")

@@ -1,4 +1,4 @@
-"""`fourfold import` and `fourfold export` from the shell, and what is wrong with their input."""
+"""`fourfold import` and `fourfold export` on the command line, and rejected input."""
 
 import dataclasses
 import json
@@ -16,14 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fourfold
+from fourfold.checkpoints.save import write_transformers
 from fourfold.cli import main
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig, TokenClassifier
 from fourfold.tasks import load_task
-from scripts.tiny_tasks import sequences
-from tests.hub.foreign_models import MODELS, exact, ids, make
-from tests.tiny import CONFIGS, PAIRS, build
+from tests.fixtures.hf_models import MODELS, make_model, random_ids, to_fp64
+from tests.fixtures.tiny_models import CONFIGS, PAIRS, build
+from tests.fixtures.tiny_tasks import sequences
 
 AUTO: dict[str, Any] = {
     "encoder": hf.AutoModel,
@@ -58,26 +59,26 @@ def auto(name: str) -> Any:
 
 @torch.no_grad()
 def output(theirs: Any) -> Tensor:
-    """The first output of a model of transformers for fixed input."""
+    """Return the first output of a transformers model for fixed input."""
     if theirs.config.model_type in ("vit", "deit"):
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
         return theirs.eval()(pixel_values=images)[0]
     if theirs.config.model_type == "clip":
         images = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-        return theirs.eval()(input_ids=ids(2, 9), pixel_values=images).logits_per_image
-    more = {"decoder_input_ids": ids(2, 7, 5)} if theirs.config.is_encoder_decoder else {}
-    return theirs.eval()(input_ids=ids(2, 9), **more)[0]
+        return theirs.eval()(input_ids=random_ids(2, 9), pixel_values=images).logits_per_image
+    more = {"decoder_input_ids": random_ids(2, 7, 5)} if theirs.config.is_encoder_decoder else {}
+    return theirs.eval()(input_ids=random_ids(2, 9), **more)[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_from_the_shell(name: str, tmp_path: Path, capsys: Any) -> None:
-    theirs = make(name)
+def test_import_and_export_restore_the_files(name: str, tmp_path: Path, capsys: Any) -> None:
+    theirs = make_model(name)
     theirs.save_pretrained(tmp_path / "theirs")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "x.ckpt")]) == 0
     assert main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "back")]) == 0
     assert theirs.config.model_type in capsys.readouterr().out
     back = auto(name).from_pretrained(tmp_path / "back")
-    # Of the same bytes, see below; another alignment in memory may round otherwise.
+    # The bytes are compared below; another memory alignment may round differently.
     torch.testing.assert_close(output(back), output(theirs), rtol=1e-6, atol=1e-6)
     before, after = (directory.read_tensors(tmp_path / d) for d in ("theirs", "back"))
     assert before.keys() == after.keys()
@@ -115,23 +116,23 @@ def test_there_and_back_from_the_shell(name: str, tmp_path: Path, capsys: Any) -
             {
                 "feed_forward": "glu",
                 "activation": "gelu_tanh",
-                "tie": "embeddings",
+                "tie_embeddings": "embeddings",
                 "scale_output": False,
             },
             "T5ForConditionalGeneration",
         ),
-        ("t5", {"tie": "embeddings"}, "T5ForConditionalGeneration"),
+        ("t5", {"tie_embeddings": "embeddings"}, "T5ForConditionalGeneration"),
         ("t5", {"feed_forward": "glu", "activation": "gelu"}, "T5ForConditionalGeneration"),
     ],
 )
-def test_a_model_of_ours_says_the_same_there(
+def test_exported_model_has_the_same_output(
     family: str, changes: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
     ours = build(family, **changes)
     fourfold.save(ours, tmp_path / "there")
     assert directory.read_config(tmp_path / "there")["architectures"] == [kind]
     theirs = getattr(hf, kind).from_pretrained(tmp_path / "there", dtype=torch.float64).eval()
-    theirs = exact(theirs)
+    theirs = to_fp64(theirs)
     x, tgt = torch.randint(4, 29, (2, 9)), torch.randint(4, 29, (2, 6))
     with torch.no_grad():
         if family == "vit":
@@ -141,7 +142,7 @@ def test_a_model_of_ours_says_the_same_there(
             mine, their = ours(x, tgt), theirs(input_ids=x, decoder_input_ids=tgt).logits
         else:
             mine, their = ours(x), theirs(input_ids=x)[0]
-    # Their waves are made in fp64 here; ours, as theirs in practice, in fp32.
+    # transformers computes sinusoids in fp64 here; fourfold, as transformers by default, in fp32.
     tolerance = 1e-6 if "sinusoidal" in getattr(ours.config, "positions", "") else 1e-9
     torch.testing.assert_close(mine, their, rtol=10 * tolerance, atol=tolerance)
     again = fourfold.load(tmp_path / "there")
@@ -154,23 +155,30 @@ def test_a_model_of_ours_says_the_same_there(
         ("masked", {"norm_placement": "pre"}, "norm_placement=pre"),
         ("causal", {"positions": "sinusoidal"}, "positions=sinusoidal"),
         ("vit", {"pool": "mean"}, "pool=mean"),
-        ("encoder_decoder", {"tie": "none"}, "tie=none"),
+        ("encoder_decoder", {"tie_embeddings": "none"}, "tie_embeddings=none"),
         ("encoder_decoder", {"norm_eps": 1e-3}, "norm_eps=0.001"),
-        ("t5", {"norm": "layer"}, "t5 cannot have norm=layer"),
-        ("t5", {"tie": "none"}, "t5 cannot have tie=none"),
-        ("t5", {"attn_scale": None}, "t5 cannot have attn_scale=None"),
+        ("t5", {"norm": "layer"}, "t5 does not support norm=layer"),
+        ("t5", {"tie_embeddings": "none"}, "t5 does not support tie_embeddings=none"),
+        ("t5", {"attn_scale": None}, "t5 does not support attn_scale=None"),
     ],
 )
-def test_what_transformers_does_not_have_is_said(
+def test_model_without_class_in_transformers_is_saved_in_native_format(
     family: str, changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
+    model = build(family, **changes)
     with pytest.raises(InputError, match=why):
-        fourfold.save(build(family, **changes), tmp_path / "there")
-    assert not (tmp_path / "there").exists()
+        write_transformers(model, tmp_path)
+    fourfold.save(model, tmp_path / "saved")
+    names = {file.name for file in (tmp_path / "saved").iterdir()}
+    assert names == {"fourfold.json", "model.safetensors"}
+    again = fourfold.load(tmp_path / "saved")
+    assert again.config == model.config
+    weights = again.state_dict()
+    assert all(torch.equal(x.float(), weights[key]) for key, x in model.state_dict().items())
 
 
-def test_bf16_goes_back_as_bf16(tmp_path: Path) -> None:
-    make("gpt2").to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+def test_bf16_weights_are_saved_as_bf16(tmp_path: Path) -> None:
+    make_model("gpt2").to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
     model = fourfold.load(tmp_path / "theirs")
     assert all(p.dtype == torch.float32 for p in model.parameters())
     fourfold.save(model, tmp_path / "again")
@@ -179,19 +187,19 @@ def test_bf16_goes_back_as_bf16(tmp_path: Path) -> None:
     assert all(x.dtype == torch.bfloat16 for x in after.values())
 
 
-def test_sentencepiece_is_not_read_and_that_is_said(tmp_path: Path, capsys: Any) -> None:
-    make("marian").save_pretrained(tmp_path / "theirs")
+def test_sentencepiece_model_is_not_read_and_reported(tmp_path: Path, capsys: Any) -> None:
+    make_model("marian").save_pretrained(tmp_path / "theirs")
     for name in ("source.spm", "target.spm", "vocab.json"):
         (tmp_path / "theirs" / name).write_bytes(b"{}")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "x.ckpt")]) == 0
     said = capsys.readouterr().out
-    assert "source.spm and target.spm not read: the `tokenizers` library normalizes" in said
-    assert "(no tokenizer was there)" in said
+    assert "source.spm and target.spm not read, since the `tokenizers` library normalizes" in said
+    assert "(without a tokenizer)" in said
     assert "tokenizer" not in load_task(tmp_path / "x.ckpt").artifacts
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    model = make("bert")
+def test_sharded_weights_are_read(tmp_path: Path) -> None:
+    model = make_model("bert")
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
@@ -202,8 +210,8 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
         fourfold.load(tmp_path / "parts")
 
 
-def test_old_names_and_old_pickles(tmp_path: Path) -> None:
-    make("bert").save_pretrained(tmp_path / "new")
+def test_old_tensor_names_and_pickles_are_read(tmp_path: Path) -> None:
+    make_model("bert").save_pretrained(tmp_path / "new")
     tensors = load_file(tmp_path / "new" / "model.safetensors")
     old = {
         key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("Norm.bias", "Norm.beta"): x
@@ -218,17 +226,19 @@ def test_old_names_and_old_pickles(tmp_path: Path) -> None:
     assert all(torch.equal(new[key], read[key]) for key in new)
 
 
-def test_waves_that_were_changed(tmp_path: Path) -> None:
-    model = make("pegasus")
+def test_changed_sinusoids_are_rejected(tmp_path: Path) -> None:
+    model = make_model("pegasus")
     with torch.no_grad():
         model.model.encoder.embed_positions.weight.mul_(1.5)
     model.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(InputError, match=r"encoder\.embed_positions\.weight is not the table"):
+    with pytest.raises(InputError, match=r"encoder\.embed_positions\.weight must be the table"):
         fourfold.load(tmp_path / "theirs")
 
 
-def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    make("gpt2").save_pretrained(tmp_path / "fetched")
+def test_names_on_the_hub_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    make_model("gpt2").save_pretrained(tmp_path / "fetched")
     asked = []
 
     def fetch(name: str, allow_patterns: list[str]) -> str:
@@ -242,7 +252,7 @@ def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert main(["import", "somebody/gpt2", "x.ckpt"]) == 0
     assert asked == ["somebody/gpt2"]
     assert main(["import", "nobody/nothing", "y.ckpt"]) == 2
-    assert "cannot be fetched from the hub: no network\n" in capsys.readouterr().err
+    assert "cannot be downloaded from the Hugging Face hub: no network\n" in capsys.readouterr().err
     assert fourfold.load("fetched").config.n_layers == 2  # a path is a path
     assert len(asked) == 2
 
@@ -266,7 +276,7 @@ TENSORS_GONE_WRONG: dict[str, dict[str, Tensor]] = {
 
 
 def spoil(folder: Path, how: str) -> None:
-    """Break a good directory of BERT in one way."""
+    """Corrupt a valid BERT directory."""
     config, weights = folder / "config.json", folder / "model.safetensors"
     if how in CONFIGS_GONE_WRONG:
         config.write_text(json.dumps(json.loads(config.read_text()) | CONFIGS_GONE_WRONG[how]))
@@ -291,26 +301,26 @@ def spoil(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("no weights", "no weights there"),
-        ("cut off", "model.safetensors: broken or cut off"),
-        ("unknown", "model_type is 'mamba', but fourfold knows"),
-        ("no config", "no directory with a config.json"),
-        ("not JSON", "config.json, line 1: broken JSON"),
-        ("shape", "embed.tokens.weight would be (61, 36)"),
-        ("heads", "d_model 36 is not divisible by n_heads 5"),
-        ("activation", "activation is 'mish'"),
-        ("decoder", "is_decoder is True"),
-        ("pickle", "wants to run code; refused"),
+        ("no weights", "contains neither model.safetensors"),
+        ("cut off", "model.safetensors: corrupted or incomplete"),
+        ("unknown", "model_type must be one of bert"),
+        ("no config", "there is no config.json in this directory"),
+        ("not JSON", "config.json:1: invalid JSON"),
+        ("shape", "embed.tokens.weight has shape (61, 36)"),
+        ("heads", "n_heads"),
+        ("activation", "got 'mish'"),
+        ("decoder", "is_decoder must be False, got True"),
+        ("pickle", "which could run code"),
         ("missing", "no tensor for stack.blocks.1.ff.down.bias"),
-        ("surplus", "have no place in this model, such as adapter.weight"),
-        ("untied", "is not bert.embeddings.word_embeddings.weight, to which"),
+        ("surplus", "do not belong to this architecture, such as adapter.weight"),
+        ("untied", "differs from bert.embeddings.word_embeddings.weight, although"),
     ],
 )
-def test_bad_directories_get_one_sentence(
+def test_invalid_directories_are_rejected_in_one_line(
     how: str, said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make("bert").save_pretrained("theirs")
+    make_model("bert").save_pretrained("theirs")
     spoil(tmp_path / "theirs", how)
     capsys.readouterr()
     assert main(["import", "theirs", "x.ckpt"]) == 2
@@ -320,48 +330,53 @@ def test_bad_directories_get_one_sentence(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
 
 
-def test_nothing_is_overwritten(tmp_path: Path, capsys: Any) -> None:
-    make("vit").save_pretrained(tmp_path / "theirs")
+def test_existing_targets_are_not_overwritten(tmp_path: Path, capsys: Any) -> None:
+    make_model("vit").save_pretrained(tmp_path / "theirs")
     target = tmp_path / "x.ckpt"
     assert main(["import", str(tmp_path / "theirs"), str(target)]) == 0
     before = target.read_bytes()
     assert main(["import", str(tmp_path / "theirs"), str(target)]) == 2
     assert target.read_bytes() == before
     assert main(["export", str(target), str(tmp_path / "theirs")]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert "is not an empty directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["one"], ["a", "b", "c"], ["a", "--force"]])
 @pytest.mark.parametrize("command", ["import", "export"])
-def test_wrong_arguments(command: str, arguments: list[str], capsys: Any) -> None:
+def test_wrong_arguments_are_rejected(command: str, arguments: list[str], capsys: Any) -> None:
     assert main([command, *arguments]) == 2
-    assert "takes two paths" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "must be given" in error or "is not an option" in error
 
 
-def test_waves_in_another_order_are_the_same_function() -> None:
-    from fourfold.hub.waves import in_halves
+def test_reordered_sinusoids_are_the_same_function() -> None:
+    from fourfold.hub.architectures.marian import deinterleave_positions
 
-    config = EncoderDecoderConfig(**{**vars(CONFIGS["encoder_decoder"]), "tie": "none"})
+    config = EncoderDecoderConfig(**{**vars(CONFIGS["encoder_decoder"]), "tie_embeddings": "none"})
     model = EncoderDecoder(config).double().eval()
-    other: nn.Module = in_halves(model).double().eval()
+    other: nn.Module = deinterleave_positions(model).double().eval()
     x, tgt = torch.randint(29, (3, 8)), torch.randint(29, (3, 5))
     torch.testing.assert_close(other(x, tgt), model(x, tgt), rtol=1e-9, atol=1e-9)
     assert not torch.equal(other.src_embed.tokens.weight, model.src_embed.tokens.weight)
 
 
 @pytest.mark.parametrize("label", ["kind", "score"])
-def test_a_trained_classifier_goes_out_with_its_classes(
-    label: str, texts: Path, tmp_path: Path
-) -> None:
-    """Fine-tuned here, used there: the same probabilities for the same text, and names."""
+def test_exported_classifier_keeps_its_class_names(label: str, texts: Path, tmp_path: Path) -> None:
+    """transformers computes the same probabilities for the same text, with the same names."""
     task, data = sequences(texts, label)
     config = dataclasses.replace(task.config, init="bert", max_len=96)
     task = type(task)(config, task.optimizer_config, task.schedule_config)
     trainer = Trainer(
-        max_steps=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, use_distributed_sampler=False,
-    )  # fmt: skip
+        max_steps=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+    )
     trainer.fit(task, data)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     assert main(["export", str(tmp_path / "a.ckpt"), str(tmp_path / "out")]) == 0
@@ -383,16 +398,16 @@ def test_a_trained_classifier_goes_out_with_its_classes(
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "b.ckpt")]) == 0
     again = load_task(tmp_path / "b.ckpt")
     assert type(again) is type(task)
-    names = ("class_names", "max_len", "separators", "tokenizer")
+    names = ("class_names", "max_len", "n_separators", "tokenizer")
     assert [again.artifacts[name] for name in names[:3]] == [
         task.artifacts[name] for name in names[:3]
     ]
     assert again.tokenizer.encode("one two") == task.tokenizer.encode("one two")
 
 
-def test_a_tagger_with_a_pooler_is_a_tagger(tmp_path: Path) -> None:
-    """Older versions of transformers saved one that nobody uses; config.json says what it is."""
-    make("bert-tags").save_pretrained(tmp_path / "tags")
+def test_token_classifier_with_a_pooler_is_imported(tmp_path: Path) -> None:
+    """Older versions of transformers saved an unused pooler; config.json names the class."""
+    make_model("bert-tags").save_pretrained(tmp_path / "tags")
     tensors = load_file(tmp_path / "tags/model.safetensors")
     more = {"weight": torch.zeros(36, 36), "bias": torch.zeros(36)}
     tensors |= {f"bert.pooler.dense.{name}": x for name, x in more.items()}
@@ -403,9 +418,9 @@ def test_a_tagger_with_a_pooler_is_a_tagger(tmp_path: Path) -> None:
     assert load_file(tmp_path / "again/model.safetensors").keys() == tensors.keys()
 
 
-def test_classes_without_names_are_numbered(tmp_path: Path) -> None:
-    """transformers writes none for its default of two."""
-    make("bert-classes").save_pretrained(tmp_path / "x")
+def test_classes_without_names_get_numbered_names(tmp_path: Path) -> None:
+    """transformers writes no names for its default of two classes."""
+    make_model("bert-classes").save_pretrained(tmp_path / "x")
     config = json.loads((tmp_path / "x/config.json").read_text())
     weights = load_file(tmp_path / "x/model.safetensors")
     for name in ("classifier.weight", "classifier.bias"):

@@ -1,13 +1,13 @@
-"""A ResNet goes through the commands as the families do, and is refused where it cannot go."""
+"""Tasks of a ResNet on the command line: resume, evaluation, init_from, freezing."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from fourfold.checkpoints.init_from import read_source
 from fourfold.cli import main
 from fourfold.tasks import load_task
-from fourfold.tasks.start import read_source
 
 SHORT = {
     "--trainer.accelerator": "cpu",
@@ -39,9 +39,7 @@ def trained(config: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_resumed_training_ends_with_the_same_bits(
-    config: str, trained: Path, tmp_path: Path
-) -> None:
+def test_resumed_training_is_bitwise_equal(config: str, trained: Path, tmp_path: Path) -> None:
     for steps in ("1", "3"):
         assert main(["fit", "--config", config, *words(tmp_path / "run", max_steps=steps)]) == 0
     files = [run / "checkpoints/last.ckpt" for run in (trained, tmp_path / "run")]
@@ -52,7 +50,7 @@ def test_a_resumed_training_ends_with_the_same_bits(
         assert torch.equal(tensor, resumed[name]), name
 
 
-def test_it_is_tested_without_pictures_of_attention(
+def test_samples_have_no_attention_maps(
     config: str, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["test", "--config", config, *words(trained)]) == 0
@@ -62,7 +60,7 @@ def test_it_is_tested_without_pictures_of_attention(
     assert not any("attention" in name for name in names)
 
 
-def test_its_weights_are_taken_up_by_its_like_alone(
+def test_init_from_accepts_a_resnet_only(
     config: str, trained: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = ["--model.init_args.init_from", str(trained)]
@@ -72,24 +70,24 @@ def test_its_weights_are_taken_up_by_its_like_alone(
     read_source.cache_clear()
     vit = str(root / "configs/vit/tiny.yaml")
     assert main(["fit", "--config", vit, *words(tmp_path / "b", max_steps="1"), *start]) == 2
-    assert "its layers have d_model 512, but the model's have 64" in capsys.readouterr().err
+    assert "d_model of the source must be that of the model, 64, got 512" in capsys.readouterr().err
 
 
-def test_what_it_cannot_is_one_sentence(
+def test_plan_and_export_are_rejected(
     config: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--config", config]) == 2
-    assert "no plan for a ResNetConfig" in capsys.readouterr().err
+    assert "the cost of a ResNetConfig is not known" in capsys.readouterr().err
     last = str(trained / "checkpoints/last.ckpt")
     assert main(["export", last, str(tmp_path / "out")]) == 2
-    assert "is this ResNet: it is none of the families" in capsys.readouterr().err
+    assert "ResNet cannot be exported to transformers" in capsys.readouterr().err
     assert type(load_task(last).model).__name__ == "ResNet"
 
 
-def test_what_is_frozen_keeps_its_running_statistics_too(
+def test_frozen_layers_keep_their_running_statistics(
     config: str, trained: Path, tmp_path: Path
 ) -> None:
-    """Also behind a validation, after which Lightning gives each module its mode back."""
+    """Also after a validation, when Lightning restores the mode of each module."""
     read_source.cache_clear()
     tuning = ["--model.init_args.init_from", str(trained), "--model.init_args.tuning.freeze"]
     fit = ["fit", "--config", config, "--trainer.val_check_interval", "1"]
@@ -106,12 +104,19 @@ def test_what_is_frozen_keeps_its_running_statistics_too(
     assert moved["3"] == {name for name in before if name.startswith(("net.layer4.", "net.fc."))}
 
 
-def test_what_has_not_thawed_keeps_its_running_statistics_too(
+def test_gradual_unfreezing_keeps_running_statistics_of_frozen_layers(
     config: str, trained: Path, tmp_path: Path
 ) -> None:
     read_source.cache_clear()
     start = ["--model.init_args.init_from", str(trained)]
-    fit = ["fit", "--config", config, *start, "--model.init_args.tuning.unfreeze_every", "1"]
+    fit = [
+        "fit",
+        "--config",
+        config,
+        *start,
+        "--model.init_args.tuning.gradual_unfreezing_epochs",
+        "1",
+    ]
     before = load_task(trained / "checkpoints/last.ckpt").model.state_dict()
     for steps, learns in (("1", ("net.fc.",)), ("2", ("net.layer4.", "net.fc."))):
         run = tmp_path / steps

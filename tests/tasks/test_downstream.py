@@ -1,4 +1,4 @@
-"""Downstream tasks: losses, scores, and what learns and what does not."""
+"""Downstream tasks: losses, metrics, predictions, freezing, LoRA."""
 
 import json
 import math
@@ -11,32 +11,40 @@ import torch
 import torch.nn.functional as F
 from lightning import Trainer
 
-from fourfold.callbacks.predictions import Predictions
-from fourfold.core.errors import InputError
-from fourfold.metrics.answers import overlap
+from fourfold.callbacks.monitoring.predictions import PredictionWriter
+from fourfold.errors import InputError
+from fourfold.metrics.squad import token_f1
 from fourfold.models import CausalLM
-from fourfold.models.depths import depths
-from fourfold.models.lora import is_lora
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.models.finetuning.layer_groups import layer_ids
+from fourfold.models.finetuning.lora import is_lora
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.tasks import load_task
-from fourfold.tasks.tuning import TuningConfig, adapt
-from scripts.tiny_tasks import DOWNSTREAM, causal, images, sequences
+from fourfold.tasks.training.finetuning import apply_finetuning
+from tests.fixtures.tiny_tasks import DOWNSTREAM, causal, images, sequences
 
 tasks = pytest.mark.parametrize("name", DOWNSTREAM)
 
 
 def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(
-        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
-        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, num_sanity_val_steps=0, **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        precision="64-true",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
 
 
 def built(name: str, texts: Path, **options: Any) -> tuple[Any, Any]:
-    """A task with its model in fp64, whose weights are noise, and its data."""
+    """Return a task with random weights in fp64, and its data."""
     task, data = DOWNSTREAM[name](texts, **options)
-    found = {field: getattr(data, field) for field in task.from_data}
+    found = {field: getattr(data, field) for field in task.inferred_from_data}
     task.config = type(task.config)(**{**vars(task.config), **found})
     task.configure_model()
     torch.manual_seed(0)
@@ -48,7 +56,7 @@ def built(name: str, texts: Path, **options: Any) -> tuple[Any, Any]:
 
 
 @tasks
-def test_scores_do_not_depend_on_the_batches(name: str, texts: Path, tmp_path: Path) -> None:
+def test_metrics_do_not_depend_on_batch_size(name: str, texts: Path, tmp_path: Path) -> None:
     found = []
     for rows in (1000, 3):
         torch.manual_seed(0)
@@ -64,7 +72,7 @@ def test_scores_do_not_depend_on_the_batches(name: str, texts: Path, tmp_path: P
 
 
 @tasks
-def test_a_checkpoint_alone_is_enough(name: str, texts: Path, tmp_path: Path) -> None:
+def test_checkpoint_alone_restores_the_task(name: str, texts: Path, tmp_path: Path) -> None:
     task, data = DOWNSTREAM[name](texts)
     fit = trainer(tmp_path, max_steps=1, limit_val_batches=0)
     fit.fit(task, data)
@@ -77,7 +85,7 @@ def test_a_checkpoint_alone_is_enough(name: str, texts: Path, tmp_path: Path) ->
 
 
 @tasks
-def test_a_step_is_the_plain_formula(name: str, texts: Path) -> None:
+def test_step_equals_the_plain_formula(name: str, texts: Path) -> None:
     task, data = built(name, texts)
     batch = next(iter(data.train_dataloader()))
     total, count = task.step(batch)
@@ -109,26 +117,28 @@ def test_a_step_is_the_plain_formula(name: str, texts: Path) -> None:
     torch.testing.assert_close(total, plain)
 
 
-def test_answers_are_the_best_of_all_spans(texts: Path) -> None:
-    """Against every pair of tokens, one by one."""
+def test_best_answers_are_those_of_all_spans(texts: Path) -> None:
+    """Compare with every pair of tokens, one by one."""
     task, data = built("questions", texts)
     dataset = data.questions("val")
     batch = dataset.batch(torch.arange(12).numpy(), 0, 0)
     start, end = task.logits(batch)
-    for row, found in enumerate(task.answers(batch, start, end, dataset, 5)):
+    for row, found in enumerate(task.best_answers(batch, start, end, dataset, 5)):
         window = dataset.windows[row]
         context = dataset.questions[window.question].context
         places = batch.context[row].nonzero()[:, 0].tolist()
         every = sorted(
             (float(start[row, i] + end[row, j]), window.text(context, i, j))
-            for i in places for j in places if i <= j < i + 8
-        )[::-1]  # fmt: skip
+            for i in places
+            for j in places
+            if i <= j < i + 8
+        )[::-1]
         assert [text for _, text in every[:5]] == [answer.text for answer in found]
         assert found[0].score == pytest.approx(every[0][0])
         assert found[0].null == pytest.approx(float(start[row, 0] + end[row, 0]))
 
 
-def test_a_question_is_answered_once_over_all_its_windows(texts: Path, tmp_path: Path) -> None:
+def test_question_is_scored_once_over_all_its_windows(texts: Path, tmp_path: Path) -> None:
     task, data = DOWNSTREAM["questions"](texts)
     torch.manual_seed(0)
     trainer(tmp_path).test(task, data, verbose=False)
@@ -137,24 +147,28 @@ def test_a_question_is_answered_once_over_all_its_windows(texts: Path, tmp_path:
     best: dict[int, Any] = {}
     with torch.no_grad():
         for batch in data.test_dataloader():
-            rows = batch.index.tolist()
+            rows = batch.rows.tolist()
             for row, (answer,) in zip(
-                rows, task.answers(batch, *task.logits(batch), dataset, 1), strict=True
+                rows, task.best_answers(batch, *task.logits(batch), dataset, 1), strict=True
             ):
                 q = dataset.windows[row].question
                 if q not in best or answer.score > best[q].score:
                     best[q] = answer
-    total = sum(overlap(best[q].text, x.answers[0]) for q, x in enumerate(dataset.questions))
+    total = sum(token_f1(best[q].text, x.answers[0]) for q, x in enumerate(dataset.questions))
     assert task.summary["test/f1"] == pytest.approx(total / len(dataset.questions))
 
 
-def test_predictions_of_questions_and_numbers(texts: Path, tmp_path: Path) -> None:
-    """The best over all windows is the answer that the test counts; numbers are no classes."""
-    for name, options in (("questions", {}), ("questions", {"may_be_none": True}), ("scores", {})):
+def test_predictions_of_answers_and_numbers_are_written(texts: Path, tmp_path: Path) -> None:
+    """The best answer over all windows is the one that the test scores."""
+    for name, options in (
+        ("questions", {}),
+        ("questions", {"allow_no_answer": True}),
+        ("scores", {}),
+    ):
         torch.manual_seed(0)
         task, data = DOWNSTREAM[name](texts, **options)
         runner = trainer(tmp_path)
-        runner.callbacks.append(Predictions(tmp_path))  # type: ignore[attr-defined]
+        runner.callbacks.append(PredictionWriter(tmp_path))  # type: ignore[attr-defined]
         runner.test(task, data, verbose=False)
         runner.predict(task, data, return_predictions=False)
         if name == "scores":
@@ -166,7 +180,7 @@ def test_predictions_of_questions_and_numbers(texts: Path, tmp_path: Path) -> No
         asked = data.questions("test").questions
         assert list(found) == [question.id for question in asked]
         total = sum(
-            overlap(best[0]["text"], question.answers[0])
+            token_f1(best[0]["text"], question.answers[0])
             for best, question in zip(found.values(), asked, strict=True)
         )
         assert task.summary["test/f1"] == pytest.approx(total / len(asked))
@@ -174,19 +188,19 @@ def test_predictions_of_questions_and_numbers(texts: Path, tmp_path: Path) -> No
         assert any("" in [a["text"] for a in best] for best in found.values()) == bool(options)
 
 
-def test_a_cut_sentence_is_one_line(texts: Path, tmp_path: Path) -> None:
+def test_sentence_in_several_chunks_is_one_line(texts: Path, tmp_path: Path) -> None:
     task, data = DOWNSTREAM["words"](texts)  # rows of 24 characters: most sentences are cut
     runner = trainer(tmp_path)
-    runner.callbacks.append(Predictions(tmp_path))  # type: ignore[attr-defined]
+    runner.callbacks.append(PredictionWriter(tmp_path))  # type: ignore[attr-defined]
     runner.predict(task, data, return_predictions=False)
     lines = (tmp_path / "predictions.txt").read_text().splitlines()
     sentences = data.read()["test"]
-    assert len(data.names("test")) > len(sentences)
+    assert len(data.chunk_keys("test")) > len(sentences)
     assert [len(line.split()) for line in lines] == [len(s.words) for s in sentences]
 
 
 def changed(texts: Path, folder: Path, tuning: TuningConfig, **options: Any) -> set[str]:
-    """Names of the weights that a training moves, after one step or `max_epochs`."""
+    """Return the names of the weights that training changes."""
     torch.manual_seed(0)
     task, data = sequences(texts, max_rows=2000)
     task.tuning = tuning
@@ -208,37 +222,37 @@ def changed(texts: Path, folder: Path, tuning: TuningConfig, **options: Any) -> 
 HEAD = {f"classifier.{part}.{p}" for part in ("pool", "classify") for p in ("weight", "bias")}
 
 
-def test_a_linear_probe_moves_the_head_alone(texts: Path, tmp_path: Path) -> None:
+def test_linear_probe_trains_the_head_only(texts: Path, tmp_path: Path) -> None:
     assert changed(texts, tmp_path, TuningConfig(freeze="all")) == HEAD
 
 
-def test_without_freezing_all_layers_move(texts: Path, tmp_path: Path) -> None:
+def test_all_layers_are_trained_without_freezing(texts: Path, tmp_path: Path) -> None:
     moved = changed(texts, tmp_path, TuningConfig())
     assert {"embed.tokens.weight", "stack.blocks.0.ff.up.weight"} | HEAD <= moved
 
 
-def test_without_a_head_there_is_nothing_on_top(texts: Path, tmp_path: Path) -> None:
-    """A tied language model: its last block is no head."""
+def test_freezing_all_of_a_tied_language_model_is_rejected(texts: Path, tmp_path: Path) -> None:
+    """The last block of a tied language model is not a head."""
     task, data = causal(texts)
     model = CausalLM(replace(task.config, vocab_size=data.vocab_size))
-    adapt(model, TuningConfig(lora_rank=2))
+    apply_finetuning(model, TuningConfig(lora_rank=2))
     assert all(is_lora(name) for name, p in model.named_parameters() if p.requires_grad)
     model = CausalLM(replace(task.config, vocab_size=data.vocab_size))
-    adapt(model, TuningConfig(freeze="all"))
-    with pytest.raises(InputError, match="every weight of the model is frozen"):
+    apply_finetuning(model, TuningConfig(freeze="all"))
+    with pytest.raises(InputError, match="no trainable parameter"):
         make_optimizer(model, OptimizerConfig())
 
 
-def test_frozen_layers_are_the_lowest(texts: Path, tmp_path: Path) -> None:
+def test_lowest_layers_are_frozen(texts: Path, tmp_path: Path) -> None:
     moved = changed(texts, tmp_path, TuningConfig(freeze=1))
     assert moved == HEAD  # the only block, and what enters it
-    with pytest.raises(InputError, match="freeze is 2, but the model has 1 layers"):
+    with pytest.raises(InputError, match=r"model\.tuning\.freeze must be at most 1, .*, got 2"):
         changed(texts, tmp_path, TuningConfig(freeze=2))
 
 
-def test_layers_thaw_from_the_top(texts: Path, tmp_path: Path) -> None:
-    """Howard and Ruder 2018: first the head, then a layer more, at last what enters."""
-    tuning = TuningConfig(unfreeze_every=1)
+def test_gradual_unfreezing_starts_at_the_head(texts: Path, tmp_path: Path) -> None:
+    """First the head is trained, then one more layer per epoch, at last the embeddings."""
+    tuning = TuningConfig(gradual_unfreezing_epochs=1)
     assert changed(texts, tmp_path, tuning, max_steps=1) == HEAD
     second = changed(texts, tmp_path, tuning, max_steps=2, max_epochs=2)
     assert any("blocks.0" in name for name in second)
@@ -247,24 +261,23 @@ def test_layers_thaw_from_the_top(texts: Path, tmp_path: Path) -> None:
     assert "embed.tokens.weight" in third
 
 
-def test_what_thaws_later_has_no_momentum_yet(texts: Path, tmp_path: Path) -> None:
+def test_sgd_accepts_weights_that_are_unfrozen_later(texts: Path, tmp_path: Path) -> None:
     task, data = sequences(texts, max_rows=2000)
-    task.tuning = TuningConfig(unfreeze_every=1)
+    task.tuning = TuningConfig(gradual_unfreezing_epochs=1)
     task.optimizer_config = OptimizerConfig("sgd", lr=0.1, momentum=0.9)
     trainer(tmp_path, max_steps=3, max_epochs=3, limit_val_batches=0).fit(task, data)
     assert len(task.optimizers().state) == len(list(task.model.parameters()))
 
 
-def test_low_rank_learns_itself_and_the_head(texts: Path, tmp_path: Path) -> None:
+def test_lora_trains_its_updates_and_the_head(texts: Path, tmp_path: Path) -> None:
     moved = changed(texts, tmp_path, TuningConfig(lora_rank=2), max_steps=2, max_epochs=2)
     assert {name for name in moved if not is_lora(name)} == HEAD
     assert {n.split(".attn.")[1] for n in moved if is_lora(n)} == {"q.a", "q.b", "v.a", "v.b"}
 
 
-def test_low_rank_survives_a_checkpoint(texts: Path, tmp_path: Path) -> None:
+def test_lora_is_restored_from_a_checkpoint(texts: Path, tmp_path: Path) -> None:
     task, data = sequences(texts)
     task.tuning = TuningConfig(lora_rank=2)
-    task.init_args["tuning"] = vars(task.tuning)
     fit = trainer(tmp_path, max_steps=2, limit_val_batches=0)
     fit.fit(task, data)
     fit.save_checkpoint(tmp_path / "a.ckpt")
@@ -276,10 +289,10 @@ def test_low_rank_survives_a_checkpoint(texts: Path, tmp_path: Path) -> None:
     )
 
 
-def test_every_weight_has_a_depth(texts: Path) -> None:
+def test_every_weight_has_a_layer_id(texts: Path) -> None:
     for name in DOWNSTREAM:
         task, _ = built(name, texts)
-        found, top = depths(task.model)
+        found, top = layer_ids(task.model)
         assert top == 2
         assert set(found.values()) == {0, 1, 2}
         assert all(
@@ -292,26 +305,26 @@ def test_every_weight_has_a_depth(texts: Path) -> None:
     ("options", "message"),
     [
         ({"freeze": 1, "lora_rank": 2}, "leave out freeze"),
-        ({"resize": "nearest"}, "resize is 'nearest'"),
-        ({"lora_rank": -1}, "lora_rank is -1"),
-        ({"unfreeze_every": 0}, "unfreeze_every is 0"),
+        ({"pos_embed_interpolation": "nearest"}, "pos_embed_interpolation must be one of"),
+        ({"lora_rank": -1}, "lora_rank must be at least 0"),
+        ({"gradual_unfreezing_epochs": 0}, "gradual_unfreezing_epochs must be at least 1"),
     ],
 )
-def test_tuning_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_invalid_tuning_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TuningConfig(**options)
 
 
-def test_a_head_with_fewer_classes_than_the_data(texts: Path, tmp_path: Path) -> None:
+def test_fewer_classes_than_in_the_data_are_rejected(texts: Path, tmp_path: Path) -> None:
     task, data = sequences(texts)
     task.config = replace(task.config, n_classes=2)
-    with pytest.raises(InputError, match="n_classes is 2, but the data need 3"):
+    with pytest.raises(InputError, match=r"n_classes must be at least 3, .*, got 2"):
         trainer(tmp_path, max_steps=1).fit(task, data)
 
 
-def test_a_head_with_more_classes_than_the_images(texts: Path, tmp_path: Path) -> None:
-    """A recipe for ImageNet on ten classes: nothing could name what it answers."""
+def test_more_classes_than_in_the_data_are_rejected(texts: Path, tmp_path: Path) -> None:
+    """The additional classes would have no names."""
     task, data = images(texts)
     task.config = replace(task.config, n_classes=1000)
-    with pytest.raises(InputError, match="n_classes is 1000, but the data need 10: null takes"):
+    with pytest.raises(InputError, match=r"n_classes must be 10, .*, got 1000"):
         trainer(tmp_path, max_steps=1).fit(task, data)

@@ -1,4 +1,4 @@
-"""Metrics: what they say is what a plain computation says, however the data were cut."""
+"""Metrics of all tasks: equal to a plain computation, and independent of the batch size."""
 
 import dataclasses
 import math
@@ -12,23 +12,28 @@ from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
 
 from fourfold.tasks import image_classification
-from scripts.tiny_tasks import FAMILIES
+from tests.fixtures.tiny_tasks import FAMILIES
 
 
 def measure(family: str, texts: Path, folder: Path, **kwargs: Any) -> tuple[Any, Any]:
     torch.manual_seed(0)
     task, data = FAMILIES[family](texts, **kwargs)
     trainer = Trainer(
-        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
-        default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu",
+        precision="64-true",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         use_distributed_sampler=False,
-    )  # fmt: skip
+    )
     trainer.test(task, data, verbose=False)
     return task, data
 
 
 @pytest.mark.parametrize("family", ["translation", "causal", "images"])
-def test_metrics_do_not_depend_on_the_batches(family: str, texts: Path, tmp_path: Path) -> None:
+def test_metrics_do_not_depend_on_batch_size(family: str, texts: Path, tmp_path: Path) -> None:
     whole, _ = measure(family, texts, tmp_path, max_rows=1000)
     cut, _ = measure(family, texts, tmp_path, max_rows=3)
     assert whole.summary.keys() == cut.summary.keys()
@@ -40,7 +45,7 @@ def test_metrics_do_not_depend_on_the_batches(family: str, texts: Path, tmp_path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_did_not_learn_is_validated_alike_in_every_epoch(
+def test_validation_of_unchanged_weights_is_equal_in_every_epoch(
     family: str, texts: Path, tmp_path: Path
 ) -> None:
     class Losses(Callback):
@@ -53,29 +58,36 @@ def test_what_did_not_learn_is_validated_alike_in_every_epoch(
     task, data = FAMILIES[family](texts)
     task.optimizer_config = dataclasses.replace(task.optimizer_config, lr=1e-300)
     trainer = Trainer(
-        accelerator="cpu", precision="64-true", logger=False, enable_checkpointing=False,
-        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, max_epochs=3, num_sanity_val_steps=0,
+        accelerator="cpu",
+        precision="64-true",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        max_epochs=3,
+        num_sanity_val_steps=0,
         callbacks=[losses := Losses()],
-    )  # fmt: skip
+    )
     trainer.fit(task, data)
     assert len(losses.seen) == 3
     assert len(set(losses.seen)) == 1
 
 
-def test_perplexity_a_byte_is_that_of_the_raw_text(texts: Path, tmp_path: Path) -> None:
+def test_perplexity_per_byte_is_that_of_the_raw_text(texts: Path, tmp_path: Path) -> None:
     task, data = measure("causal", texts, tmp_path)
     nll = sum(float(task.predict_step(batch, 0).sum()) for batch in data.test_dataloader())
     n_bytes = len((texts / "test.txt").read_bytes())
     tokens = math.log(task.summary["test/ppl_token"]) / task.summary["test/loss"]
     assert math.isclose(tokens, 1.0, rel_tol=1e-6)
     found = math.log(task.summary["test/ppl_byte"])
-    # The first or the last byte of a text may have no place: nothing precedes or follows it.
+    # The first or the last byte of a text may be no target: nothing precedes or follows it.
     assert nll / n_bytes <= found * (1 + 1e-6)
     assert found <= nll / (n_bytes - 2) * (1 + 1e-6)
 
 
-def test_translations_are_scored_as_sacrebleu_scores_them(texts: Path, tmp_path: Path) -> None:
+def test_translation_scores_equal_sacrebleu(texts: Path, tmp_path: Path) -> None:
     task, data = measure("translation", texts, tmp_path)
     pairs = [p for batch in data.test_dataloader() for p in task.predict_step(batch, 0)]
     hypotheses = [text for _, text in sorted(pairs)]
@@ -85,7 +97,7 @@ def test_translations_are_scored_as_sacrebleu_scores_them(texts: Path, tmp_path:
     assert task.summary["test/bleu_signature"] == str(bleu.get_signature())
 
 
-def test_accuracy_is_the_share_of_right_classes(texts: Path, tmp_path: Path) -> None:
+def test_accuracy_is_the_fraction_of_correct_classes(texts: Path, tmp_path: Path) -> None:
     task, data = measure("images", texts, tmp_path)
     right = total = 0
     for given in data.test_dataloader():
@@ -99,10 +111,13 @@ def test_accuracy_is_the_share_of_right_classes(texts: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
+def test_step_equals_the_plain_formula(family: str, texts: Path) -> None:
     task, data = FAMILIES[family](texts)
     task.config = type(task.config)(
-        **{**vars(task.config), **{field: getattr(data, field) for field in task.from_data}}
+        **{
+            **vars(task.config),
+            **{field: getattr(data, field) for field in task.inferred_from_data},
+        }
     )
     task.configure_model()
     task.eval()
@@ -126,11 +141,11 @@ def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
     torch.testing.assert_close(total, plain, rtol=1e-5, atol=1e-4)
 
 
-def test_a_confusion_matrix_is_a_matter_of_tests(
+def test_only_a_test_has_a_confusion_matrix(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, _ = measure("images", texts, tmp_path)
     assert "test/confusion" in task.summary
     assert task.confusion is None
-    monkeypatch.setattr(image_classification, "CONFUSED", 1)
+    monkeypatch.setattr(image_classification, "MAX_CONFUSION_CLASSES", 1)
     assert "test/confusion" not in measure("images", texts, tmp_path)[0].summary

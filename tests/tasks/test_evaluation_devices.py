@@ -1,4 +1,4 @@
-"""Every metric is the same, to the last digit, on one process and on several."""
+"""Metrics are bitwise equal with one process and with several."""
 
 from pathlib import Path
 from typing import Any
@@ -7,27 +7,39 @@ import pytest
 import torch
 from lightning import Trainer
 
-from scripts.tiny_tasks import TASKS
-from tests.processes import together
+from tests.fixtures.processes import together
+from tests.fixtures.tiny_tasks import TASKS
 
-ROWS = {"images": 100, "captions": 100, "image and text": 100,
-        "translation": 3, "text to text": 3, "joined": 3}  # fmt: skip
+ROWS = {
+    "images": 100,
+    "captions": 100,
+    "image and text": 100,
+    "translation": 3,
+    "text to text": 3,
+    "joined": 3,
+}
 
 
 def evaluate(family: str, texts: Path, folder: Path, world: int) -> dict[str, Any]:
-    """Metrics of a test by weights that are noise; in fp32, where sums are seldom exact."""
+    """Return the test metrics of random weights in fp32, where sums are rounded."""
     torch.manual_seed(0)
     task, data = TASKS[family](texts, max_rows=ROWS.get(family, 7))
     trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, devices=world,
-        strategy="ddp" if world > 1 else "auto", default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        devices=world,
+        strategy="ddp" if world > 1 else "auto",
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
     trainer.test(task, data, verbose=False)
     return task.summary
 
 
-# Seconds each; the others' evaluation has nothing that is not in one of the quick ones.
+# These take seconds; the evaluation of the other tasks has no code of its own.
 QUICK = ("causal LM", "masked LM", "sentence pairs", "sequences", "scores", "tokens", "questions")
 SLOW = tuple(set(TASKS) - set(QUICK))
 
@@ -35,7 +47,7 @@ SLOW = tuple(set(TASKS) - set(QUICK))
 @pytest.mark.parametrize(
     "families", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"]
 )
-def test_metrics_do_not_depend_on_the_processes(
+def test_metrics_do_not_depend_on_the_number_of_processes(
     families: tuple[str, ...], texts: Path, tmp_path: Path
 ) -> None:
     def work(world: int) -> Any:

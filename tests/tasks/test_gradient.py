@@ -1,19 +1,21 @@
-"""The gradient of an optimizer step does not depend on how its rows were cut into micro-batches."""
+"""The gradient of a step does not depend on the division into micro-batches and processes."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from scripts.tiny_tasks import TASKS, train
+from tests.fixtures.tiny_tasks import TASKS, train
 
-# A pair of image and text is compared with its micro-batch, by design: see test_contrastive.py.
+# Contrastive learning compares pairs within a micro-batch by design: see test_contrastive.py.
 LOSSES = {name: make for name, make in TASKS.items() if name != "image and text"}
 
 
 @pytest.mark.parametrize("family", LOSSES)
-def test_accumulation_leaves_the_gradient_alone(family: str, texts: Path, tmp_path: Path) -> None:
-    # All rows make one optimizer step, whatever the micro-batches are.
+def test_accumulation_does_not_change_the_gradient(
+    family: str, texts: Path, tmp_path: Path
+) -> None:
+    # All rows make one optimizer step, for every size of the micro-batches.
     whole = train(*LOSSES[family](texts, max_rows=2000), tmp_path)
     for rows in (7, 3) if family not in ("images", "captions") else (500,):
         cut = train(*LOSSES[family](texts, max_rows=rows), tmp_path, accumulate_grad_batches=10_000)

@@ -1,4 +1,4 @@
-"""Tasks on two models joined: begun from two checkpoints, scored, and what they refuse."""
+"""Composite translation and captioning: init_from of two models, metrics, rejected input."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +11,31 @@ from lightning import Trainer
 from sacrebleu.metrics import BLEU, CHRF
 
 import fourfold
-from fourfold.core.errors import InputError
+from fourfold.checkpoints.init_from import read_source, shared_vocabulary
 from fourfold.data import CaptionData
-from fourfold.data.tokenizer_training import TokenizerConfig
-from fourfold.metrics import CorpusScores
-from fourfold.models import CaptionerConfig, JoinedConfig
-from fourfold.tasks import load_task, writing
+from fourfold.errors import InputError
+from fourfold.metrics import TranslationScores
+from fourfold.models import ImageToTextConfig, TextToTextConfig
+from fourfold.tasks import load_task, seq2seq
 from fourfold.tasks.convert import export_checkpoint
-from fourfold.tasks.start import read_source, same_words
-from scripts.tiny_tasks import FAMILIES, JOINED, captions, causal, images, joined, masked
+from fourfold.tokenization.training import TokenizerConfig
+from tests.fixtures.tiny_tasks import FAMILIES, JOINED, captions, causal, images, joined, masked
 
 STILL = 1e-12  # a rate at which weights stay where they began
 
 
 def trainer(folder: Path, **kwargs: Any) -> Trainer:
     return Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-        num_sanity_val_steps=0, **kwargs,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **kwargs,
+    )
 
 
 def fitted(task: Any, data: Any, folder: Path) -> Trainer:
@@ -39,7 +45,7 @@ def fitted(task: Any, data: Any, folder: Path) -> Trainer:
 
 
 def changed(task: Any, **options: Any) -> Any:
-    """The task, with other arguments."""
+    """Return the task with other arguments."""
     return type(task)(
         options.pop("config", task.config),
         replace(task.optimizer_config, lr=STILL),
@@ -50,7 +56,7 @@ def changed(task: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def halves(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of a masked LM, a causal LM and a ViT, each with the tokenizer it has."""
+    """Checkpoints of a masked LM, a causal LM and a ViT, with their tokenizers."""
     found = {}
     for name, make in (("masked", masked), ("causal", causal), ("images", images)):
         folder = tmp_path_factory.mktemp(name)
@@ -60,7 +66,7 @@ def halves(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return found
 
 
-def test_a_translation_begins_with_both_halves(
+def test_translation_is_initialized_from_encoder_and_decoder(
     halves: dict[str, Path], texts: Path, tmp_path: Path, capsys: Any
 ) -> None:
     task, data = joined(texts)
@@ -77,31 +83,31 @@ def test_a_translation_begins_with_both_halves(
             if name.startswith("stack."):
                 found = ours[name.replace("stack", role, 1)]
                 torch.testing.assert_close(found, tensor, rtol=0, atol=1e-9)
-    # Each word keeps the vector that it had, under the number it has now.
-    pairs = same_words(read_source(both["decoder"]).tokenizer, data.tokenizer.to_str())
+    # Each token keeps its embedding under its new id.
+    pairs = shared_vocabulary(read_source(both["decoder"]).tokenizer, data.tokenizer.to_str())
     assert pairs is not None
     for role, place in (("encoder", "src_embed"), ("decoder", "tgt_embed")):
-        pairs = same_words(read_source(both[role]).tokenizer, data.tokenizer.to_str())
+        pairs = shared_vocabulary(read_source(both[role]).tokenizer, data.tokenizer.to_str())
         assert pairs is not None
         table, old = ours[f"{place}.tokens.weight"], sources[role]["embed.tokens.weight"]
         torch.testing.assert_close(table[pairs[1]], old[pairs[0]], rtol=0, atol=1e-9)
-    # The report ends with what neither of them brought, and says it nowhere else.
-    start = said.index("init_from: what comes from none of them")
+    # The report lists the tensors that neither source has once, at its end.
+    start = said.index("init_from: tensors that no source has")
     new = [line.split()[1] for line in said[start + 1 :] if line.startswith("  new ")]
     assert len(new) == 10
     assert all("cross_attn" in name for name in new)
     assert not any(line.startswith("  new ") for line in said[:start])
     assert f"init_from {both['encoder']}: MaskedLM" in said[0]
-    # From here on neither is needed.
+    # The sources are not needed any more.
     run.save_checkpoint(tmp_path / "b.ckpt")
     again = load_task(tmp_path / "b.ckpt", expect="Translation")
     assert again.config == task.config
-    assert isinstance(again.config, JoinedConfig)
-    assert again.write_texts(torch.tensor([[5, 6, 2]]), None, 2)
+    assert isinstance(again.config, TextToTextConfig)
+    assert again.generate_texts(torch.tensor([[5, 6, 2]]), None, 2)
     assert all(torch.equal(x, ours[name]) for name, x in again.model.state_dict().items())
 
 
-def test_a_caption_begins_with_a_vit_of_another_resolution(
+def test_captioning_is_initialized_from_a_vit_of_another_resolution(
     halves: dict[str, Path], texts: Path, tmp_path: Path, capsys: Any
 ) -> None:
     task, data = captions(texts)
@@ -119,12 +125,16 @@ def test_a_caption_begins_with_a_vit_of_another_resolution(
 @pytest.mark.parametrize(
     ("role", "source", "message"),
     [
-        ("encoder", "masked", "d_model 16, but the model's have 12"),
-        ("decoder", "masked", "activation gelu, but the model's have gelu_tanh"),
-        ("middle", "causal", "'middle' is no part of a model"),
+        ("encoder", "masked", "d_model of the source must be that of the model, 12, got 16"),
+        (
+            "decoder",
+            "masked",
+            "activation of the source must be that of the model, gelu_tanh, got gelu",
+        ),
+        ("middle", "causal", "init_from must have the keys .*, got 'middle'"),
     ],
 )
-def test_halves_that_do_not_fit_are_refused(
+def test_incompatible_sources_are_rejected(
     role: str, source: str, message: str, halves: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     task, data = joined(texts)
@@ -133,13 +143,11 @@ def test_halves_that_do_not_fit_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_encoder_cannot_read_is_said_before_the_first_step(
-    texts: Path, tmp_path: Path
-) -> None:
+def test_encoder_that_is_too_small_for_the_data_is_rejected(texts: Path, tmp_path: Path) -> None:
     task, data = joined(texts)
     for change, message in (
-        ({"vocab_size": 7}, "the encoder's vocab_size is 7, but the data need"),
-        ({"max_len": 20}, "the longest row of the train split has .* max_len is 20"),
+        ({"vocab_size": 7}, r"model\.config\.encoder\.vocab_size must be at least \d+, .*, got 7"),
+        ({"max_len": 20}, r"max_len is 20, but the longest row of the train split has"),
     ):
         config = replace(task.config, encoder=replace(task.config.encoder, **change))
         with pytest.raises(InputError, match=message):
@@ -147,7 +155,7 @@ def test_what_the_encoder_cannot_read_is_said_before_the_first_step(
 
 
 @pytest.mark.parametrize("family", JOINED)
-def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
+def test_step_equals_the_plain_formula(family: str, texts: Path) -> None:
     task, data = JOINED[family](texts)
     task.config = replace(task.config, vocab_size=data.vocab_size)
     task.configure_model()
@@ -167,7 +175,7 @@ def test_a_step_is_the_plain_formula(family: str, texts: Path) -> None:
     torch.testing.assert_close(total, plain, rtol=1e-5, atol=1e-4)
 
 
-def test_a_caption_is_compared_with_all_texts_of_its_image(texts: Path, tmp_path: Path) -> None:
+def test_caption_is_compared_with_all_captions_of_its_image(texts: Path, tmp_path: Path) -> None:
     summaries = []
     for rows in (1000, 7):
         torch.manual_seed(0)
@@ -189,47 +197,53 @@ def test_a_caption_is_compared_with_all_texts_of_its_image(texts: Path, tmp_path
     assert summary["test/chrf"] == pytest.approx(CHRF().corpus_score(hypotheses, columns).score)
 
 
-def test_references_may_be_of_any_number() -> None:
-    metric = CorpusScores()
+def test_rows_may_have_different_numbers_of_references() -> None:
+    metric = TranslationScores()
     hypotheses = ["the cat sat on a mat", "two dogs ran away", "nothing of it"]
     references = [["a cat sat on a mat", "the cat sat on a mat"], ["two dogs ran off"], ["it is"]]
     metric.update([0, 1, 2], hypotheses, references)
     found = metric.compute()
-    columns = [["a cat sat on a mat", "two dogs ran off", "it is"],
-               ["the cat sat on a mat", None, None]]  # fmt: skip
+    columns = [
+        ["a cat sat on a mat", "two dogs ran off", "it is"],
+        ["the cat sat on a mat", None, None],
+    ]
     assert found["bleu"] == pytest.approx(BLEU().corpus_score(hypotheses, columns).score)
     assert found["exact_match"] == pytest.approx(1 / 3)
     assert "nrefs:var" in found["bleu_signature"]
 
 
-def test_a_caption_is_no_translation(texts: Path, tmp_path: Path) -> None:
-    """So that `fourfold translate` refuses the checkpoint in a sentence."""
+def test_captioning_checkpoint_is_not_a_translation(texts: Path, tmp_path: Path) -> None:
+    """`fourfold translate` rejects the checkpoint."""
     task, data = captions(texts)
     fitted(task, data, tmp_path).save_checkpoint(tmp_path / "c.ckpt")
-    with pytest.raises(InputError, match="a checkpoint of Captioning, but Translation is needed"):
+    with pytest.raises(InputError, match="holds the task Captioning, but Translation is needed"):
         load_task(tmp_path / "c.ckpt", expect="Translation")
     again = load_task(tmp_path / "c.ckpt")
-    assert isinstance(again.config, CaptionerConfig)
+    assert isinstance(again.config, ImageToTextConfig)
     assert again.config == task.config
     other = changed(
         task, config=replace(task.config, encoder=replace(task.config.encoder, n_heads=1))
     )
-    with pytest.raises(InputError, match=r"trained with config.encoder.n_heads 2, not 1"):
+    with pytest.raises(
+        InputError, match=r"model\.config\.encoder\.n_heads must be 2, as in the checkpoint, got 1"
+    ):
         trainer(tmp_path).test(other, data, ckpt_path=tmp_path / "c.ckpt", weights_only=True)
 
 
 @pytest.mark.parametrize("family", JOINED)
-def test_transformers_has_no_place_for_it_yet(family: str, texts: Path, tmp_path: Path) -> None:
+def test_export_of_a_composite_model_is_rejected(family: str, texts: Path, tmp_path: Path) -> None:
     fitted(*JOINED[family](texts), tmp_path).save_checkpoint(tmp_path / "d.ckpt")
-    with pytest.raises(InputError, match=r"no architecture .* is this Joined"):
+    with pytest.raises(
+        InputError, match="CompositeEncoderDecoder cannot be exported to transformers"
+    ):
         export_checkpoint(tmp_path / "d.ckpt", tmp_path / "there")
     assert [file.name for file in tmp_path.iterdir()] == ["d.ckpt"]
 
 
-def test_a_caption_may_be_as_long_as_those_it_learnt_from(
+def test_length_of_captions_is_limited_by_the_data(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image is no text, of which fifty tokens more than it has would be enough."""
+    """The limit of translations, 50 tokens more than the source, does not apply to images."""
     task, _ = captions(texts)
     data = CaptionData(tokenizer=TokenizerConfig(vocab_size=150), batch_size=64)
     task = changed(task, config=replace(task.config, max_len=80))
@@ -240,23 +254,23 @@ def test_a_caption_may_be_as_long_as_those_it_learnt_from(
         asked.append(options["max_len"])
         return torch.zeros(2, 1, dtype=torch.long), None
 
-    monkeypatch.setattr(writing, "beam_search", search)
+    monkeypatch.setattr(seq2seq, "beam_search", search)
     images = next(iter(data.test_dataloader())).images[:2]
-    task.write_texts(images, None, 1)
+    task.generate_texts(images, None, 1)
     task.config = replace(task.config, max_len=60)
-    task.write_texts(images, None, 1)
-    task.write_texts(torch.ones(2, 3, dtype=torch.long), None, 1)
+    task.generate_texts(images, None, 1)
+    task.generate_texts(torch.ones(2, 3, dtype=torch.long), None, 1)
     assert asked == [data.max_len - 1, 60, None] == [76, 60, None]
 
 
-def test_references_are_uncut(tmp_path: Path) -> None:
+def test_references_are_not_truncated(tmp_path: Path) -> None:
     data = CaptionData(tokenizer=TokenizerConfig(vocab_size=150), max_len=6, too_long="truncate")
     data.setup()
-    assert data.split("test").longest == 6
+    assert data.split("test").max_length == 6
     assert all(len(text) > 20 for several in data.references("test") for text in several)
 
 
-def test_every_joined_task_has_its_data(texts: Path, tmp_path: Path) -> None:
+def test_datamodule_of_another_task_is_rejected(texts: Path, tmp_path: Path) -> None:
     task, data = JOINED["captions"](texts)[0], FAMILIES["images"](texts)[1]
-    with pytest.raises(InputError, match="Captioning learns from a CaptionBatch"):
+    with pytest.raises(InputError, match="must make a CaptionBatch for Captioning"):
         fitted(task, data, tmp_path)

@@ -1,6 +1,7 @@
-"""nanoGPT, of which the user names the file: it is no package."""
+"""nanoGPT as a benchmark peer, imported from its model.py, since it is not a package."""
 
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -8,52 +9,63 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.bench.shapes import Shape
-from fourfold.bench.ways import Way
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
+from scripts.benchmarks.contenders import Contender
+from scripts.benchmarks.workloads import Shape
 
 
-def needs_file(shape: Shape, dropout: float) -> Way:
-    """What stands in the table for `causal_lm`."""
-    raise AssertionError("nanoGPT is built from a file")
-
-
-def causal_lm(shape: Shape, dropout: float, file: str) -> Way:
-    """Its GPT with biases, which is GPT-2.
+def causal_lm(shape: Shape, dropout: float, file: str) -> Contender:
+    """Build nanoGPT's GPT with biases, which is GPT-2.
 
     Raises:
         InputError: The file is not nanoGPT's model.py.
     """
-    code: Any = read(file)
-    config = code.GPTConfig(
-        block_size=shape.length, vocab_size=shape.n_out, n_layer=shape.n_layers,
-        n_head=shape.n_heads, n_embd=shape.d_model, dropout=dropout, bias=True,
-    )  # fmt: skip
-    return Way(code.GPT(config), _loss)
+    module: Any = import_file(file)
+    config = module.GPTConfig(
+        block_size=shape.length,
+        vocab_size=shape.n_out,
+        n_layer=shape.n_layers,
+        n_head=shape.n_heads,
+        n_embd=shape.d_model,
+        dropout=dropout,
+        bias=True,
+    )
+    return Contender(module.GPT(config), _loss)
 
 
-def read(file: str) -> ModuleType:
-    """The module in a file.
+def import_file(file: str) -> ModuleType:
+    """Import nanoGPT's model.py.
 
     Raises:
-        InputError: There is none, or it is another one.
+        InputError: There is no such file, or it is not nanoGPT's model.py.
     """
     if not Path(file).is_file():
-        raise InputError(f"--nanogpt is {file}, but there is no such file")
-    name = "fourfold_bench_nanogpt"
+        raise InputError(f"must be an existing file, got {file}", option="--nanogpt")
+    name = "fourfold_benchmark_nanogpt"
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"{file}: not a file of Python")
+        raise InputError("must be a Python file", option="--nanogpt", file=file)
     module = module_from_spec(spec)
-    sys.modules[name] = module  # its dataclass looks itself up there
+    sys.modules[name] = module  # required by the dataclasses in the file
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"{file}: does not run: {error}") from error
+        raise InputError(f"cannot be imported: {error}", option="--nanogpt", file=file) from error
     if not hasattr(module, "GPT") or not hasattr(module, "GPTConfig"):
-        raise InputError(f"{file}: not nanoGPT's model.py: it has no GPT and GPTConfig")
+        raise InputError(
+            "must be nanoGPT's model.py, but defines no GPT and GPTConfig",
+            option="--nanogpt",
+            file=file,
+        )
     return module
 
 
 def _loss(model: Any, batch: Any) -> Tensor:
     return model(batch.ids, batch.targets)[1]
+
+
+def _requires_file(shape: Shape, dropout: float) -> Contender:
+    raise AssertionError("nanoGPT is built from a file by `causal_lm`")
+
+
+FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {"causal_lm": _requires_file}

@@ -1,4 +1,4 @@
-"""timm: its VisionTransformer, with the cross-entropy of its training script."""
+"""timm as a benchmark peer: VisionTransformer with the cross-entropy of timm's training script."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,24 +6,30 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.bench.shapes import Shape
-from fourfold.bench.ways import Way
+from scripts.benchmarks.contenders import Contender
+from scripts.benchmarks.workloads import Shape
 
 
-def vit(shape: Shape, dropout: float) -> Way:
-    """The class behind `create_model("vit_...")`."""
+def vit(shape: Shape, dropout: float) -> Contender:
+    """Build the class that `create_model("vit_...")` creates."""
     from timm.models.vision_transformer import VisionTransformer
 
     model = VisionTransformer(
-        img_size=shape.length, patch_size=shape.patch_size, num_classes=shape.n_out,
-        embed_dim=shape.d_model, depth=shape.n_layers, num_heads=shape.n_heads,
-        pos_drop_rate=dropout, proj_drop_rate=dropout, attn_drop_rate=dropout,
-    )  # fmt: skip
-    return Way(model, _loss)
+        img_size=shape.length,
+        patch_size=shape.patch_size,
+        num_classes=shape.n_out,
+        embed_dim=shape.d_model,
+        depth=shape.n_layers,
+        num_heads=shape.n_heads,
+        pos_drop_rate=dropout,
+        proj_drop_rate=dropout,
+        attn_drop_rate=dropout,
+    )
+    return Contender(model, _loss)
 
 
 def _loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch.images), batch.labels)
 
 
-FAMILIES: dict[str, Callable[[Shape, float], Way]] = {"vit": vit}
+FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {"vit": vit}

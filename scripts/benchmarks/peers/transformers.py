@@ -1,71 +1,99 @@
-"""transformers: its own classes with their own losses, labels given, as its Trainer calls them."""
+"""transformers as a benchmark peer: its model classes with their own losses."""
 
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from fourfold.bench.shapes import Shape
-from fourfold.bench.ways import Way
-from fourfold.losses import IGNORED
+from fourfold.losses import IGNORE_INDEX
+from scripts.benchmarks.contenders import Contender
+from scripts.benchmarks.workloads import Shape
 
 
-def causal_lm(shape: Shape, dropout: float) -> Way:
-    """GPT2LMHeadModel; its loss looks one token ahead by itself."""
+def causal_lm(shape: Shape, dropout: float) -> Contender:
+    """Build GPT2LMHeadModel, whose loss shifts the labels by one token."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=shape.n_out, n_positions=shape.length, n_embd=shape.d_model,
-        n_layer=shape.n_layers, n_head=shape.n_heads, resid_pdrop=dropout, embd_pdrop=dropout,
-        attn_pdrop=dropout, bos_token_id=None, eos_token_id=None, use_cache=False,
-    )  # fmt: skip
-    return Way(GPT2LMHeadModel(config), _text_loss)
+        vocab_size=shape.n_out,
+        n_positions=shape.length,
+        n_embd=shape.d_model,
+        n_layer=shape.n_layers,
+        n_head=shape.n_heads,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    return Contender(GPT2LMHeadModel(config), _causal_loss)
 
 
-def masked_lm(shape: Shape, dropout: float) -> Way:
-    """BertForMaskedLM."""
+def masked_lm(shape: Shape, dropout: float) -> Contender:
+    """Build BertForMaskedLM."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        vocab_size=shape.n_out, hidden_size=shape.d_model, num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads, intermediate_size=shape.d_ff,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        vocab_size=shape.n_out,
+        hidden_size=shape.d_model,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        intermediate_size=shape.d_ff,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         max_position_embeddings=shape.length,
-    )  # fmt: skip
-    return Way(BertForMaskedLM(config), _hidden_loss)
+    )
+    return Contender(BertForMaskedLM(config), _masked_loss)
 
 
-def vit(shape: Shape, dropout: float) -> Way:
-    """ViTForImageClassification."""
+def vit(shape: Shape, dropout: float) -> Contender:
+    """Build ViTForImageClassification."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=shape.d_model, num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads, intermediate_size=shape.d_ff,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-        image_size=shape.length, patch_size=shape.patch_size,
+        hidden_size=shape.d_model,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        intermediate_size=shape.d_ff,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        image_size=shape.length,
+        patch_size=shape.patch_size,
         id2label={i: str(i) for i in range(shape.n_out)},
-    )  # fmt: skip
-    return Way(ViTForImageClassification(config), _image_loss)
+    )
+    return Contender(ViTForImageClassification(config), _image_loss)
 
 
-def encoder_decoder(shape: Shape, dropout: float) -> Way:
-    """MarianMTModel."""
+def encoder_decoder(shape: Shape, dropout: float) -> Contender:
+    """Build MarianMTModel."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
-        vocab_size=shape.n_out, d_model=shape.d_model, max_position_embeddings=shape.max_len,
-        encoder_layers=shape.n_layers, decoder_layers=shape.n_layers,
-        encoder_attention_heads=shape.n_heads, decoder_attention_heads=shape.n_heads,
-        encoder_ffn_dim=shape.d_ff, decoder_ffn_dim=shape.d_ff, activation_function="relu",
-        dropout=dropout, scale_embedding=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        forced_eos_token_id=None, decoder_start_token_id=1, use_cache=False,
-    )  # fmt: skip
-    return Way(MarianMTModel(config), _pair_loss)
+        vocab_size=shape.n_out,
+        d_model=shape.d_model,
+        max_position_embeddings=shape.max_len,
+        encoder_layers=shape.n_layers,
+        decoder_layers=shape.n_layers,
+        encoder_attention_heads=shape.n_heads,
+        decoder_attention_heads=shape.n_heads,
+        encoder_ffn_dim=shape.d_ff,
+        decoder_ffn_dim=shape.d_ff,
+        activation_function="relu",
+        dropout=dropout,
+        scale_embedding=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        forced_eos_token_id=None,
+        decoder_start_token_id=1,
+        use_cache=False,
+    )
+    return Contender(MarianMTModel(config), _pair_loss)
 
 
-def read_causal(folder: str, dtype: Any) -> Any:
-    """A causal LM out of a directory, which nothing ends but the number of tokens."""
+def load_causal_lm(folder: str, dtype: Any) -> Any:
+    """Load a causal LM from a directory; it generates without an end-of-text token."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -73,18 +101,18 @@ def read_causal(folder: str, dtype: Any) -> Any:
     return model
 
 
-def read_pairs(folder: str, dtype: Any) -> Any:
-    """An encoder-decoder out of a directory."""
+def load_seq2seq(folder: str, dtype: Any) -> Any:
+    """Load an encoder-decoder from a directory."""
     from transformers import AutoModelForSeq2SeqLM
 
     return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
 
 
-def _text_loss(model: Any, batch: Any) -> Tensor:
+def _causal_loss(model: Any, batch: Any) -> Tensor:
     return model(input_ids=batch.ids, labels=batch.ids).loss
 
 
-def _hidden_loss(model: Any, batch: Any) -> Tensor:
+def _masked_loss(model: Any, batch: Any) -> Tensor:
     return model(input_ids=batch.ids, attention_mask=batch.mask, labels=batch.targets).loss
 
 
@@ -93,17 +121,17 @@ def _image_loss(model: Any, batch: Any) -> Tensor:
 
 
 def _pair_loss(model: Any, batch: Any) -> Tensor:
-    labels = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], IGNORED)
-    found = model(
+    labels = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], IGNORE_INDEX)
+    output = model(
         input_ids=batch.src,
         attention_mask=batch.src_mask,
         decoder_input_ids=batch.tgt[:, :-1],
         labels=labels,
     )
-    return found.loss
+    return output.loss
 
 
-FAMILIES: dict[str, Callable[[Shape, float], Way]] = {
+FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {
     "causal_lm": causal_lm,
     "masked_lm": masked_lm,
     "vit": vit,

@@ -1,7 +1,7 @@
-"""x-transformers as its page shows it, with flash attention switched on.
+"""x-transformers as a benchmark peer, as its README shows it, with flash attention.
 
-Its matrices have no biases, its ViT has norms and no class token of its own, and the output matrix
-of its encoder-decoder cannot be the embedding: parameters differ by that.
+Numbers of parameters differ: its linear layers have no biases, its ViT has more norms and no class
+token, and its encoder-decoder cannot tie the output matrix to the embedding.
 """
 
 from collections.abc import Callable
@@ -10,55 +10,67 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.bench.shapes import Shape
-from fourfold.bench.ways import Way
-from fourfold.losses import IGNORED
+from fourfold.losses import IGNORE_INDEX
+from scripts.benchmarks.contenders import Contender
+from scripts.benchmarks.workloads import Shape
 
 
 def _layers(shape: Shape, dropout: float, prefix: str = "") -> dict[str, Any]:
     layers = {
-        "depth": shape.n_layers, "heads": shape.n_heads, "attn_flash": True,
-        "attn_dim_head": shape.d_model // shape.n_heads, "attn_dropout": dropout,
+        "depth": shape.n_layers,
+        "heads": shape.n_heads,
+        "attn_flash": True,
+        "attn_dim_head": shape.d_model // shape.n_heads,
+        "attn_dropout": dropout,
         "ff_dropout": dropout,
-    }  # fmt: skip
+    }
     return {prefix + name: value for name, value in layers.items()}
 
 
-def causal_lm(shape: Shape, dropout: float) -> Way:
-    """A decoder in its AutoregressiveWrapper."""
+def causal_lm(shape: Shape, dropout: float) -> Contender:
+    """Build a decoder in AutoregressiveWrapper."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     net = TransformerWrapper(
-        num_tokens=shape.n_out, max_seq_len=shape.length, emb_dropout=dropout, tie_embedding=True,
+        num_tokens=shape.n_out,
+        max_seq_len=shape.length,
+        emb_dropout=dropout,
+        tie_embedding=True,
         attn_layers=Decoder(dim=shape.d_model, **_layers(shape, dropout)),
-    )  # fmt: skip
-    return Way(AutoregressiveWrapper(net), _text_loss)
+    )
+    return Contender(AutoregressiveWrapper(net), _causal_loss)
 
 
-def masked_lm(shape: Shape, dropout: float) -> Way:
-    """An encoder with logits at all places, and a plain cross-entropy."""
+def masked_lm(shape: Shape, dropout: float) -> Contender:
+    """Build an encoder with logits at all positions."""
     from x_transformers import Encoder, TransformerWrapper
 
     net = TransformerWrapper(
-        num_tokens=shape.n_out, max_seq_len=shape.length, emb_dropout=dropout, tie_embedding=True,
+        num_tokens=shape.n_out,
+        max_seq_len=shape.length,
+        emb_dropout=dropout,
+        tie_embedding=True,
         attn_layers=Encoder(dim=shape.d_model, **_layers(shape, dropout)),
-    )  # fmt: skip
-    return Way(net, _hidden_loss)
+    )
+    return Contender(net, _masked_loss)
 
 
-def vit(shape: Shape, dropout: float) -> Way:
-    """Its ViTransformerWrapper."""
+def vit(shape: Shape, dropout: float) -> Contender:
+    """Build ViTransformerWrapper."""
     from x_transformers import Encoder, ViTransformerWrapper
 
     net = ViTransformerWrapper(
-        image_size=shape.length, patch_size=shape.patch_size, num_classes=shape.n_out,
-        emb_dropout=dropout, attn_layers=Encoder(dim=shape.d_model, **_layers(shape, dropout)),
-    )  # fmt: skip
-    return Way(net, _image_loss)
+        image_size=shape.length,
+        patch_size=shape.patch_size,
+        num_classes=shape.n_out,
+        emb_dropout=dropout,
+        attn_layers=Encoder(dim=shape.d_model, **_layers(shape, dropout)),
+    )
+    return Contender(net, _image_loss)
 
 
-def encoder_decoder(shape: Shape, dropout: float) -> Way:
-    """Its XTransformer."""
+def encoder_decoder(shape: Shape, dropout: float) -> Contender:
+    """Build XTransformer."""
     from x_transformers import XTransformer
 
     sides = {
@@ -67,19 +79,24 @@ def encoder_decoder(shape: Shape, dropout: float) -> Way:
         for name, value in (("num_tokens", shape.n_out), ("max_seq_len", shape.max_len))
     }
     net = XTransformer(
-        dim=shape.d_model, tie_token_emb=True, **sides, **_layers(shape, dropout, "enc_"),
-        **_layers(shape, dropout, "dec_"), enc_emb_dropout=dropout, dec_emb_dropout=dropout,
-    )  # fmt: skip
-    return Way(net, _pair_loss)
+        dim=shape.d_model,
+        tie_token_emb=True,
+        **sides,
+        **_layers(shape, dropout, "enc_"),
+        **_layers(shape, dropout, "dec_"),
+        enc_emb_dropout=dropout,
+        dec_emb_dropout=dropout,
+    )
+    return Contender(net, _pair_loss)
 
 
-def _text_loss(model: Any, batch: Any) -> Tensor:
-    return model(batch.ids)  # it looks one token ahead by itself
+def _causal_loss(model: Any, batch: Any) -> Tensor:
+    return model(batch.ids)  # the wrapper shifts the labels
 
 
-def _hidden_loss(model: Any, batch: Any) -> Tensor:
+def _masked_loss(model: Any, batch: Any) -> Tensor:
     logits = model(batch.ids)
-    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX)
 
 
 def _image_loss(model: Any, batch: Any) -> Tensor:
@@ -87,11 +104,11 @@ def _image_loss(model: Any, batch: Any) -> Tensor:
 
 
 def _pair_loss(model: Any, batch: Any) -> Tensor:
-    tgt = batch.tgt.masked_fill(~batch.tgt_mask, IGNORED)
+    tgt = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
     return model(batch.src, tgt, mask=batch.src_mask)
 
 
-FAMILIES: dict[str, Callable[[Shape, float], Way]] = {
+FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {
     "causal_lm": causal_lm,
     "masked_lm": masked_lm,
     "vit": vit,

@@ -1,1 +1,1 @@
-"""What Lightning's own callbacks and plugins do not do, or not right."""
+"""Callbacks for checkpointing, monitoring and the runtime that Lightning does not have."""

@@ -1,1 +1,1 @@
-"""What each command does. Light to import: heavy packages wait until a command runs."""
+"""Commands of the command line; heavy packages are imported when a command runs."""

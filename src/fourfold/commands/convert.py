@@ -1,25 +1,56 @@
-"""`fourfold import` and `fourfold export`: weights from transformers, and back."""
+"""`fourfold import` and `fourfold export`: conversion from and to transformers and timm."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from fourfold.commands.overview import OVERVIEWS
-from fourfold.core.errors import InputError
+from fourfold.commands.option_parser import OptionParser
+
+IMPORT = """\
+Write a fourfold checkpoint, a new file such as x.ckpt, from
+  a directory of transformers: config.json beside model.safetensors or
+    pytorch_model.bin, with tokenizer or preprocessor_config.json, of BERT, RoBERTa,
+    DistilBERT, GPT, GPT-2, ViT, DeiT, CLIP, Marian, Pegasus, BART or T5;
+  a ViT or DeiT of timm, a directory or one file;
+  nanoGPT's ckpt.pt or minGPT's model.pt.
+Assumptions about missing settings are printed."""
+
+EXPORT = """\
+Write a new directory that AutoModel*.from_pretrained of transformers reads, with the
+tokenizer or the image preprocessing. The source is a checkpoint file or a run directory,
+whose best.ckpt is used, otherwise average.ckpt, otherwise last.ckpt. Imported models are
+written in their original architecture, byte for byte. With timm: before the directory, a
+ViT or DeiT is written for timm.create_model("local-dir:DIRECTORY", pretrained=True)."""
+
+
+def make_parser(command: str) -> OptionParser:
+    """Return the parser of `import` or `export`."""
+    if command == "import":
+        parser = OptionParser(prog="fourfold import", description=IMPORT)
+        parser.add_argument("source", metavar="DIRECTORY|FILE")
+        parser.add_argument("target", metavar="CHECKPOINT")
+    else:
+        parser = OptionParser(prog="fourfold export", description=EXPORT)
+        parser.add_argument("source", metavar="CHECKPOINT")
+        parser.add_argument("target", metavar="[timm:]DIRECTORY")
+        parser.add_allow_class()
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one of the two and print what it did.
+    """Convert a model and print a report.
 
     Raises:
-        InputError: Whatever is wrong with the arguments or the files.
+        InputError: An argument or a file is invalid.
     """
-    command, *names = argv
-    if any(name.startswith("-") for name in names) or len(names) != 2:
-        raise InputError(
-            f"fourfold {command} takes two paths: {OVERVIEWS[command].split(chr(10))[0]}"
-        )
-    from fourfold.tasks import convert  # torch and Lightning, not before the arguments are right
+    command, *arguments = argv
+    options = make_parser(command).parse_args(arguments)
+    from fourfold.tasks import convert  # imports torch and Lightning
 
-    run = convert.import_directory if command == "import" else convert.export_checkpoint
-    print("\n".join(run(Path(names[0]), Path(names[1]))))
+    source = Path(options.source)
+    target = Path(options.target)
+    if command == "import":
+        report = convert.import_checkpoint(source, target)
+    else:
+        report = convert.export_checkpoint(source, target, tuple(options.allow_class))
+    print("\n".join(report))
     return 0

@@ -1,110 +1,126 @@
-"""`fourfold seeds`: the same training with several seeds, and what their tests say together.
+"""`fourfold seeds`: train and test one recipe with several seeds, and summarise the metrics.
 
-Each seed is a `fit` and a `test` of its own in RUN_DIR/seed_N, so that a command that was stopped
-goes on where it stood, and nothing of one training is left for the next.
+Each seed runs `fit` and `test` in a subprocess, in RUN_DIR/seed_N. A command that was stopped
+resumes when it is run again; seeds that are complete are skipped.
 """
 
+import math
 import os
 import shlex
 import statistics
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.commands import child
-from fourfold.commands.config_files import fingerprints, refuse_edited
-from fourfold.commands.run_directory import RunDirectory
-from fourfold.core.errors import InputError
+from fourfold.commands import subprocess_runs
+from fourfold.commands.option_parser import OptionParser
+from fourfold.commands.train.config_files import check_unedited, expand_arguments, fingerprints
+from fourfold.commands.train.options import check_seed
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
     """Train and test with each seed, then print and write mean, standard deviation and best.
 
     Raises:
-        InputError: The seeds are not whole numbers, or no run directory is named.
+        InputError: An option is wrong, or a config file changed while the command ran.
     """
-    options, rest = _options(argv)
+    options, recipe = _parse(argv)
     seeds = parse_seeds(options.seeds)
     folder = Path(options.run_dir)
-    # In Weights & Biases, where that is asked for, the seeds stand together.
+    # Weights & Biases shows the seeds as one group.
     environment = {"WANDB_RUN_GROUP": folder.name, **os.environ}
-    found, configs = {}, fingerprints(rest)
+    results = {}
+    configs = fingerprints(recipe)
     for seed in seeds:
         run = RunDirectory(folder / f"seed_{seed}")
-        given = [*rest, "--run_dir", str(run.path), "--seed_everything", str(seed)]
-        with child.locked(run.path) as held:
-            for verb in () if run.metrics_of(given) else ("fit", "test"):
-                refuse_edited(configs, rest)  # each child reads them anew
-                if code := child.run(verb, given, environment, [held]):
-                    return code
-            found[seed] = run.metrics_of(given) or {}
-    summary = summarise(found)
-    from fourfold.commands.results import show_seeds, write_metrics
+        given = [*recipe, "--run_dir", str(run.path), "--seed_everything", str(seed)]
+        subprocess_runs.wait_until_unlocked(run.path)
+        for command in () if run.metrics_of(given) else ("fit", "test"):
+            check_unedited(configs, recipe)  # each child reads the files again
+            if code := subprocess_runs.run(command, given, environment):
+                return code
+        results[seed] = run.metrics_of(given) or {}
+    summary = summarise(results)
+    from fourfold.commands.train.metrics_report import show_seeds, write_metrics
 
     show_seeds(summary, f"test of {folder}, seeds {', '.join(map(str, seeds))}")
-    command = ["fourfold", "seeds", *argv]
-    write_metrics(folder / "seeds.json", summary, {"command": shlex.join(command)})
+    command_line = shlex.join(["fourfold", "seeds", *argv])
+    write_metrics(folder / "seeds.json", summary, {"command": command_line})
     print(f"wrote {folder / 'seeds.json'}", flush=True)
     return 0
 
 
-def _options(argv: Sequence[str]) -> tuple[Any, list[str]]:
-    parser = ArgumentParser(prog="fourfold seeds", add_help=False, allow_abbrev=False)
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--run_dir", "--run-dir")
-    options, rest = parser.parse_known_args(list(argv))
-    if options.run_dir is None:
-        raise InputError("name a directory for the runs: --run_dir DIR")
-    if any(option.partition("=")[0] == "--seed_everything" for option in rest):
-        raise InputError("--seed_everything is what `fourfold seeds` sets itself: give --seeds")
-    return options, rest
+def make_parser() -> OptionParser:
+    """Return the parser of the options that `fit` does not have."""
+    parser = OptionParser(
+        prog="fourfold seeds",
+        usage="fourfold seeds --run_dir DIR [--seeds 0,1,2] --config FILE [--KEY VALUE ...]",
+        description="Train and test the same recipe once with each seed, in DIR/seed_N. Print the\n"
+        "mean, standard deviation (n - 1), best and individual values of every metric, and write\n"
+        "them to DIR/seeds.json. All other options are those of `fourfold fit`.",
+    )
+    parser.add_argument("--run_dir", required=True, metavar="DIR", help="directory of the runs")
+    parser.add_argument(
+        "--seeds",
+        default="0,1,2",
+        metavar="LIST",
+        help="integers separated by commas (default %(default)s); each becomes --seed_everything",
+    )
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
+    options, recipe = make_parser().parse_known_args(list(argv))
+    if any(option.partition("=")[0] == "--seed_everything" for option in recipe):
+        raise InputError("is set by `fourfold seeds`: use --seeds", option="--seed_everything")
+    return options, expand_arguments(recipe)
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds of a list such as "0,1,2".
+    """Return the seeds of a list such as "0,1,2".
 
     Raises:
-        InputError: One is no whole number below 2**32, or stands twice.
+        InputError: An entry is not an integer from 0 to 2**32 - 1, or appears twice.
     """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise InputError(f"--seeds is {text!r}, but must be whole numbers such as 0,1,2")
-    seeds = [int(part) for part in parts]
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entry.isdecimal() for entry in entries):
+        raise InputError(f"must be integers such as 0,1,2, got {text!r}", option="--seeds")
+    seeds = [int(entry) for entry in entries]
     for seed in seeds:
         check_seed("--seeds", seed)
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds {text} names a seed twice")
+        raise InputError(f"must be different integers, got {text}", option="--seeds")
     return seeds
 
 
-def check_seed(name: str, seed: int | None) -> None:
-    """Refuse a seed that numpy's generator cannot have; None and a bool are Lightning's words.
+def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return mean, standard deviation (n - 1), best and individual values of numeric metrics.
 
-    Raises:
-        InputError: Names the option and its value.
+    Args:
+        results: Metrics by seed.
     """
-    if seed is not None and not 0 <= seed < 2**32:
-        raise InputError(f"{name} is {seed}, but must lie between 0 and {2**32 - 1}")
+    from fourfold.metrics import lower_is_better
 
-
-def summarise(found: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each metric that is a number: mean, standard deviation (n - 1), best, and each seed's."""
-    from fourfold.metrics import less_is_better
-    from fourfold.papers.cells import std
-
-    first = next(iter(found.values()))
+    first = next(iter(results.values()))
     summary = {}
     for name, value in first.items():
-        # What JSON has no number for stands there as a word.
+        # metrics.json spells NaN and infinities as strings.
         is_number = isinstance(value, int | float) or value in ("nan", "inf", "-inf")
         if isinstance(value, bool) or not is_number:
             continue
-        values = [float(metrics[name]) for metrics in found.values()]
+        values = [float(metrics[name]) for metrics in results.values()]
         summary[name] = {
             "mean": statistics.fmean(values),
-            "std": std(values),
-            "best": min(values) if less_is_better(name) else max(values),
-            "seeds": {str(seed): v for seed, v in zip(found, values, strict=True)},
+            "std": _standard_deviation(values),
+            "best": min(values) if lower_is_better(name) else max(values),
+            "seeds": {str(seed): v for seed, v in zip(results, values, strict=True)},
         }
     return summary
+
+
+def _standard_deviation(values: Sequence[float]) -> float:
+    # statistics.stdev raises AttributeError on infinities and NaN.
+    is_defined = len(values) > 1 and all(map(math.isfinite, values))
+    return statistics.stdev(values) if is_defined else math.nan

@@ -1,1 +1,1 @@
-"""The shared attention, block and stack: torch only."""
+"""Attention, transformer block, embeddings, masks and key-value cache; imports torch alone."""

@@ -1,24 +1,28 @@
 """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) and multi-head attention (3.2.2).
 
+`softmax` is the only place where scores become weights. Another function in its place, such as
+``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation, decoding and
+attention maps alike.
+
 Shapes: B batch, S sources, H heads, Tq queries, Tk keys, D model width, Dh head width, Dv value
 width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache as once
+from functools import cache as cache_result
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 
-from fourfold.core.cache import LayerCache
-from fourfold.core.config import TransformerConfig, check_word
-from fourfold.core.masks import Lowered, Mask, triangle
-from fourfold.kernels.linear import Linear
-from fourfold.kernels.products import attend_by_products, products_are_faster
+from fourfold.core.kv_cache import LayerCache
+from fourfold.core.masks import LoweredMask, Mask, causal_mask
+from fourfold.core.validation import check_choice, head_width
+from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster
+from fourfold.kernels.cpu_decoding import Linear
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
@@ -26,8 +30,8 @@ _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 
 @contextmanager
 def attention_backend(name: str) -> Iterator[None]:
-    """Within it every attention runs on one backend: auto, naive, sdpa or flex."""
-    check_word("attention backend", name, BACKENDS)
+    """Run all attention in this context on one backend: auto, naive, sdpa or flex."""
+    check_choice("attention_backend", name, BACKENDS)
     token = _backend.set(name)
     try:
         yield
@@ -35,11 +39,13 @@ def attention_backend(name: str) -> Iterator[None]:
         _backend.reset(token)
 
 
-def lower(mask: Mask, q_len: int, k_len: int, like: Tensor, dense: bool = False) -> Lowered:
-    """Lower a mask for the backend that serves it best where `like` lives.
+def lower_mask(
+    mask: Mask, q_len: int, k_len: int, like: Tensor, *, dense: bool = False
+) -> LoweredMask:
+    """Convert a mask to the form that the fastest backend takes on the device of `like`.
 
-    FlexAttention skips whole blocks that documents or a window mask away, and is used for these
-    on CUDA, unless `dense` says that there is something it cannot do.
+    FlexAttention skips whole blocks that documents or a window mask out, so it is used for these
+    on CUDA. With `dense`, the result is never a BlockMask.
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
@@ -47,18 +53,32 @@ def lower(mask: Mask, q_len: int, k_len: int, like: Tensor, dense: bool = False)
     return mask.lower(q_len, k_len, like.device, flex=flex and not dense)
 
 
+def softmax(scores: Tensor) -> Tensor:
+    """Convert scores (B, H, Tq, Tk) to weights of the same shape; -inf becomes 0."""
+    return scores.softmax(-1)
+
+
 def attention_weights(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """softmax(q k^T scale + bias) over allowed keys, (B, H, Tq, Tk); a row without any is 0."""
-    exact = torch.promote_types(q.dtype, torch.float32)
-    scores = q.to(exact) @ k.to(exact).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    """Compute softmax(q k^T scale + bias) over allowed keys, in fp32 or fp64.
+
+    Arguments as for `attend`. The result (B, H, Tq, Tk) is 0 in rows without an allowed key.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(dtype) @ k.to(dtype).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
     if mask is None:
-        return scores.softmax(-1)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return weights.masked_fill(~mask, 0.0)  # also turns the NaN of an empty row into 0
+        return normalize(scores)
+    weights = normalize(scores.masked_fill(~mask, float("-inf")))
+    return weights.masked_fill(~mask, 0.0)  # also replaces the NaN of a row without allowed keys
 
 
 def attend(
@@ -71,37 +91,49 @@ def attend(
     causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Attention on the fastest kernel that serves the arguments; the only caller of kernels.
+    """Compute attention on the fastest kernel that supports the arguments.
 
     Args:
         q: (B, H, Tq, Dh).
         k: (B, H, Tk, Dh).
         v: (B, H, Tk, Dv).
         mask: Bool, True = may attend, broadcastable to (B, H, Tq, Tk); or a BlockMask, which
-            has causality in it and goes with neither bias nor dropout.
+            includes causality and supports neither bias nor dropout.
         bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
-        causal: Apply the causal triangle, bottom-right aligned.
+        causal: Apply a causal mask, aligned at the bottom right.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
-        dropout_p: Dropout on the weights.
+        dropout_p: Dropout probability of the weights.
+        normalize: Function from scores to weights, over the last dimension. No fused kernel
+            supports another function than `softmax`, so the weights are then materialized.
 
     Returns:
-        (B, H, Tq, Dv); 0 where a query may see no key.
+        (B, H, Tq, Dv); 0 for a query that may attend to no key.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> attend(q, k, v, causal=True).shape
+        torch.Size([1, 2, 5, 8])
     """
+    backend = _backend.get()
+    explicit = backend == "naive" or normalize is not softmax
     if isinstance(mask, BlockMask):
-        assert bias is None, "lower the mask with dense=True"
-        assert dropout_p == 0.0, "lower the mask with dense=True"
-        assert not causal, "causality is in the BlockMask"
-        return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale)
+        if not explicit:
+            assert bias is None, "lower the mask with dense=True"
+            assert dropout_p == 0.0, "lower the mask with dense=True"
+            assert not causal, "a BlockMask includes causality"
+            return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale)
+        mask = _dense_mask(mask, q.device)
     q_len, k_len = q.shape[2], k.shape[2]
-    naive = _backend.get() == "naive"
-    if causal and (mask is not None or bias is not None or q_len != k_len or naive):
-        past = triangle(q_len, k_len, q.device)
-        mask, causal = past if mask is None else mask & past, False
-    if naive:
-        weights = attention_weights(q, k, mask, bias, scale).to(v.dtype)
-        return F.dropout(weights, dropout_p) @ v
-    if _backend.get() == "auto" and products_are_faster(q, k_len, dropout_p):
+    if causal and (mask is not None or bias is not None or q_len != k_len or explicit):
+        allowed = causal_mask(q_len, k_len, q.device)
+        mask = allowed if mask is None else mask & allowed
+        causal = False
+    if explicit:
+        weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale, normalize=normalize)
+        return F.dropout(weights.to(v.dtype), dropout_p) @ v
+    if backend == "auto" and products_are_faster(q, k_len, dropout_p):
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -111,56 +143,98 @@ def attend(
     )
 
 
-@once
+@cache_result
 def _flex(compiled: bool):  # type: ignore[no-untyped-def]
-    """FlexAttention is only fast compiled; eager it serves the tests on a CPU."""
+    # FlexAttention is fast only if compiled. Uncompiled, it serves the tests on a CPU.
     return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
+def _dense_mask(mask: BlockMask, device: torch.device) -> Tensor:
+    rows, heads, q_len, k_len = mask.shape
+    return create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(device))
+
+
 class Attention(nn.Module):
-    """Multi-head attention over the tokens themselves, or over a `memory` (cross-attention).
+    """Multi-head self-attention, or cross-attention if `forward` gets a `memory`.
 
     Args:
-        config: The stack's description.
+        d_model: D.
+        n_heads: H.
+        d_head: Dh; None means d_model / n_heads.
+        d_value: Dv; None means Dh.
+        bias: Learn a bias in each projection.
+        scale: Factor on the scores; None means 1 / sqrt(Dh).
+        dropout: Dropout probability of the weights.
+
+    Attributes:
+        normalize: Function from scores to weights; set it on the class or on an instance.
+
+    Raises:
+        InputError: `d_model` is not divisible by `n_heads`, and `d_head` is not given.
+
+    Example:
+        >>> attn = Attention(16, 4)
+        >>> attn(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    normalize: Callable[[Tensor], Tensor] = staticmethod(softmax)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        d_value: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        width, heads, bias = config.d_model, config.n_heads, config.bias
-        self.n_heads = heads
-        self.scale = config.attn_scale
-        self.dropout = config.attn_dropout
-        self.q = Linear(width, heads * config.head_width, bias=bias)
-        self.k = Linear(width, heads * config.head_width, bias=bias)
-        self.v = Linear(width, heads * config.value_width, bias=bias)
-        self.out = Linear(heads * config.value_width, width, bias=bias)
+        d_head = head_width(d_model, n_heads, d_head)
+        d_value = d_value or d_head
+        self.n_heads = n_heads
+        self.scale = scale
+        self.dropout = dropout
+        self.q = Linear(d_model, n_heads * d_head, bias=bias)
+        self.k = Linear(d_model, n_heads * d_head, bias=bias)
+        self.v = Linear(d_model, n_heads * d_value, bias=bias)
+        self.out = Linear(n_heads * d_value, d_model, bias=bias)
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: Lowered = Lowered(),
+        mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Attend from x (B, Tq, D) to itself or to `memory` (B, Tk, D); returns (B, Tq, D).
 
-        A memory or cache of fewer rows, (S, Tk, D), serves B / S rows of x each, one after the
-        other; a mask may be by row of either.
+        A memory or cache may have S < B rows. Each of them then serves B / S consecutive rows of
+        x, such as the beams of one source. The mask may have B or S rows.
         """
-        q = self._split(self.q(x))  # (B, H, Tq, Dh)
+        q = self._split_heads(self.q(x))  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache)
-        allowed, shared = mask.mask, len(k) < len(q)
-        if shared:  # beams of one source share what it holds: they are as many queries more
+        allowed = mask.mask
+        shared = len(k) < len(q)
+        if shared:
             if allowed is not None and len(allowed) == len(q):
-                allowed = as_queries(allowed, len(k))  # (S, 1, B/S Tq, Tk)
-            q = as_queries(q, len(k))  # (S, H, B/S Tq, Dh)
-        dropout_p = self.dropout if self.training else 0.0
+                allowed = fold_beams_into_queries(allowed, len(k))  # (S, 1, B/S Tq, Tk)
+            q = fold_beams_into_queries(q, len(k))  # (S, H, B/S Tq, Dh)
         y = attend(
-            q, k, v,
-            mask=allowed, causal=mask.causal, bias=bias, scale=self.scale, dropout_p=dropout_p,
-        )  # (B, H, Tq, Dv)  # fmt: skip
+            q,
+            k,
+            v,
+            mask=allowed,
+            causal=mask.causal,
+            bias=bias,
+            scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            normalize=self.normalize,
+        )  # (B, H, Tq, Dv)
         if shared:
             y = y.unflatten(2, (-1, x.shape[1])).transpose(1, 2).flatten(0, 1)  # (B, H, Tq, Dv)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, Tq, D)
@@ -170,36 +244,38 @@ class Attention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: Lowered = Lowered(),
+        mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
     ) -> Tensor:
-        """The attention weights (B, H, Tq, Tk) that `forward` of the same inputs applies."""
-        dense = mask.mask
-        if isinstance(dense, BlockMask):
-            rows, heads, q_len, k_len = dense.shape
-            dense = create_mask(dense.mask_mod, rows, heads, q_len, k_len, str(x.device))
+        """Compute the attention weights (B, H, Tq, Tk) that `forward` applies to the values."""
+        allowed = mask.mask
+        if isinstance(allowed, BlockMask):
+            allowed = _dense_mask(allowed, x.device)
         if mask.causal:
-            dense = triangle(x.shape[1], x.shape[1], x.device)
+            allowed = causal_mask(x.shape[1], x.shape[1], x.device)
         k, _ = self._keys_values(x, memory, None)
-        return attention_weights(self._split(self.q(x)), k, dense, bias, self.scale)
+        q = self._split_heads(self.q(x))
+        return attention_weights(
+            q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize
+        )
 
     def _keys_values(
         self, x: Tensor, memory: Tensor | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
         def project() -> tuple[Tensor, Tensor]:
             source = x if memory is None else memory
-            return self._split(self.k(source)), self._split(self.v(source))
+            return self._split_heads(self.k(source)), self._split_heads(self.v(source))
 
         if cache is None:
             return project()
         if memory is not None:
-            return cache.project_once(project)
+            return cache.cached_cross_kv(project)
         return cache.extend(*project())
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, Dh)
 
 
-def as_queries(x: Tensor, sources: int) -> Tensor:
-    """Rows of one of S sources as queries more: (B, H, Tq, Dh) to (S, H, B/S Tq, Dh)."""
+def fold_beams_into_queries(x: Tensor, sources: int) -> Tensor:
+    """Concatenate the queries of all rows of a source: (B, H, Tq, Dh) to (S, H, B/S Tq, Dh)."""
     return x.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)

@@ -1,75 +1,73 @@
-"""The block that all four families share, and a stack of it (Vaswani et al. 2017, Figure 1).
+"""Transformer block shared by all families, and a stack of blocks (Vaswani et al. 2017, Fig. 1).
 
                  post-norm                       pre-norm
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))
 
-A block is self-attention, optional cross-attention and a feed-forward layer, each inside the
-same residual. Shapes: B batch, T tokens, S memory tokens, D model width.
+A block consists of self-attention, optional cross-attention and a feed-forward layer, each with a
+residual connection. Shapes: B batch, T tokens, S memory tokens, D model width.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.attention import Attention, lower
-from fourfold.core.cache import KVCache, LayerCache
+from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.config import TransformerConfig
-from fourfold.core.masks import Lowered, Mask
+from fourfold.core.feed_forward import FeedForward, make_norm
+from fourfold.core.kv_cache import KVCache, LayerCache
+from fourfold.core.masks import LoweredMask, Mask
 from fourfold.kernels.dropout import Dropout
-from fourfold.kernels.linear import Linear
 
 
-def quick_gelu(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
-    return x * torch.sigmoid(1.702 * x)
+def norm_from_config(config: TransformerConfig) -> nn.Module:
+    """Build the norm that a config describes."""
+    return make_norm(config.d_model, config.norm, eps=config.norm_eps, bias=config.bias)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,  # Vaswani et al. 2017, eq. 2
-    "gelu": F.gelu,  # Hendrycks and Gimpel 2016, exact
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # its approximation: GPT-2, original BERT
-    "quick_gelu": quick_gelu,  # the cruder approximation of the same paper: CLIP
-    "silu": F.silu,  # Elfwing et al. 2017; with glu: SwiGLU, Shazeer 2020
-}
+def _attention_from_config(config: TransformerConfig) -> Attention:
+    return Attention(
+        config.d_model,
+        config.n_heads,
+        d_head=config.d_head,
+        d_value=config.d_value,
+        bias=config.bias,
+        scale=config.attn_scale,
+        dropout=config.attn_dropout,
+    )
 
 
-def make_norm(config: TransformerConfig) -> nn.Module:
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) over D."""
-    if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
+class DropPath(nn.Module):
+    """Stochastic depth: in training, zeros whole samples of a batch (Huang et al. 2016).
 
+    Args:
+        drop_prob: Probability that a sample is zeroed; the others are divided by
+            1 - `drop_prob`.
+    """
 
-class FeedForward(nn.Module):
-    """act(x W1 + b1) W2 + b2 (Vaswani eq. 2), or gated: (act(x W1) * x Wg) W2."""
-
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, drop_prob: float) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        self.up = Linear(config.d_model, config.d_ff, bias=config.bias)
-        gated = config.feed_forward == "glu"
-        self.gate = Linear(config.d_model, config.d_ff, bias=config.bias) if gated else None
-        self.dropout = Dropout(config.ff_dropout)
-        self.down = Linear(config.d_ff, config.d_model, bias=config.bias)
+        # A tensor, because torch.compile would compile a graph for each value of a float.
+        self.keep_prob = torch.tensor(1.0 - drop_prob, dtype=torch.float64, device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
-        y = self.activation(self.up(x))
-        if self.gate is not None:
-            y = y * self.gate(x)
-        return self.down(self.dropout(y))
+        """Zero samples of x (B, T, D) at random."""
+        if not self.training:
+            return x
+        drawn = torch.rand(x.shape[0], 1, 1, dtype=torch.float32, device=x.device)
+        return x * (drawn < self.keep_prob) / self.keep_prob
+
+    def extra_repr(self) -> str:
+        return f"drop_prob={1.0 - float(self.keep_prob):g}"
 
 
 class Block(nn.Module):
-    """One layer of any of the four families.
+    """Transformer block with pre-norm or post-norm.
 
     Args:
-        config: The stack's description.
-        cross_attention: Whether it also attends to a memory (decoder of an encoder-decoder).
-        drop_path: Probability that a sub-layer is skipped for a whole row of the batch.
+        config: Shape and components.
+        cross_attention: Also attend to a memory, as the decoder of an encoder-decoder does.
+        drop_path: Probability that a sub-layer is skipped for a whole sample of the batch.
     """
 
     def __init__(
@@ -77,26 +75,34 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.attn_norm, self.attn = make_norm(config), Attention(config)
+        self.attn_norm = norm_from_config(config)
+        self.attn = _attention_from_config(config)
         if cross_attention:
-            self.cross_attn_norm, self.cross_attn = make_norm(config), Attention(config)
-        self.ff_norm, self.ff = make_norm(config), FeedForward(config)
+            self.cross_attn_norm = norm_from_config(config)
+            self.cross_attn = _attention_from_config(config)
+        self.ff_norm = norm_from_config(config)
+        self.ff = FeedForward(
+            config.d_model,
+            config.d_ff,
+            activation=config.activation,
+            gated=config.feed_forward == "glu",
+            bias=config.bias,
+            dropout=config.ff_dropout,
+        )
         self.dropout = Dropout(config.dropout)
-        self.drops = drop_path > 0.0
-        # No float, of which each would compile a graph of its own.
-        self.kept = torch.tensor(1.0 - drop_path, dtype=torch.float64, device="cpu")
+        self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
 
     def forward(
         self,
         x: Tensor,
-        mask: Lowered,
+        mask: LoweredMask,
         *,
         memory: Tensor | None = None,
-        memory_mask: Lowered = Lowered(),
+        memory_mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, T, D), memory (B, S, D) or None; returns (B, T, D)."""
+        """Transform x (B, T, D), with a memory (B, S, D) or None; returns (B, T, D)."""
 
         def attn(y: Tensor) -> Tensor:
             return self.attn(y, mask=mask, bias=bias, cache=cache)
@@ -111,24 +117,22 @@ class Block(nn.Module):
 
     def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            return x + self._drop(sublayer(norm(x)))
-        return norm(x + self._drop(sublayer(x)))
-
-    def _drop(self, y: Tensor) -> Tensor:
-        y = self.dropout(y)
-        if self.drops and self.training:
-            drawn = torch.rand(y.shape[0], 1, 1, dtype=torch.float32, device=y.device)
-            y = y * (drawn < self.kept) / self.kept
-        return y
+            return x + self.drop_path(self.dropout(sublayer(norm(x))))
+        return norm(x + self.drop_path(self.dropout(sublayer(x))))
 
 
 class Stack(nn.Module):
-    """N blocks, and after pre-norm blocks one last norm.
+    """Stack of N blocks, followed by a norm if the blocks are pre-norm.
 
     Args:
-        config: Its description.
-        cross_attention: Whether blocks attend to a memory.
-        n_layers: Depth, when it is not the config's (a decoder of another depth).
+        config: Shape and components.
+        cross_attention: Also attend to a memory in each block.
+        n_layers: Number of blocks; None means `config.n_layers`.
+
+    Example:
+        >>> config = TransformerConfig(d_model=16, n_layers=2, n_heads=4, d_ff=64)
+        >>> Stack(config)(torch.randn(2, 5, 16), Mask(causal=True)).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(
@@ -144,9 +148,9 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, cross_attention=cross_attention, drop_path=rate) for rate in rates
         )
-        self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
+        self.norm = norm_from_config(config) if config.norm_placement == "pre" else nn.Identity()
         self.attn_dropout = config.attn_dropout
-        self.narrow = min(config.head_width, config.value_width) < 16
+        self.has_narrow_heads = min(config.head_width, config.value_width) < 16
 
     def forward(
         self,
@@ -158,20 +162,29 @@ class Stack(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """x (B, T, D), memory (B, S, D) or None, bias over (B, H, T, Tk); returns (B, T, D).
+        """Transform x (B, T, D), lowering the masks once for all blocks.
 
-        The masks are lowered here, once for all blocks.
+        Args:
+            x: (B, T, D); with a cache, only the new positions.
+            mask: Self-attention mask.
+            memory: (B, S, D) for cross-attention, or None.
+            memory_mask: Cross-attention mask.
+            bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
+            cache: Keys and values of earlier positions; extended in place.
+
+        Returns:
+            (B, T, D).
         """
         q_len = x.shape[1]
         k_len = cache.length if cache is not None else q_len
-        # What FlexAttention cannot do: a bias, dropout, and on CUDA heads narrower than 16.
+        # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
-        dense = bias is not None or dropout or (self.narrow and x.is_cuda)
-        own = lower(mask, q_len, k_len, x, dense)
-        cross = Lowered()
+        dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)
+        lowered = lower_mask(mask, q_len, k_len, x, dense=dense)
+        cross = LoweredMask()
         if memory is not None:
-            cross = lower(memory_mask, q_len, memory.shape[1], x, dense)
+            cross = lower_mask(memory_mask, q_len, memory.shape[1], x, dense=dense)
         for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
-            x = block(x, own, memory=memory, memory_mask=cross, bias=bias, cache=layer)
+            x = block(x, lowered, memory=memory, memory_mask=cross, bias=bias, cache=layer)
         return self.norm(x)

@@ -1,62 +1,92 @@
-"""What enters the stack: tokens with positions and segments, or patches of an image.
+"""Embeddings of tokens with positions and segments, and of image patches.
 
 Shapes: B batch, T tokens, D model width, C channels, N patches.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.config import TransformerConfig, check_word
-from fourfold.core.errors import InputError
 from fourfold.core.positions import POSITIONS, PositionTable
-from fourfold.core.stack import make_norm
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 
 
-def make_positions(kind: str, n_rows: int, width: int) -> PositionTable | None:
-    """The row `kind` of the table POSITIONS, built; None for "none"."""
-    check_word("positions", kind, tuple(POSITIONS))
-    build = POSITIONS[kind]
-    return None if build is None else build(n_rows, width)
+def make_positions(
+    positions: str | Callable[[int, int], PositionTable], n_rows: int, d_model: int
+) -> PositionTable | None:
+    """Build a table of N position vectors, or None for "none".
+
+    Args:
+        positions: A row of `POSITIONS`, or a function from (N, D) to a table.
+        n_rows: N.
+        d_model: D.
+    """
+    if isinstance(positions, str):
+        check_choice("positions", positions, tuple(POSITIONS))
+        build = POSITIONS[positions]
+    else:
+        build = positions
+    return None if build is None else build(n_rows, d_model)
 
 
 class TokenEmbedding(nn.Module):
-    """Sum of token, position and segment vectors, then optional norm, then dropout.
+    """Sum of token, position and segment vectors, followed by an optional norm and dropout.
 
     Args:
-        config: Width, norm and dropout.
-        vocab_size: Number of rows V.
+        vocab_size: V.
+        d_model: D.
         max_len: Number of positions.
-        positions: A row of POSITIONS.
-        n_segments: Number of segment vectors (BERT's sentence A and B); 0 for none.
-        scale: Multiply token vectors by sqrt(D) (Vaswani 3.4).
-        norm: Normalise the sum (BERT).
+        positions: A row of `POSITIONS`.
+        n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
+        scale: Multiply token vectors by sqrt(D) (Vaswani et al. 2017, section 3.4).
+        norm: Module applied to the sum (BERT), or None.
+        dropout: Dropout probability of the result.
+
+    Raises:
+        InputError: `positions` is not a row of `POSITIONS`.
+
+    Example:
+        >>> embed = TokenEmbedding(100, 16, max_len=32, positions="sinusoidal")
+        >>> embed(torch.tensor([[1, 2, 3]]), slice(0, 3)).shape
+        torch.Size([1, 3, 16])
     """
 
     def __init__(
         self,
-        config: TransformerConfig,
         vocab_size: int,
-        max_len: int,
-        positions: str,
+        d_model: int,
         *,
+        max_len: int,
+        positions: str = "learned",
         n_segments: int = 0,
         scale: bool = False,
-        norm: bool = False,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        width = config.d_model
-        self.tokens = nn.Embedding(vocab_size, width)
-        self.positions = make_positions(positions, max_len, width)
-        self.segments = nn.Embedding(n_segments, width) if n_segments else None
-        self.scale = width**0.5 if scale else 1.0
-        self.norm = make_norm(config) if norm else nn.Identity()
-        self.dropout = Dropout(config.dropout)
+        self.tokens = nn.Embedding(vocab_size, d_model)
+        self.positions = make_positions(positions, max_len, d_model)
+        self.segments = nn.Embedding(n_segments, d_model) if n_segments else None
+        self.scale = d_model**0.5 if scale else 1.0
+        self.norm = norm or nn.Identity()
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, ids: Tensor, positions: Tensor | slice, segments: Tensor | None = None
     ) -> Tensor:
-        """ids (B, T), positions a slice or (B, T), segments (B, T) or None = 0; to (B, T, D)."""
+        """Embed tokens.
+
+        Args:
+            ids: (B, T) int64.
+            positions: Positions of the tokens, a slice of length T or (B, T).
+            segments: (B, T) int64; None means 0.
+
+        Returns:
+            (B, T, D).
+        """
         x = self.tokens(ids)  # (B, T, D)
         if self.scale != 1.0:
             x = x * self.scale
@@ -67,56 +97,80 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.norm(x))
 
     def share_tokens(self, owner: "TokenEmbedding") -> None:
-        """Use the token vectors of `owner`, which alone has them in its state dict."""
+        """Use the token vectors of `owner`, whose state dict alone contains them."""
         del self.tokens
-        object.__setattr__(self, "tokens", owner.tokens)  # past the registration of modules
+        # Assigning an nn.Module the usual way would register it here, too.
+        object.__setattr__(self, "tokens", owner.tokens)
 
 
 class PatchEmbedding(nn.Module):
-    """An image as a sequence of projected patches (Dosovitskiy et al. 2020, eq. 1).
+    """Sequence of projected image patches with prefix tokens (Dosovitskiy et al. 2020, eq. 1).
 
     Args:
-        config: Width and dropout.
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: C.
-        positions: A row of POSITIONS.
-        n_prefix: Learned tokens in front: 1 class token, 2 with DeiT's distillation token.
+        d_model: D.
+        positions: A row of `POSITIONS`, or a function from (N, D) to a `PositionTable`.
+        n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
+            distillation token.
+        dropout: Dropout probability of the result.
+
+    Raises:
+        InputError: `image_size` is not divisible by `patch_size`, or `positions` is not a row
+            of `POSITIONS`.
+
+    Example:
+        >>> embed = PatchEmbedding(32, 8, 3, 16)
+        >>> embed(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 17, 16])
     """
 
     def __init__(
         self,
-        config: TransformerConfig,
         image_size: int,
         patch_size: int,
         n_channels: int,
-        positions: str,
+        d_model: int,
         *,
+        positions: str | Callable[[int, int], PositionTable] = "learned",
         n_prefix: int = 1,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
-            raise InputError(f"image_size {image_size} is not divisible by patch_size {patch_size}")
-        self.image_size, self.n_channels = image_size, n_channels
-        self.patches = nn.Conv2d(n_channels, config.d_model, patch_size, stride=patch_size)
+            raise InputError(
+                f"must be divisible by patch_size ({patch_size}), got {image_size}",
+                option="image_size",
+            )
+        self.image_size = image_size
+        self.n_channels = n_channels
+        self.patches = nn.Conv2d(n_channels, d_model, patch_size, stride=patch_size)
         n_patches = (image_size // patch_size) ** 2
-        # A grid of waves has no place for tokens in front: they get no position (big_vision).
+        # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
         self.prefix_has_position = positions != "sincos2d"
         rows = n_patches + n_prefix * self.prefix_has_position
-        self.positions = make_positions(positions, rows, config.d_model)
-        self.prefix = nn.Parameter(torch.zeros(n_prefix, config.d_model)) if n_prefix else None
-        self.dropout = Dropout(config.dropout)
+        self.positions = make_positions(positions, rows, d_model)
+        self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
+        self.dropout = Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, side, side) to (B, prefix + N, D).
+        """Embed images.
+
+        Shapes:
+            images (B, C, image_size, image_size) to (B, n_prefix + N, D).
 
         Raises:
-            InputError: The images are not of the size or channels the model is built for.
+            InputError: The images have another size or number of channels than the model.
         """
-        want = (self.n_channels, self.image_size, self.image_size)
-        if tuple(images.shape[1:]) != want:
-            raise InputError(f"images are {tuple(images.shape[1:])}, but the model takes {want}")
-        # Under autocast the convolution is in low precision, the residual stream never.
+        expected = (self.n_channels, self.image_size, self.image_size)
+        if images.dim() != 4 or tuple(images.shape[1:]) != expected:
+            raise InputError(
+                f"must have the shape (B, {', '.join(map(str, expected))}),"
+                f" got {tuple(images.shape)}",
+                option="images",
+            )
+        # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
         x = self.patches(images).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
         if self.positions is not None and not self.prefix_has_position:
             x = x + self.positions.weight

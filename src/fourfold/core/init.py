@@ -1,23 +1,23 @@
-"""First weights, one function per paper, called once at the end of a model's `__init__`."""
+"""Weight initialization, one function per paper, called at the end of a model's `__init__`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.attention import Attention
-from fourfold.core.config import check_word
 from fourfold.core.embeddings import PatchEmbedding
+from fourfold.core.feed_forward import FeedForward
 from fourfold.core.positions import PositionTable
-from fourfold.core.stack import FeedForward
+from fourfold.core.validation import check_choice
 
-_truncated = partial(init.trunc_normal_, std=0.02, a=-0.04, b=0.04)  # cut at two deviations
+_truncated = partial(init.trunc_normal_, std=0.02, a=-0.04, b=0.04)
 _normal = partial(init.normal_, std=0.02)
 
 
 def vaswani(model: nn.Module) -> None:
-    """Glorot uniform matrices, N(0, 1/sqrt(D)) embeddings (tensor2tensor's first release)."""
+    """Fill matrices Glorot-uniform and embeddings N(0, 1/sqrt(D)) (tensor2tensor 1.0)."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             init.xavier_uniform_(module.weight)
@@ -29,29 +29,32 @@ def vaswani(model: nn.Module) -> None:
 
 
 def bert(model: nn.Module) -> None:
-    """Everything N(0, 0.02) cut at two deviations, biases 0 (BERT's code; also DeiT)."""
+    """Fill weights N(0, 0.02), truncated at two deviations, and biases 0 (BERT's code; DeiT)."""
     _fill(model, _truncated)
 
 
 def gpt(model: nn.Module) -> None:
-    """Everything N(0, 0.02), biases 0 (GPT-1, section 4.1)."""
+    """Fill all weights N(0, 0.02) and biases 0 (GPT-1, section 4.1)."""
     _fill(model, _normal)
 
 
 def gpt2(model: nn.Module) -> None:
-    """GPT-1's, with N(0, 0.01) positions (the code) and residual matrices scaled down.
+    """Fill weights as GPT-1, but positions N(0, 0.01) and residual projections smaller.
 
-    A matrix that writes into the residual stream is divided by the square root of the number of
-    residual layers (GPT-2, section 2.3).
+    The last matrix of each sub-layer is divided by the square root of the number of sub-layers
+    (GPT-2, section 2.3). The deviation of positions is that of the released code.
     """
     _fill(model, _normal)
-    writers = [m.out if isinstance(m, Attention) else m.down for m in model.modules()
-               if isinstance(m, Attention | FeedForward)]  # fmt: skip
+    projections = []
     for module in model.modules():
-        if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
+        if isinstance(module, Attention):
+            projections.append(module.out)
+        elif isinstance(module, FeedForward):
+            projections.append(module.down)
+        elif isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
             init.normal_(module.weight, std=0.01)
-    for writer in writers:
-        init.normal_(writer.weight, std=0.02 * len(writers) ** -0.5)
+    for projection in projections:
+        init.normal_(projection.weight, std=0.02 * len(projections) ** -0.5)
 
 
 def _fill(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
@@ -79,7 +82,19 @@ INITS: dict[str, Callable[[nn.Module], None]] = {
 }
 
 
-def initialise(model: nn.Module, name: str) -> None:
-    """Fill all parameters of `model` by the row `name` of INITS; norms keep 1 and 0."""
-    check_word("init", name, tuple(INITS))
-    INITS[name](model)
+def initialize(
+    model: nn.Module, name: str, inits: Mapping[str, Callable[[nn.Module], None]] = INITS
+) -> None:
+    """Fill the parameters of a model; norms keep their weights 1 and biases 0.
+
+    Args:
+        model: The model.
+        name: A row of `inits`.
+        inits: Functions by name. A family with an initialization of its own passes
+            ``{**INITS, "name": function}``.
+
+    Raises:
+        InputError: `name` is not a row of `inits`.
+    """
+    check_choice("init", name, tuple(inits))
+    inits[name](model)

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens already decoded. The decoding loop owns it; modules hold no state.
+"""Key-value cache of a decoder. The decoding loop owns it; modules hold no decoding state.
 
 Shapes: B batch rows, H heads, T tokens so far, Dh head width.
 """
@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fourfold.core.errors import InputError
-from fourfold.core.masks import Mask, count_positions
-
 
 class LayerCache:
-    """One layer's share: a buffer that doubles when full, and the projected memory."""
+    """Cache of one layer: keys and values of earlier tokens, and of a memory.
+
+    The buffers double their capacity when they are full.
+    """
 
     def __init__(self) -> None:
         self.length = 0
@@ -22,7 +22,8 @@ class LayerCache:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, t, Dh) keys and values; return all of them, (B, H, T, Dh) views."""
-        start, self.length = self.length, self.length + k.shape[2]
+        start = self.length
+        self.length = start + k.shape[2]
         if self.buffers is None or self.length > self.buffers[0].shape[2]:
             self._grow(k, v, start)
         assert self.buffers is not None
@@ -38,15 +39,17 @@ class LayerCache:
                 new[:, :, :filled] = old[:, :, :filled]
         self.buffers = (grown[0], grown[1])
 
-    def project_once(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory: computed at the first step, remembered after."""
+    def cached_cross_kv(
+        self, project: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the memory, which are computed at the first step only."""
         if self.memory is None:
             k, v = project()
-            self.memory = k.contiguous(), v.contiguous()  # by head, as each step reads them
+            self.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
         return self.memory
 
     def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
-        """Keep batch rows `rows`, in that order, and memories `sources`; None keeps all."""
+        """Keep the batch rows `rows` and the memories `sources`, in that order; None keeps all."""
         if self.buffers is not None:
             k, v = self.buffers
             self.buffers = k.index_select(0, rows), v.index_select(0, rows)
@@ -56,9 +59,15 @@ class LayerCache:
 
 
 class KVCache:
-    """What a model has seen so far: keys and values of each layer, and which tokens were real.
+    """Key-value cache of a model, with the padding mask and documents of earlier tokens.
 
-    It is of no use after a call that was refused, which may have been counted already.
+    Do not reuse a cache after a forward call raised: it may already have counted the tokens.
+
+    Attributes:
+        length: Number of tokens T.
+        keys: (B, T) bool, True = real token; None if all are.
+        documents: (B, T) index of the packed document of each token, or None.
+        layers: Cache of each layer.
     """
 
     layer_class = LayerCache
@@ -70,62 +79,43 @@ class KVCache:
         self.layers: list[LayerCache] = []
 
     def layer(self, index: int) -> LayerCache:
-        """The share of layer `index`, made at its first use."""
+        """Return the cache of layer `index`, creating it at its first use."""
         while len(self.layers) <= index:
             self.layers.append(self.layer_class())
         return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Take note of new tokens `ids` (B, t): their padding and documents, each (B, t)."""
-        past = ids.new_ones(ids.shape[0], self.length, dtype=torch.bool)
+        """Count new tokens `ids` (B, t) with their padding mask and documents, each (B, t)."""
+        all_real = ids.new_ones(ids.shape[0], self.length, dtype=torch.bool)
         if keys is not None or self.keys is not None:
-            old = past if self.keys is None else self.keys
+            old = all_real if self.keys is None else self.keys
             new = torch.ones_like(ids, dtype=torch.bool) if keys is None else keys
             self.keys = torch.cat([old, new], dim=1)
         if documents is not None or self.documents is not None:
-            # New tokens without a number go on with the last document, as decoding does.
-            old = past.long() * 0 if self.documents is None else self.documents
+            # New tokens without a document continue the last one, as in decoding.
+            old = all_real.long() * 0 if self.documents is None else self.documents
             new = old[:, -1:].expand_as(ids) if documents is None else documents
             self.documents = torch.cat([old, new], dim=1)
         self.length += ids.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Keep batch rows `rows` (int64) in every layer: beams, or finished sentences dropped.
+        """Select batch rows in every layer, to reorder beams or drop finished sequences.
 
         Args:
-            rows: Which rows go on, in their new order; they may repeat.
-            sources: Which memories stay; None is for one memory a row, which moves with it. Else
-                a memory serves as many rows, one after the other, as there are for each.
+            rows: (R,) int64, indices of the rows in their new order; they may repeat.
+            sources: (S,) int64, indices of the memories. Each then serves R / S consecutive rows.
+                None means one memory per row.
         """
         sources = rows if sources is None else sources
-        kept = None if self._all_memories(sources) else sources
+        kept = None if self._keeps_all_memories(sources) else sources
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)
         for layer in self.layers:
             layer.reorder(rows, kept)
 
-    def _all_memories(self, sources: Tensor) -> bool:
-        """Whether `sources` are all that there are, as they are (asked once for all layers)."""
+    def _keeps_all_memories(self, sources: Tensor) -> bool:
+        """Return whether `sources` selects all memories in their order."""
         memory = self.layers[0].memory if self.layers else None
         if memory is None or len(memory[0]) != len(sources):
             return False
         return torch.equal(sources, torch.arange(len(sources), device=sources.device))
-
-
-def look_back(
-    ids: Tensor, keys: Tensor | None, documents: Tensor | None, cache: KVCache | None, causal: bool
-) -> tuple[Mask, Tensor | slice]:
-    """Mask and positions of new tokens `ids` (B, t), with what a cache remembers before them.
-
-    Raises:
-        InputError: `keys` are not those of the new tokens alone.
-    """
-    k_len = ids.shape[1]
-    if keys is not None and keys.shape[-1] != k_len:
-        new = " new" if cache is not None else ""
-        raise InputError(f"a mask of {keys.shape[-1]} places does not fit {k_len}{new} tokens")
-    if cache is not None:
-        cache.advance(ids, keys, documents)
-        keys, documents, k_len = cache.keys, cache.documents, cache.length
-    mask = Mask(causal=causal, keys=keys, documents=documents)
-    return mask, count_positions(keys, documents, ids.shape[1], k_len)

@@ -1,8 +1,9 @@
-"""Who may attend to whom: one description, lowered once per forward to what a kernel takes.
+"""Attention masks: causal, padding, packed documents and local windows; token positions.
 
-Masks are bool, True = may attend. Shapes: B batch, H heads, Tq queries, Tk keys.
-The queries are always the last Tq of the Tk positions (bottom-right alignment), which is what
-decoding with a cache needs and what training without one trivially has.
+A `Mask` describes the pattern and is lowered once per forward pass to the form that a kernel takes.
+Masks are bool, True = may attend. The queries are always the last Tq of the Tk positions (aligned
+at the bottom right), as in decoding with a cache.
+Shapes: B batch, H heads, Tq queries, Tk keys.
 """
 
 from dataclasses import dataclass
@@ -13,40 +14,47 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
-from fourfold.core.errors import InputError
+from fourfold.core.kv_cache import KVCache
+from fourfold.errors import InputError
 
 
-class Lowered(NamedTuple):
-    """A mask as `attend` takes it.
+class LoweredMask(NamedTuple):
+    """Mask in the form that `attend` takes.
 
     Attributes:
         mask: None, a bool tensor broadcastable to (B, H, Tq, Tk), or a FlexAttention BlockMask.
-        causal: Whether the kernel has to apply the causal triangle itself (then Tq == Tk).
+        causal: The kernel has to apply the causal mask itself; Tq == Tk.
     """
 
     mask: Any = None
     causal: bool = False
 
 
-def triangle(q_len: int, k_len: int, device: torch.device) -> Tensor:
-    """(Tq, Tk) bool: the last query sees every key, the one before all but the last, ..."""
+def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
+    """Return a causal mask (Tq, Tk), in which the last query may attend to every key.
+
+    Example:
+        >>> causal_mask(2, 3, torch.device("cpu")).int().tolist()
+        [[1, 1, 0], [1, 1, 1]]
+    """
     ones = torch.ones(q_len, k_len, dtype=torch.bool, device=device)
     return ones.tril(k_len - q_len)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Description of an attention pattern; all given conditions must hold.
+    """Attention pattern; a query may attend to a key if all given conditions allow it.
 
     Args:
-        causal: No query sees a later position.
-        keys: (B, Tk) True = a real token, False = padding that nobody may see.
-        documents: (B, Tk) number of the packed document each key belongs to.
-        query_documents: (B, Tq) the same for queries; None means the last Tq of `documents`.
-        window: A query sees only keys less than this many positions away.
+        causal: Hide later positions.
+        keys: (B, Tk) bool, True = real token, False = padding, which is hidden.
+        documents: (B, Tk) index of the packed document of each key; other documents are hidden.
+        query_documents: (B, Tq) index of the document of each query; None means the last Tq of
+            `documents`.
+        window: Hide keys that are this many positions away or more.
 
     Raises:
-        InputError: `keys` are numbers.
+        InputError: `keys` is not bool.
     """
 
     causal: bool = False
@@ -57,19 +65,23 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.keys.dtype != torch.bool:
-            raise InputError(f"a mask must be bool, True = a real token, not {self.keys.dtype}")
+            raise InputError(
+                f"must be of dtype bool, True = real token, got {self.keys.dtype}", option="mask"
+            )
 
-    def lower(self, q_len: int, k_len: int, device: torch.device, flex: bool = False) -> Lowered:
-        """The cheapest equal form: nothing, a flag, a dense bool mask or a BlockMask."""
-        causal = self.causal and q_len > 1  # a single query is the last one: it may see all
+    def lower(
+        self, q_len: int, k_len: int, device: torch.device, flex: bool = False
+    ) -> LoweredMask:
+        """Return the cheapest equivalent: no mask, a flag, a dense bool mask or a BlockMask."""
+        causal = self.causal and q_len > 1  # a single query is at the last position
         plain = self.keys is None and self.documents is None and self.window is None
         if plain and (not causal or q_len == k_len):
-            return Lowered(None, causal)
+            return LoweredMask(None, causal)
         if flex:
-            return Lowered(self._block_mask(q_len, k_len, device))
+            return LoweredMask(self._block_mask(q_len, k_len, device))
         mask = torch.ones(1, 1, 1, k_len, dtype=torch.bool, device=device)
         if causal:
-            mask = mask & triangle(q_len, k_len, device)
+            mask = mask & causal_mask(q_len, k_len, device)
         if self.window is not None:
             q = torch.arange(k_len - q_len, k_len, device=device)[:, None]
             k = torch.arange(k_len, device=device)
@@ -79,7 +91,7 @@ class Mask:
         if self.documents is not None:
             same = self._query_documents(q_len)[:, :, None] == self.documents[:, None, :]
             mask = mask & same[:, None]
-        return Lowered(mask)
+        return LoweredMask(mask)
 
     def _query_documents(self, q_len: int) -> Tensor:
         if self.query_documents is not None:
@@ -88,12 +100,15 @@ class Mask:
         return self.documents[:, -q_len:]
 
     def _block_mask(self, q_len: int, k_len: int, device: torch.device) -> Any:
-        """FlexAttention's sparse form: whole blocks of masked pairs are never computed."""
-        offset, keys, documents, window = k_len - q_len, self.keys, self.documents, self.window
+        """Return the sparse form of FlexAttention, which skips blocks of hidden pairs."""
+        offset = k_len - q_len
+        keys = self.keys
+        documents = self.documents
+        window = self.window
         q_documents = None if documents is None else self._query_documents(q_len)
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            ok = q >= 0  # a true tensor of the right shape
+            ok = q >= 0  # True, in the shape of q
             if self.causal:
                 ok = ok & (k <= q + offset)
             if window is not None:
@@ -104,19 +119,30 @@ class Mask:
                 ok = ok & (q_documents[b, q] == documents[b, k])
             return ok
 
-        given = keys if keys is not None else documents
-        n_batch = None if given is None else given.shape[0]
+        by_row = keys if keys is not None else documents
+        n_batch = None if by_row is None else by_row.shape[0]
         return create_block_mask(allowed, n_batch, None, q_len, k_len, device=str(device))
 
 
 def count_positions(
     keys: Tensor | None, documents: Tensor | None, q_len: int, k_len: int
 ) -> Tensor | slice:
-    """Position of each of the last `q_len` tokens: padding is not counted, documents restart.
+    """Count the positions of the last `q_len` tokens, without padding and within documents.
+
+    A token has the same position in left-padded, right-padded and unpadded rows.
+
+    Args:
+        keys: (B, Tk) bool, True = real token, or None.
+        documents: (B, Tk) index of the packed document of each token, or None.
+        q_len: Tq.
+        k_len: Tk.
 
     Returns:
-        A slice when positions simply run on (no mask, no documents), else (B, Tq) int64.
-        So left-padded, right-padded and unpadded rows all give a token the same position.
+        A slice of length Tq if there are neither `keys` nor `documents`, else (B, Tq) int64.
+
+    Example:
+        >>> count_positions(torch.tensor([[False, True, True, True]]), None, 2, 4)
+        tensor([[1, 2]])
     """
     if documents is None:
         if keys is None:
@@ -125,5 +151,35 @@ def count_positions(
     real = torch.ones_like(documents) if keys is None else keys.long()  # (B, Tk)
     count = real.cumsum(dim=1)
     starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-    earlier = torch.where(starts, count - real, 0).cummax(dim=1).values  # of other documents
+    earlier = torch.where(starts, count - real, 0).cummax(dim=1).values  # in other documents
     return (count - earlier - 1).clamp(min=0)[:, k_len - q_len :]
+
+
+def mask_and_positions(
+    ids: Tensor, keys: Tensor | None, documents: Tensor | None, cache: KVCache | None, causal: bool
+) -> tuple[Mask, Tensor | slice]:
+    """Return the mask and the positions of new tokens, and count the tokens in the cache.
+
+    Args:
+        ids: (B, t) new tokens.
+        keys: (B, t) bool, True = real token, or None.
+        documents: (B, t) index of the packed document of each token, or None.
+        cache: Cache of the earlier tokens; updated.
+        causal: Hide later positions.
+
+    Raises:
+        InputError: `keys` has another length than `ids`.
+    """
+    k_len = ids.shape[1]
+    if keys is not None and keys.shape[-1] != k_len:
+        hint = " (with a cache, pass the mask of the new tokens only)" if cache is not None else ""
+        raise InputError(
+            f"must have one column per token: got {keys.shape[-1]} columns for"
+            f" {k_len} tokens{hint}",
+            option="mask",
+        )
+    if cache is not None:
+        cache.advance(ids, keys, documents)
+        keys, documents, k_len = cache.keys, cache.documents, cache.length
+    mask = Mask(causal=causal, keys=keys, documents=documents)
+    return mask, count_positions(keys, documents, ids.shape[1], k_len)

@@ -1,4 +1,4 @@
-"""Where a token stands. Every kind is one table of rows, indexed by a slice or by positions.
+"""Position embeddings: learned, sinusoidal, and sinusoidal on a two-dimensional grid.
 
 Shapes: N rows, D model width, T tokens.
 """
@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 
 
 class PositionTable(nn.Module):
-    """A table of position vectors (N, D): learned, or fixed and not in the state dict."""
+    """Table of position vectors (N, D), learned, or fixed and absent from the state dict."""
 
     weight: Tensor
 
@@ -25,58 +25,73 @@ class PositionTable(nn.Module):
             self.register_buffer("weight", table, persistent=False)
 
     def forward(self, index: Tensor | slice) -> Tensor:
-        """Rows at `index`: a slice of T gives (T, D), positions (B, T) give (B, T, D).
+        """Look up positions.
+
+        Args:
+            index: A slice of length T, or positions (B, T).
+
+        Returns:
+            (T, D) for a slice, (B, T, D) for positions.
 
         Raises:
             InputError: A position lies beyond the table.
         """
         rows = len(self.weight)
-        last = index.stop if isinstance(index, slice) else rows
+        length = index.stop if isinstance(index, slice) else rows
         if isinstance(index, Tensor) and index.numel() and not torch.compiler.is_compiling():
-            # A graph cannot stop to look, and CUDA would be waited for: only where it may be so.
-            last = int(index.max()) + 1 if not index.is_cuda or index.shape[-1] > rows else rows
-        if last > rows:
-            raise InputError(f"a sequence of {last} tokens is longer than max_len {rows}")
+            # Reading a value waits for CUDA, so it is read only where a position can be too large.
+            fits = index.is_cuda and index.shape[-1] <= rows
+            length = rows if fits else int(index.max()) + 1
+        if length > rows:
+            raise InputError(
+                f"must have at most max_len = {rows} tokens, got {length}", option="ids"
+            )
         return self.weight[index]
 
 
 def learned(n_rows: int, width: int) -> PositionTable:
-    """One free vector a position (Gehring et al. 2017; BERT, GPT, ViT)."""
+    """Build one learned vector per position (Gehring et al. 2017; BERT, GPT, ViT)."""
     return PositionTable(torch.zeros(n_rows, width), learned=True)
 
 
 def sinusoidal(n_rows: int, width: int) -> PositionTable:
-    """Sine on even and cosine on odd channels, wavelengths 2 pi to 10000 * 2 pi (Vaswani 3.5)."""
-    sines, cosines = _waves(n_rows, width)
+    """Build sines on even and cosines on odd channels (Vaswani et al. 2017, section 3.5).
+
+    The wavelengths are 2 pi to 10000 * 2 pi.
+    """
+    sines, cosines = _sines_and_cosines(n_rows, width)
     return PositionTable(torch.stack([sines, cosines], dim=-1).flatten(1), learned=False)
 
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
-    """The same waves, all sines first and then all cosines (Marian, and tensor2tensor's order)."""
-    return PositionTable(torch.cat(_waves(n_rows, width), dim=-1), learned=False)
+    """Build sinusoidal positions with all sines before all cosines (Marian, tensor2tensor)."""
+    return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
 
 
 def sincos2d(n_rows: int, width: int) -> PositionTable:
-    """Sines and cosines of column and row on a square grid (Beyer et al. 2022, after MoCo v3)."""
+    """Build sinusoids of column and row on a square grid (Beyer et al. 2022, after MoCo v3)."""
     side = math.isqrt(n_rows)
     if side * side != n_rows or width % 4:
         raise InputError(
-            f"sincos2d positions need a square grid and a width divisible by 4, "
-            f"not {n_rows} patches of width {width}"
+            f"sincos2d needs a square number of patches and a d_model divisible by 4,"
+            f" got {n_rows} patches and a d_model of {width}",
+            option="positions",
         )
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    # No linspace: transformers makes its own of it, and it may then miss the meta device.
+    # Not torch.linspace, which transformers replaces by a version without the meta device.
     steps = torch.arange(width // 4, dtype=torch.float64) / max(width // 4 - 1, 1)
     omega = 10000.0**-steps
     angles = [axis.flatten()[:, None] * omega for axis in (x, y)]  # each (N, D/4)
-    table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
+    table = torch.cat(
+        [function(angle) for angle in angles for function in (torch.sin, torch.cos)], dim=1
+    )
     return PositionTable(table.float(), learned=False)
 
 
-def _waves(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
+def _sines_and_cosines(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
     if width % 2:
-        raise InputError(f"sinusoidal positions need an even d_model, not {width}")
-    # fp64 on purpose: sin(1e4) in fp32 already differs in the third digit.
+        raise InputError(f"must be even for sinusoidal positions, got {width}", option="d_model")
+    # In fp64, because sin(1e4) in fp32 differs in the third digit.
     rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(n_rows, dtype=torch.float64)[:, None] * rates  # (N, D/2)
     return angles.sin().float(), angles.cos().float()

@@ -1,18 +1,33 @@
-"""Data: batches, tokenizers, sources and DataModules."""
+"""DataModules for text, streamed text and images, imported when they are first accessed."""
 
-from fourfold.data.captions import CaptionData
-from fourfold.data.glue import GlueData
-from fourfold.data.images import ImageData
-from fourfold.data.masked_text import MaskedTextData
-from fourfold.data.question_answering import QuestionData
-from fourfold.data.sequence_classification import SequenceData
-from fourfold.data.streamed import StreamedTextData
-from fourfold.data.streamed_masked import StreamedMaskedData
-from fourfold.data.text import CausalTextData
-from fourfold.data.token_classification import TokenData
-from fourfold.data.translation import TranslationData
-from fourfold.data.trec import TrecData
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from fourfold.data.streaming.datamodule import StreamedCausalTextData, StreamedMaskedTextData
+    from fourfold.data.text.causal_lm import CausalTextData
+    from fourfold.data.text.glue import GlueData
+    from fourfold.data.text.masked_lm import MaskedTextData
+    from fourfold.data.text.question_answering import QuestionData
+    from fourfold.data.text.sequence_classification import SequenceData
+    from fourfold.data.text.token_classification import TokenData
+    from fourfold.data.text.translation import TranslationData
+    from fourfold.data.vision.captioning import CaptionData
+    from fourfold.data.vision.image_classification import ImageData
+
+_MODULES = {
+    "CaptionData": "vision.captioning",
+    "CausalTextData": "text.causal_lm",
+    "GlueData": "text.glue",
+    "ImageData": "vision.image_classification",
+    "MaskedTextData": "text.masked_lm",
+    "QuestionData": "text.question_answering",
+    "SequenceData": "text.sequence_classification",
+    "StreamedCausalTextData": "streaming.datamodule",
+    "StreamedMaskedTextData": "streaming.datamodule",
+    "TokenData": "text.token_classification",
+    "TranslationData": "text.translation",
+}
 __all__ = [
     "CaptionData",
     "CausalTextData",
@@ -21,9 +36,16 @@ __all__ = [
     "MaskedTextData",
     "QuestionData",
     "SequenceData",
-    "StreamedMaskedData",
-    "StreamedTextData",
+    "StreamedCausalTextData",
+    "StreamedMaskedTextData",
     "TokenData",
     "TranslationData",
-    "TrecData",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fourfold.data' has no attribute {name!r}")
+    value = getattr(import_module(f"fourfold.data.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,6 +1,7 @@
-"""Decoding: sampling and beam search, written against a step function instead of a model."""
+"""Decoding: greedy search, sampling and beam search."""
 
-from fourfold.generation.beam import PENALTIES
-from fourfold.generation.decoding import beam_search, generate
+from fourfold.generation.beam_search import LENGTH_PENALTIES, beam_search
+from fourfold.generation.defaults import GenerationDefaults
+from fourfold.generation.generate import generate
 
-__all__ = ["PENALTIES", "beam_search", "generate"]
+__all__ = ["LENGTH_PENALTIES", "GenerationDefaults", "beam_search", "generate"]

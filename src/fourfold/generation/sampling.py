@@ -1,4 +1,4 @@
-"""One token after the other: greedy, or drawn from the model's distribution.
+"""Greedy search and sampling with temperature, top-k and top-p.
 
 Shapes: B prompts, N prompts not yet ended, T prompt tokens, V vocabulary.
 """
@@ -11,25 +11,26 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from fourfold.core.errors import InputError
-from fourfold.generation.step import Step, refuse_nan
-from fourfold.losses import exact
+from fourfold.errors import InputError
+from fourfold.generation.step import Step, raise_on_nan
+from fourfold.losses import upcast_fp32
 
-LEAST = 1e-30  # a temperature below leaves the likeliest token alone, too, but overflows fp32
+# Smaller temperatures select the most probable token, too, but logits divided by them overflow.
+MIN_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """How the next token is chosen.
+class TokenSampler:
+    """Function that chooses the next token from logits.
 
     Args:
-        temperature: Divides the logits; 0 takes the most probable token.
-        top_k: Only the k most probable tokens may be drawn (Fan et al. 2018).
-        top_p: Only the fewest most probable tokens whose probabilities reach p
-            (Holtzman et al. 2020), counted among those that `top_k` leaves.
+        temperature: Divisor of the logits; 0 takes the most probable token.
+        top_k: Sample from the k most probable tokens (Fan et al. 2018).
+        top_p: Sample from the fewest most probable tokens, among those of `top_k`, whose
+            probabilities sum to p (Holtzman et al. 2020).
 
     Raises:
-        InputError: A value outside its range.
+        InputError: A value is outside its range.
     """
 
     temperature: float = 0.0
@@ -38,33 +39,40 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
-            raise InputError(f"temperature is {self.temperature}, but must be 0 or more")
+            raise InputError(
+                f"must be at least 0 and finite, got {self.temperature}", option="temperature"
+            )
         if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k is {self.top_k}, but must be at least 1")
+            raise InputError(f"must be at least 1, got {self.top_k}", option="top_k")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top_p is {self.top_p}, but must lie in (0, 1]")
+            raise InputError(f"must lie in (0, 1], got {self.top_p}", option="top_p")
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
-        """Tokens (N,) for logits (N, V), given one uniform number of [0, 1) a row (N,).
+        """Choose tokens (N,) from logits (N, V), given uniform numbers in [0, 1) (N,).
 
-        Inverting the cumulative distribution needs one number a token where Gumbel noise needs V,
-        so that a row can own its numbers.
+        Inverting the cumulative distribution needs one number per token, where Gumbel noise needs
+        V, so the numbers of a row can be drawn in advance.
         """
         if self.temperature == 0.0:
-            return logits.max(dim=-1).indices  # of bf16 4 times as fast as argmax
-        logits = exact(logits) / max(self.temperature, LEAST)
-        reached = keep_top(logits, self.top_k, self.top_p).softmax(dim=-1).cumsum(dim=-1)
-        total = reached[:, -1:].contiguous()
-        drawn = torch.searchsorted(reached, draws[:, None].to(total) * total, right=True)
-        # Rounding may lift a draw up to the total, beyond the last token that is possible at all.
-        return torch.minimum(drawn, torch.searchsorted(reached, total)).squeeze(1)
+            return logits.max(dim=-1).indices  # 4 times as fast as argmax in bf16
+        logits = upcast_fp32(logits) / max(self.temperature, MIN_TEMPERATURE)
+        cumulative = keep_top(logits, self.top_k, self.top_p).softmax(dim=-1).cumsum(dim=-1)
+        total = cumulative[:, -1:].contiguous()
+        tokens = torch.searchsorted(cumulative, draws[:, None].to(total) * total, right=True)
+        # Rounding may raise a draw to the total, which is beyond the last possible token.
+        return torch.minimum(tokens, torch.searchsorted(cumulative, total)).squeeze(1)
 
 
 def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Logits (..., V) with -inf for what may not be drawn; at least one token always stays.
+    """Set the logits (..., V) of all but the most probable tokens to -inf.
 
-    Of equal logits the lower id ranks first, so exactly `top_k` tokens stay. `top_p` is applied to
-    the renormalised probabilities of those, and keeps the token that reaches p.
+    Of equal logits the lower id ranks first, so exactly `top_k` tokens remain. `top_p` applies to
+    the renormalized probabilities of these; the token whose cumulative probability reaches p
+    remains, so at least one token does.
+
+    Example:
+        >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)
+        tensor([-inf, 3., 2.])
     """
     if top_k is None and (top_p is None or top_p == 1.0):
         return logits
@@ -78,25 +86,25 @@ def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = Non
     return logits.masked_fill(~keep.scatter(-1, order, keep), -math.inf)
 
 
-def draw_numbers(
+def uniform_per_prompt(
     ids: Tensor,
     mask: Tensor,
     n_draws: int,
     seed: int | None,
     copies: Counter[tuple[int, ...]] | None = None,
 ) -> Tensor:
-    """Uniform numbers (B, n_draws) that belong to the prompt, not to its place in the batch.
+    """Draw uniform numbers (B, n_draws) that depend on the prompt, not on its row in the batch.
 
-    They depend on the seed, the prompt's real tokens and how many equal prompts stand before it:
-    a prompt is continued in the same way whatever its neighbours are, and copies of a prompt are
-    continued differently. They are made on the CPU, so that every device draws the same.
+    They are a function of the seed, the real tokens of the prompt and the number of equal prompts
+    before it, so samples do not depend on the other rows, and copies of a prompt differ. They are
+    computed on the CPU, so they are equal on all devices.
 
     Args:
         ids: (B, T) prompts or sources.
         mask: (B, T) bool, True = real token.
-        n_draws: How many numbers a row.
-        seed: None takes one from torch's global generator.
-        copies: How often each prompt came in earlier batches; is counted on.
+        n_draws: Numbers per row.
+        seed: None draws one from torch's global generator.
+        copies: Counts of the prompts of earlier batches, which are updated; or None.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))
@@ -115,41 +123,43 @@ def sample(
     step: Step,
     prompt: Tensor,
     limit: Tensor,
-    sampler: Sampler,
+    sampler: TokenSampler,
     draws: Tensor,
     *,
     eos_id: int | None,
     pad_id: int,
 ) -> Tensor:
-    """Continue every prompt until it ends; rows that ended cost nothing more.
+    """Generate tokens until each row has ended; rows that have ended are not computed.
 
     Args:
         step: The model.
         prompt: (B, T) int64.
-        limit: (B,) int64, most tokens to write in each row, at least 1.
-        sampler: How to choose a token.
-        draws: (B, limit.max()) of [0, 1).
-        eos_id: The token that ends a row, and is part of it; None if there is none.
-        pad_id: Fills the columns after the end of a row.
+        limit: (B,) int64, maximum number of new tokens of each row, at least 1.
+        sampler: Function that chooses a token.
+        draws: (B, limit.max()) uniform numbers in [0, 1).
+        eos_id: Token that ends a row and is part of it, or None.
+        pad_id: Token that fills the columns after the end of a row.
 
     Returns:
-        (B, t) int64 new tokens, t those of the longest row.
+        (B, t) int64 new tokens, where t is the length of the longest row.
     """
     most = int(limit.max())
     out = prompt.new_full((len(prompt), most), pad_id)
-    rows, new = torch.arange(len(prompt), device=prompt.device), prompt
+    rows = torch.arange(len(prompt), device=prompt.device)
+    new = prompt
     for t in range(most):
-        logits = step(new) if t else refuse_nan(step(new))
+        logits = step(new) if t else raise_on_nan(step(new))
         token = sampler(logits, draws[rows, t])  # (N,)
         out[rows, t] = token
-        going_on = limit[rows] > t + 1
+        unfinished = limit[rows] > t + 1
         if eos_id is not None:
-            going_on &= token != eos_id
-        if not going_on.all():
-            kept = going_on.nonzero().squeeze(1)
-            if not len(kept):
+            unfinished &= token != eos_id
+        if not unfinished.all():
+            remaining = unfinished.nonzero().squeeze(1)
+            if not len(remaining):
                 return out[:, : t + 1]
-            rows, token = rows[kept], token[kept]
-            step.reorder(kept)
+            rows = rows[remaining]
+            token = token[remaining]
+            step.reorder(remaining)
         new = token[:, None]
     return out

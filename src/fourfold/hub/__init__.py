@@ -1,1 +1,1 @@
-"""Weights in and weights out."""
+"""Import and export of models in the formats of transformers, timm, nanoGPT and minGPT."""

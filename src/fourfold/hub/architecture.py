@@ -1,23 +1,30 @@
-"""What is known of a foreign architecture: its config.json and its names, both as tables."""
+"""`Architecture`: how a model class of transformers maps to a fourfold model and its config.
+
+An `Architecture` combines a table of config fields (`Field`) with a table of tensor names
+(`KeyMap`). Both tables are used for import and for export.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from dataclasses import field as field_of_dataclass
+from dataclasses import field as dataclass_field
+from os import PathLike
 from typing import Any
 
-from torch import nn
-
-from fourfold.core.config import TransformerConfig, refuse_open
-from fourfold.core.errors import InputError
+from fourfold.core.config import TransformerConfig
+from fourfold.core.validation import require_sizes
+from fourfold.errors import InputError
 from fourfold.hub.keymap import KeyMap
+from fourfold.models.base import Model
 
 Json = Mapping[str, Any]
-# What is added to a variance of about 1: between two numbers as small as this, logits differ by
-# little more than rounding. Some architectures have theirs in the code, not in config.json.
-SMALL_EPS = 1e-5
+# Two values of norm_eps up to this one are treated as equal, because some architectures have a
+# fixed value. LayerNorm adds it to a variance of about 1, so logits differ by rounding only.
+MAX_NEGLIGIBLE_EPS = 1e-5
+# Config fields that no config.json holds: initialization, and dropout that only training applies.
+UNSAVED_FIELDS = ("init", "ff_dropout", "drop_path", "head_dropout")
 
-# Their words for our activations; the first of each is the one we write.
-ACTIVATION_WORDS = {
+# Names of activations in config.json for each native name. The first one is used for export.
+HF_ACTIVATIONS = {
     "relu": ("relu",),
     "gelu": ("gelu", "gelu_python"),
     "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
@@ -26,199 +33,240 @@ ACTIVATION_WORDS = {
 }
 
 
-def said_of(config: Json, key: str) -> tuple[Any, ...]:
-    """What config.json says under a key, as the only entry; a dot goes one section down."""
+def get_key(config: Json, key: str, default: Any = None) -> Any:
+    """Return the value of a dotted key such as `text_config.hidden_size`, or `default`."""
     value: Any = config
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            return ()
+            return default
         value = value[name]
-    return (value,)
+    return value
 
 
-def say(config: dict[str, Any], key: str, value: Any) -> None:
-    """Write it where `said_of` finds it."""
+def has_key(config: Json, key: str) -> bool:
+    """Return True if `get_key` finds a value, which may be None."""
+    missing = object()
+    return get_key(config, key, missing) is not missing
+
+
+def set_key(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key; nested dictionaries are copied before they are changed."""
     *sections, name = key.split(".")
     for section in sections:
-        inner = dict(config.get(section) or {})  # not in another's dictionary
-        config[section] = inner
-        config = inner
+        nested = dict(config.get(section) or {})
+        config[section] = nested
+        config = nested
     config[name] = value
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of our config, and where config.json says it.
+    """A config field and its keys in config.json.
 
     Args:
-        ours: Our field.
-        theirs: Their keys, which must agree with each other; "section.key" in a section.
-        default: What an absent key means.
-        read: Their value to ours.
-        write: Our value to theirs.
+        name: Name of the field in the native config.
+        hf_keys: Keys in config.json, which must have equal values; "section.key" in a section.
+        default: Value of an absent key.
+        from_hf: Converts the value in config.json to the native value.
+        to_hf: Inverse of `from_hf`.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    hf_keys: tuple[str, ...]
     default: Any
-    read: Callable[[Any], Any] = lambda value: value
-    write: Callable[[Any], Any] = lambda value: value
+    from_hf: Callable[[Any], Any] = lambda value: value
+    to_hf: Callable[[Any], Any] = lambda value: value
 
-    def value(self, config: Json, where: str) -> Any:
-        """Our value of what `config` says.
+    def read(self, config: Json, file: str | PathLike[str]) -> Any:
+        """Return the native value.
 
         Raises:
-            InputError: Keys that we have one field for disagree, or hold another kind of value.
+            InputError: The keys have different values, or a value of a wrong type.
         """
-        said = {key: value for key in self.theirs for value in said_of(config, key)}
-        values = list(said.values()) or [self.default]
-        if any(value != values[0] for value in values):
-            both = " and ".join(f"{key} {value}" for key, value in said.items())
-            raise InputError(f"{where}: {both} differ, but fourfold has one {self.ours}")
+        values = {key: get_key(config, key) for key in self.hf_keys if has_key(config, key)}
+        first = next(iter(values.values()), self.default)
+        if any(value != first for value in values.values()):
+            listed = ", ".join(f"{key}={value}" for key, value in values.items())
+            raise InputError(
+                f"{listed} must be equal, since both give the one field {self.name}", file=file
+            )
         try:
-            return self.read(values[0])
+            return self.from_hf(first)
         except TypeError as error:
-            names = " and ".join(self.theirs)
-            raise InputError(f"{where}: {names} cannot be {str(values[0])[:80]!r}") from error
+            raise InputError(
+                f"has a wrong type: {str(first)[:80]!r}",
+                option=" and ".join(self.hf_keys),
+                file=file,
+            ) from error
 
 
-def field(ours: str, *theirs: str, default: Any = None) -> Field:
-    """A field that says the same on both sides."""
-    return Field(ours, theirs, default)
+def field(name: str, *hf_keys: str, default: Any = None) -> Field:
+    """Create a field whose value is the same in both configs."""
+    return Field(name, hf_keys, default)
 
 
-def activation(
-    theirs: str | tuple[str, ...], default: str, words: Mapping[str, str] | None = None
+def activation_field(
+    hf_keys: str | tuple[str, ...], default: str, native_names: Mapping[str, str] | None = None
 ) -> Field:
-    """The activation by their word for it; `words` to ours are all that an architecture knows."""
-    keys = (theirs,) if isinstance(theirs, str) else theirs
-    general = {word: name for name, several in ACTIVATION_WORDS.items() for word in several}
-    ours = words or general
-    writes = {name: word for word, name in reversed(list(ours.items()))}  # the first word of each
-    return Field(
-        "activation", keys, default,
-        lambda word: ours.get(word, word), lambda name: writes[name],
-    )  # fmt: skip
+    """Create the field of the activation function.
+
+    Args:
+        hf_keys: Key or keys in config.json.
+        default: Value of an absent key.
+        native_names: Native name of each name that the architecture allows; None for all names in
+            `HF_ACTIVATIONS`.
+    """
+    if native_names is None:
+        native_names = {name: native for native, names in HF_ACTIVATIONS.items() for name in names}
+    names = native_names
+    # Reversed, so that the first of several names for one function is kept.
+    hf_names = {native: name for name, native in reversed(list(names.items()))}
+
+    def to_hf(native: str) -> str:
+        if native not in hf_names:
+            raise InputError(f"must be one of {', '.join(hf_names)}", option="activation")
+        return hf_names[native]
+
+    keys = (hf_keys,) if isinstance(hf_keys, str) else hf_keys
+    return Field("activation", keys, default, lambda name: names.get(name, name), to_hf)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family of ours under a foreign name.
+    """Mapping between one model class of transformers and one model class of fourfold.
 
     Args:
-        model_type: What config.json calls it.
-        family: Our model class.
-        config: Its config class.
-        fields: What config.json says.
-        fixed: What the architecture settles for our config without saying it.
-        must: What config.json must say, if it says it, for a model of ours to be the same.
-        told: Fields of our config that the names of tensors and config.json together tell.
-        class_of: Our config to the name of their class that has the same parts.
-        prefix: What a model with a head puts in front of the names of the model without one.
-        keys: Names and layouts.
-        written: What else a config.json of our own making says of a config.
-        constants: What both compute rather than learn, by their names and ours, where it is stored.
-        suits: Whether a config without a history is best written so.
-        holds: Whether tensors of these names are its own, where several share a model_type.
-        only: Their class, where it is always the same and config.json may name it.
-        heads: How many of our `heads` tensors of these names fill, where there may be fewer.
+        model_type: Value of `model_type` in config.json.
+        model_class: Native model class.
+        config_class: Native config class.
+        fields: Config fields with keys in config.json.
+        implied: Native config fields that are constant for the architecture.
+        required: Keys and the only values that they may have, if they are present.
+        infer: Derives native config fields from tensor names and config.json.
+        hf_class_for: Returns the name of the transformers class for a native config.
+        base_model_prefix: Prefix of the tensor names of a model with a head, which are absent from
+            a checkpoint of the base model.
+        keymap: Tensor names and layouts.
+        extra_config: Returns further entries of an exported config.json.
+        constants: Native buffers that are computed rather than learned, by external name.
+        export_if: Returns True for configs that may be exported as this architecture, if the model
+            was not imported from it.
+        matches: Returns True for the tensor names of this architecture, for architectures that
+            share a `model_type`.
+        hf_class: Name of the transformers class, if the architecture has a single one.
+        count_heads: Returns the number of `heads` of the model that are among the tensor names, for
+            models whose checkpoints may lack them.
     """
 
     model_type: str
-    family: type[nn.Module]
-    config: type[TransformerConfig]
+    model_class: type[Model]
+    config_class: type[TransformerConfig]
     fields: tuple[Field, ...]
-    fixed: Mapping[str, Any]
-    must: Mapping[str, Any]
-    told: Callable[[Collection[str], Json], dict[str, Any]]
-    class_of: Callable[[Any], str]
-    prefix: str
-    keys: KeyMap
-    written: Callable[[Any], dict[str, Any]] = lambda config: {}
-    constants: Mapping[str, str] = field_of_dataclass(default_factory=dict)
-    suits: Callable[[Any], bool] = lambda config: True
-    holds: Callable[[Collection[str]], bool] = lambda names: True
-    only: str = ""
-    heads: Callable[[Collection[str]], int] | None = None
+    implied: Mapping[str, Any]
+    required: Mapping[str, Any]
+    infer: Callable[[Collection[str], Json], dict[str, Any]]
+    hf_class_for: Callable[[Any], str]
+    base_model_prefix: str
+    keymap: KeyMap
+    extra_config: Callable[[Any], dict[str, Any]] = lambda config: {}
+    constants: Mapping[str, str] = dataclass_field(default_factory=dict)
+    export_if: Callable[[Any], bool] = lambda config: True
+    matches: Callable[[Collection[str]], bool] = lambda names: True
+    hf_class: str = ""
+    count_heads: Callable[[Collection[str]], int] | None = None
 
-    def read_config(self, config: Json, names: Collection[str], where: str) -> TransformerConfig:
-        """Our config for their config.json and the names of their tensors.
+    def read_config(
+        self, config: Json, names: Collection[str], file: str | PathLike[str]
+    ) -> TransformerConfig:
+        """Convert config.json to a native config.
+
+        Args:
+            config: Content of config.json.
+            names: External names of the tensors.
+            file: Path of config.json, for error messages.
 
         Raises:
-            InputError: It says something that no model of ours can be.
+            InputError: A value is not supported or invalid.
         """
-        for key, value in self.must.items():
-            for said in said_of(config, key):
-                if said != value:
-                    raise InputError(f"{where}: {key} is {said}, but must be {value}")
-        values = {field.ours: field.value(config, where) for field in self.fields}
+        for key, allowed in self.required.items():
+            value = get_key(config, key, allowed)
+            if value != allowed:
+                raise InputError(f"must be {allowed}, got {value}", option=key, file=file)
+        values = {field.name: field.read(config, file) for field in self.fields}
         try:
-            found = self.config(**{**values, **self.fixed, **self.told(names, config)})
-            refuse_open(found)
-            return found
+            values |= {**self.implied, **self.infer(names, config)}
+            native = self.config_class(**values)
+            require_sizes(native)
         except InputError as error:
-            raise InputError(f"{where}: {error}") from error
-        except TypeError as error:  # told apart from names and config, before a field is checked
-            raise InputError(f"{where}: a value is of another kind than it should be") from error
+            raise error.in_file(file) from error
+        except TypeError as error:  # raised before the config checks its fields
+            raise InputError(f"a value has a wrong type ({error})", file=file) from error
+        return native
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """config.json for a config of ours."""
-        said = {"architectures": [self.class_of(config)], "model_type": self.model_type}
-        whole = spelled_out(config)
-        entries = {**self.written(config), **self.must}
-        for entry in self.fields:
-            entries.update(dict.fromkeys(entry.theirs, entry.write(getattr(whole, entry.ours))))
+        """Convert a native config to the content of config.json."""
+        resolved = resolve_defaults(config)
+        entries = {**self.extra_config(config), **self.required}
+        for field in self.fields:
+            value = field.to_hf(getattr(resolved, field.name))
+            entries.update(dict.fromkeys(field.hf_keys, value))
+        content = {"architectures": [self.hf_class_for(config)], "model_type": self.model_type}
         for key, value in entries.items():
-            say(said, key, value)
-        return said
+            set_key(content, key, value)
+        return content
 
-    def cannot_say(self, config: Any, names: Collection[str]) -> list[str]:
-        """Fields of a config that would not come back from what is written under these names."""
+    def unrepresentable(self, config: Any, names: Collection[str]) -> list[str]:
+        """List the settings of a native config that the exported config.json would change.
+
+        Args:
+            config: Native config.
+            names: External names of the model's tensors.
+        """
         try:
-            back = self.read_config(self.write_config(config), names, self.model_type)
-        except (InputError, KeyError) as error:
+            imported = self.read_config(self.write_config(config), names, self.model_type)
+        except InputError as error:
+            if error.option is not None and hasattr(config, error.option):
+                return [f"{error.option}={getattr(config, error.option)}"]
             return [str(error)]
-        mine, theirs = comparable(config), comparable(back)
-        if max(mine["norm_eps"], theirs["norm_eps"]) <= SMALL_EPS:
-            theirs["norm_eps"] = mine["norm_eps"]  # `foreign.write` says that it changes
-        return [f"{key}={value}" for key, value in mine.items() if value != theirs[key]]
+        before = comparable_fields(config)
+        after = comparable_fields(imported)
+        if max(before["norm_eps"], after["norm_eps"]) <= MAX_NEGLIGIBLE_EPS:
+            after["norm_eps"] = before["norm_eps"]  # `transformers_format` reports the change
+        return [f"{name}={value}" for name, value in before.items() if value != after[name]]
 
 
-def spelled_out(config: Any) -> Any:
-    """A config in which what may be left to a default is said."""
+def resolve_defaults(config: Any) -> Any:
+    """Replace fields that are None by the values they stand for."""
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
-    said = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
+    values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
     if hasattr(config, "n_decoder_layers"):
-        said["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
-    return replace(config, **said)
+        values["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
+    return replace(config, **values)
 
 
-UNSEEN = ("init", "ff_dropout", "drop_path", "head_dropout")
+def comparable_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a config without `UNSAVED_FIELDS`, with defaults resolved."""
+    values = asdict(resolve_defaults(config))
+    return {name: value for name, value in values.items() if name not in UNSAVED_FIELDS}
 
 
-def comparable(config: Any) -> dict[str, Any]:
-    """The fields that make the model: not how its weights began, nor what training drops where."""
-    fields = asdict(spelled_out(config))
-    return {k: v for k, v in fields.items() if k not in UNSEEN}
-
-
-def choose(architectures: Iterable[Architecture], model: nn.Module) -> Architecture:
-    """The first architecture that can say all of a model's config.
+def choose_architecture(architectures: Iterable[Architecture], model: Model) -> Architecture:
+    """Return the first architecture that represents every setting of a model.
 
     Raises:
-        InputError: None can.
+        InputError: No architecture does.
     """
     config: Any = model.config
     reasons = []
     for architecture in architectures:
-        if type(model) is not architecture.family or not architecture.suits(config):
+        if type(model) is not architecture.model_class or not architecture.export_if(config):
             continue
-        names = architecture.keys.write(model.state_dict(), {})[0].keys()
-        wrong = architecture.cannot_say(config, names)
-        if not wrong:
+        names = architecture.keymap.to_external(model.state_dict(), {})[0].keys()
+        problems = architecture.unrepresentable(config, names)
+        if not problems:
             return architecture
-        reasons.append(f"{architecture.model_type} cannot have {', '.join(wrong)}")
+        reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
+    detail = "; ".join(reasons) or "transformers has no class for this model"
     raise InputError(
-        f"no architecture of transformers that fourfold knows is this {type(model).__name__}: "
-        + ("; ".join(reasons) or "it is none of the families")
+        f"{type(model).__name__} cannot be exported to transformers: {detail}", option="model"
     )

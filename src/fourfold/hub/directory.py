@@ -1,4 +1,4 @@
-"""A directory of transformers on disk: config.json beside its tensors."""
+"""Reading and writing a model directory: config.json, safetensors or pickled weights."""
 
 import json
 import re
@@ -11,138 +11,157 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fourfold.core.errors import InputError
-from fourfold.data.json_text import parse_json
+from fourfold.errors import InputError
+from fourfold.text_files import parse_json
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-OLD_WEIGHTS = "pytorch_model.bin"
-
-
-# What is fetched of a model on the hub: no weights of other frameworks.
-WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", OLD_WEIGHTS)
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_FILE = "pytorch_model.bin"
+# Files that are downloaded from the Hugging Face hub; weights of other frameworks are not.
+DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", PICKLE_FILE)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def located(place: str | Path, files: Sequence[str] = WANTED) -> Path:
-    """A path as it is; what is none and looks like `owner/name` is fetched from the hub.
+def resolve_path(path: str | Path, patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:
+    """Return a local path; download a model of the Hugging Face hub if `path` is its name.
 
     Args:
-        place: The path or name.
-        files: What is fetched of it.
+        path: A path, or a name such as `openai-community/gpt2` for which no path exists.
+        patterns: Patterns of the files to download.
 
     Raises:
-        InputError: It cannot be fetched.
+        InputError: The model cannot be downloaded.
     """
-    path = Path(place)
-    if path.exists() or not HUB_ID.fullmatch(str(place)):
-        return path
+    local = Path(path)
+    if local.exists() or not HUB_NAME.fullmatch(str(path)):
+        return local
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InputError(
-            f"{place}: there is no such path, and the hub needs a package that is missing:"
-            " pip install -e '.[hub]'"
+            "no such path, and downloading a model of that name requires another package:"
+            " pip install 'fourfold[hub]'",
+            file=path,
         ) from error
     try:
-        return Path(snapshot_download(str(place), allow_patterns=list(files)))
-    except Exception as error:  # no network, no such model, no permission: many classes
-        first = str(error).strip().split("\n")[0]
+        return Path(snapshot_download(str(path), allow_patterns=list(patterns)))
+    except Exception as error:  # huggingface_hub raises many classes for network and permissions
+        first_line = str(error).strip().split("\n")[0]
         raise InputError(
-            f"{place}: there is no such path, and it cannot be fetched from the hub: {first}"
+            f"no such path, and it cannot be downloaded from the Hugging Face hub: {first_line}",
+            file=path,
         ) from error
 
 
-def is_directory(path: Path) -> bool:
-    """Whether `path` is a directory as transformers writes it."""
-    return (path / CONFIG).is_file()
+def is_model_directory(path: Path) -> bool:
+    """Return True if `path` contains a config.json."""
+    return (path / CONFIG_FILE).is_file()
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json.
+    """Read the config.json of a directory.
 
     Raises:
-        InputError: It is missing or no JSON object.
+        InputError: It is missing or not a JSON object.
     """
-    return read_json(path / CONFIG)
+    return read_json(path / CONFIG_FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors by name, on the CPU: safetensors in one file or several, or an old pickle.
+    """Read all tensors of a directory to the CPU, by name.
+
+    Reads one safetensors file, several with an index, or a pickled state dict.
 
     Raises:
-        InputError: There are none, a file is broken or missing, or a pickle wants to run code.
+        InputError: There are no weights, a file is corrupted or missing, or a pickle contains
+            objects other than tensors.
     """
-    if (path / WEIGHTS).is_file():
-        return read_safetensors(path / WEIGHTS)
-    if (path / INDEX).is_file():
-        places = read_json(path / INDEX).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
-            raise InputError(f"{path / INDEX}: no weight_map from tensors to files")
-        tensors: dict[str, Tensor] = {}
-        for file in sorted(set(places.values())):
-            tensors.update(read_safetensors(path / file))
-        absent = [name for name in places if name not in tensors]
-        if absent:
-            raise InputError(f"{path}: {places[absent[0]]} lacks the tensor {absent[0]}")
-        return tensors
-    if (path / OLD_WEIGHTS).is_file():
-        return read_pickle(path / OLD_WEIGHTS)
-    raise InputError(f"{path}: no weights there: neither {WEIGHTS} nor {OLD_WEIGHTS}")
+    if (path / WEIGHTS_FILE).is_file():
+        return read_safetensors(path / WEIGHTS_FILE)
+    if (path / INDEX_FILE).is_file():
+        return _read_shards(path)
+    if (path / PICKLE_FILE).is_file():
+        return read_pickle(path / PICKLE_FILE)
+    raise InputError(f"contains neither {WEIGHTS_FILE} nor {PICKLE_FILE}", file=path)
 
 
-def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and the tensors into a directory, which is made."""
+def _read_shards(path: Path) -> dict[str, Tensor]:
+    shards = read_json(path / INDEX_FILE).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise InputError(
+            "must map tensor names to file names", option="weight_map", file=path / INDEX_FILE
+        )
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(shards.values())):
+        tensors.update(read_safetensors(path / shard))
+    for name, shard in shards.items():
+        if name not in tensors:
+            raise InputError(f"no tensor {name}", file=path / shard)
+    return tensors
+
+
+def common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the data type of all floating-point tensors; float32 if they have several."""
+    dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write config.json and model.safetensors; the directory is created if it does not exist."""
     path.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dict(config), indent=2, sort_keys=True, ensure_ascii=False)
-    # transformers asks for this word about the format.
-    save_file(dict(tensors), path / WEIGHTS, metadata={"format": "pt"})
-    (path / CONFIG).write_text(text + "\n", encoding="utf-8")
+    # transformers requires this entry of the metadata.
+    save_file(dict(tensors), path / WEIGHTS_FILE, metadata={"format": "pt"})
+    (path / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        InputError: There is no such file, or something else in it.
+        InputError: The file is missing or not a JSON object.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file") from error
+        raise InputError("no such file", file=path) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not JSON: {error}") from error
+        raise InputError(f"not valid UTF-8: {error}", file=path) from error
     content = parse_json(text, str(path))
     if not isinstance(content, dict):
-        raise InputError(f"{path}: a JSON object is needed, not a {type(content).__name__}")
+        raise InputError(f"must be a JSON object, got {type(content).__name__}", file=path)
     return content
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file.
+    """Read all tensors of one safetensors file.
 
     Raises:
-        InputError: It is missing or broken.
+        InputError: The file is missing or corrupted.
     """
     if not path.is_file():
-        raise InputError(f"{path}: this part of the weights is missing")
+        raise InputError("this file of the weights is missing", file=path)
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{path}: broken or cut off ({error})") from error
+        raise InputError(f"corrupted or incomplete ({error})", file=path) from error
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file of torch.
+    """Read a state dict that was written by `torch.save`.
 
     Raises:
-        InputError: It is broken, wants to run code, or holds something else.
+        InputError: The file is corrupted, or contains objects other than tensors, which could run
+            code.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a hostile or broken file makes of it
-        raise InputError(f"{path}: broken, or a pickle that wants to run code; refused") from error
+    except Exception as error:  # torch raises many classes for corrupted or malicious files
+        raise InputError(
+            "corrupted, or a pickle with objects other than tensors, which could run code",
+            file=path,
+        ) from error
     if not isinstance(content, dict) or not all(isinstance(x, Tensor) for x in content.values()):
-        raise InputError(f"{path}: no dictionary of tensors")
+        raise InputError("must contain a dictionary of tensors", file=path)
     return content

@@ -1,278 +1,319 @@
-"""How a foreign checkpoint names and lays out a model of ours: one table, read in both directions.
+"""Tables that map parameter names and tensor layouts of another library to fourfold and back.
 
-A rule pairs names of ours with names of theirs. `{braces}` stand for one part of a name, the same
-on both sides: a layer's number, or `{p}` for weight and bias at once.
+"Native" names and tensors are those of fourfold, "external" ones those of the other library. A rule
+pairs native names with external names. Placeholders in braces match one component of a dotted name
+and are the same on both sides: `{i}` for a layer number, `{p}` for `weight` and `bias`.
+
+Example:
+    >>> keymap = KeyMap([Rule("norm.{p}", "LayerNorm.{p}"), Rule("up.weight", "fc.w", TRANSPOSE)])
+    >>> tensors, unmatched = keymap.to_external({"up.weight": torch.zeros(3, 2)}, {})
+    >>> {name: tuple(tensor.shape) for name, tensor in tensors.items()}, unmatched
+    ({'fc.w': (2, 3)}, [])
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from os import PathLike
 
 import torch
 from torch import Tensor
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 
 Names = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How their tensors become ours, and back.
+class TensorOp:
+    """Conversion between the external and the native layout of the tensors of one rule.
 
     Args:
-        read: Theirs, in the rule's order, to ours.
-        write: Ours to theirs.
-        rest: What of theirs ours do not hold, to be given back when they are written; or None.
-        restore: Puts that rest back into what `write` made.
+        to_native: Converts the external tensors, in the order of the rule, to the native ones.
+        to_external: Inverse of `to_native`.
+        extract_rest: Returns the values of the external tensor that the native tensors do not hold,
+            or None if they hold all values.
+        restore_rest: Inserts these values into the result of `to_external`.
     """
 
-    read: Callable[..., tuple[Tensor, ...]]
-    write: Callable[..., tuple[Tensor, ...]]
-    rest: Callable[[Tensor], Tensor] | None = None
-    restore: Callable[[Tensor, Tensor], Tensor] | None = None
+    to_native: Callable[..., tuple[Tensor, ...]]
+    to_external: Callable[..., tuple[Tensor, ...]]
+    extract_rest: Callable[[Tensor], Tensor] | None = None
+    restore_rest: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-def _turn(x: Tensor) -> Tensor:
+def _transpose(x: Tensor) -> Tensor:
     return x.mT.contiguous() if x.ndim == 2 else x
 
 
-def _thirds(x: Tensor) -> tuple[Tensor, ...]:
+def _split_in_three(x: Tensor) -> tuple[Tensor, ...]:
     if len(x) % 3:
-        raise ValueError("it does not hold three matrices")
-    return tuple(part.clone() for part in x.chunk(3))
+        raise ValueError(f"the first dimension must be divisible by 3, got {len(x)}")
+    return tuple(chunk.clone() for chunk in x.chunk(3))
 
 
-AS_IT_IS = Layout(lambda x: (x,), lambda x: (x,))
-# GPT's Conv1D holds (in, out) where a linear layer holds (out, in).
-TURNED = Layout(lambda x: (_turn(x),), lambda x: (_turn(x),))
-# Queries, keys and values in one matrix, below each other.
-FUSED = Layout(_thirds, lambda *parts: (torch.cat(parts),))
-FUSED_TURNED = Layout(lambda x: _thirds(_turn(x)), lambda *parts: (_turn(torch.cat(parts)),))
-# Classes in the opposite order.
-REVERSED = Layout(lambda x: (x.flip(0),), lambda x: (x.flip(0),))
-# One more dimension of size 1 in front.
-WITH_ONE = Layout(lambda x: (x[0],), lambda x: (x[None],))
-# A vector there is a table of one row here.
-AS_ROW = Layout(lambda x: (x[None],), lambda x: (x[0],))
-# Tokens in front of the patches, each (1, 1, D), here one table (N, D).
-TOKENS = Layout(
+KEEP = TensorOp(lambda x: (x,), lambda x: (x,))
+# Conv1D of GPT and GPT-2 stores weights as (in, out); torch.nn.Linear stores (out, in).
+TRANSPOSE = TensorOp(lambda x: (_transpose(x),), lambda x: (_transpose(x),))
+# Query, key and value projections in one matrix (3 * out, in).
+SPLIT_QKV = TensorOp(_split_in_three, lambda *qkv: (torch.cat(qkv),))
+SPLIT_QKV_T = TensorOp(
+    lambda x: _split_in_three(_transpose(x)), lambda *qkv: (_transpose(torch.cat(qkv)),)
+)
+# Classes in reverse order.
+FLIP_CLASSES = TensorOp(lambda x: (x.flip(0),), lambda x: (x.flip(0),))
+# The external tensor has one more leading dimension of size 1.
+SQUEEZE_0 = TensorOp(lambda x: (x[0],), lambda x: (x[None],))
+# The external tensor is a vector, the native one a table with one row.
+UNSQUEEZE_0 = TensorOp(lambda x: (x[None],), lambda x: (x[0],))
+# Class and distillation tokens, each (1, 1, D); the native tensor is one table (N, D).
+PREFIX_TOKENS = TensorOp(
     lambda *tokens: (torch.cat([x[0] for x in tokens]),),
     lambda table: tuple(row[None, None] for row in table),
 )
-# Positions counted from 2 (fairseq): the first two rows serve padding alone, or nothing.
-FROM_TWO = Layout(
+# fairseq numbers positions from 2; rows 0 and 1 of the table belong to padding or are unused.
+OFFSET_2 = TensorOp(
     lambda x: (x[2:].clone(),),
     lambda x: (torch.cat([x.new_zeros(2, x.shape[1]), x]),),
-    rest=lambda x: x[:2].clone(),
-    restore=lambda made, rest: torch.cat([rest, made[2:]]),
+    extract_rest=lambda x: x[:2].clone(),
+    restore_rest=lambda table, rest: torch.cat([rest, table[2:]]),
 )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Names of ours, names of theirs, and how the one becomes the other.
+    """Native names, external names, and the conversion between their tensors.
 
-    Without names of ours, theirs is something the model has no place for: it is given back as it
-    came when the checkpoint is written again (a pooler nobody uses).
+    A rule without native names matches tensors that the model has no parameter for, such as the
+    pooler of a BERT that is used as a language model. They are kept and exported unchanged.
     """
 
-    ours: Names
-    theirs: Names
-    layout: Layout = AS_IT_IS
+    native: Names
+    external: Names
+    op: TensorOp = KEEP
 
     @cached_property
-    def our_names(self) -> tuple[str, ...]:
-        return (self.ours,) if isinstance(self.ours, str) else self.ours
+    def native_names(self) -> tuple[str, ...]:
+        return (self.native,) if isinstance(self.native, str) else self.native
 
     @cached_property
-    def their_names(self) -> tuple[str, ...]:
-        return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+    def external_names(self) -> tuple[str, ...]:
+        return (self.external,) if isinstance(self.external, str) else self.external
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A tensor of theirs that repeats another one (tied weights): not read, not written."""
+class Tied:
+    """External tensor that repeats another one (tied weights); neither imported nor exported."""
 
     name: str
-    of: str
+    tied_to: str
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """A constant that old checkpoints carry, a causal mask or the numbers of the positions."""
+    """Constant in older checkpoints, such as a causal mask or position ids."""
 
     name: str
 
 
-Line = Rule | Copy | Ignored
+Entry = Rule | Tied | Ignored
 
 
 class KeyMap:
-    """A table of rules.
+    """Table of rules for one architecture.
 
     Args:
-        lines: The table. Where two lines fit a name, the first whose names the model has counts.
+        entries: Rules, tied tensors and ignored tensors. If several rules match a name, the first
+            one whose native names the model has is applied.
     """
 
-    def __init__(self, lines: Iterable[Line]) -> None:
-        lines = tuple(lines)
-        self.rules = [line for line in lines if isinstance(line, Rule)]
-        self.copies = [line for line in lines if isinstance(line, Copy)]
-        self.ignored = [_pattern(line.name) for line in lines if isinstance(line, Ignored)]
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        entries = tuple(entries)
+        self.rules = [entry for entry in entries if isinstance(entry, Rule)]
+        self.tied = [entry for entry in entries if isinstance(entry, Tied)]
+        self.ignored = [_pattern(entry.name) for entry in entries if isinstance(entry, Ignored)]
 
-    def read(
-        self, theirs: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str
+    def to_native(
+        self,
+        external: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        file: str | PathLike[str],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Their tensors as ours.
+        """Convert external tensors to a complete native state dict.
 
         Args:
-            theirs: Their tensors by name.
-            wanted: The model's state dict: what has to be there, and in which shape.
-            where: The file, for errors.
+            external: Tensors by external name.
+            expected: State dict of the model: the required names and shapes.
+            file: File or directory of the tensors, for error messages.
 
         Returns:
-            Tensors by our names, and by their names what the model has no place for.
+            Tensors by native name, and by external name the tensors (or parts of tensors) that the
+            model has no parameter for.
 
         Raises:
-            InputError: A name that the table does not know, one that is missing, a shape that does
-                not fit, or a tied tensor that is not what it is tied to.
+            InputError: A name is unknown or missing, a shape does not match, or a tied tensor
+                differs from the tensor it is tied to.
         """
-        ours: dict[str, Tensor] = {}
-        rest: dict[str, Tensor] = {}
+        native: dict[str, Tensor] = {}
+        unmapped: dict[str, Tensor] = {}
         unknown = []
-        for name in theirs:
-            found = self._rule_of(name, wanted)
-            if found is not None:
-                rule, parts = found
-                self._apply(rule, parts, theirs, ours, rest, where)
-            elif not self._is_known_copy(name, theirs, where):
+        for name in external:
+            match = self._find_rule(name, expected)
+            if match is not None:
+                rule, placeholders = match
+                self._apply(rule, placeholders, external, native, unmapped, file)
+            elif not self._is_redundant(name, external, file):
                 unknown.append(name)
         if unknown:
             raise InputError(
-                f"{where}: {len(unknown)} tensors have no place in this model, such as {unknown[0]}"
+                f"{len(unknown)} tensors do not belong to this architecture, such as {unknown[0]}",
+                file=file,
             )
-        for name, tensor in wanted.items():
-            if name not in ours:
-                raise InputError(f"{where}: no tensor for {name} {tuple(tensor.shape)}")
-            if ours[name].shape != tensor.shape:
+        for name, tensor in expected.items():
+            if name not in native:
+                raise InputError(f"no tensor for {name} {tuple(tensor.shape)}", file=file)
+            if native[name].shape != tensor.shape:
                 raise InputError(
-                    f"{where}: {name} would be {tuple(ours[name].shape)},"
-                    f" but the model of config.json has {tuple(tensor.shape)}"
+                    f"the tensor for {name} has shape {tuple(native[name].shape)}, but config.json"
+                    f" implies {tuple(tensor.shape)}",
+                    file=file,
                 )
-        return ours, rest
+        return native, unmapped
 
-    def read_some(
-        self, theirs: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str
+    def to_native_subset(
+        self,
+        external: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        file: str | PathLike[str],
     ) -> dict[str, Tensor]:
-        """Those of their tensors that have a place among `wanted`, by our names.
+        """Convert only the external tensors that match a name in `expected`.
 
-        Not what a layout has kept under the name of a tensor that it read: that is no whole one.
+        Rules whose operation extracts a rest are skipped, since `external` may then hold only the
+        rest under that name.
         """
-        ours: dict[str, Tensor] = {}
-        for name in theirs:
-            found = self._rule_of(name, wanted)
-            if found is not None and found[0].our_names and found[0].layout.rest is None:
-                self._apply(*found, theirs, ours, {}, where)
-        return ours
+        native: dict[str, Tensor] = {}
+        for name in external:
+            match = self._find_rule(name, expected)
+            if match is None:
+                continue
+            rule, placeholders = match
+            if rule.native_names and rule.op.extract_rest is None:
+                self._apply(rule, placeholders, external, native, {}, file)
+        return native
 
-    def write(
-        self, ours: Mapping[str, Tensor], rest: Mapping[str, Tensor]
+    def to_external(
+        self, native: Mapping[str, Tensor], unmapped: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], list[str]]:
-        """Our tensors as theirs, and the names for which the table has no place."""
-        theirs: dict[str, Tensor] = {}
-        left = set(ours)
-        for name in ours:
-            for rule in self.rules:
-                parts = _match(rule.our_names, name)
-                if parts is None:
-                    continue
-                mine = [n.format_map(parts) for n in rule.our_names]
-                if name != mine[0] or not set(mine) <= set(ours):
-                    continue
-                made = rule.layout.write(*(ours[n] for n in mine))
-                if len(made) != len(rule.their_names):
-                    continue  # another number of tokens in front: another line
-                for their, tensor in zip(rule.their_names, made, strict=True):
-                    key = their.format_map(parts)
-                    if key in rest and rule.layout.restore is not None:
-                        tensor = rule.layout.restore(tensor, rest[key])
-                    theirs[key] = tensor.contiguous()
-                left -= set(mine)
-                break
-        for name, tensor in rest.items():
-            theirs.setdefault(name, tensor)
-        return theirs, sorted(left)
+        """Convert a native state dict to external tensors.
 
-    def _rule_of(
-        self, name: str, wanted: Mapping[str, Tensor]
+        Args:
+            native: Tensors by native name.
+            unmapped: Second return value of `to_native`, or an empty mapping.
+
+        Returns:
+            Tensors by external name, and the native names that no rule matches.
+        """
+        external: dict[str, Tensor] = {}
+        unmatched = set(native)
+        for name in native:
+            for rule in self.rules:
+                placeholders = _match(rule.native_names, name)
+                if placeholders is None:
+                    continue
+                inputs = [template.format_map(placeholders) for template in rule.native_names]
+                if name != inputs[0] or not set(inputs) <= set(native):
+                    continue
+                outputs = rule.op.to_external(*(native[key] for key in inputs))
+                if len(outputs) != len(rule.external_names):
+                    continue  # the rule is for another number of prefix tokens
+                for template, tensor in zip(rule.external_names, outputs, strict=True):
+                    key = template.format_map(placeholders)
+                    if key in unmapped and rule.op.restore_rest is not None:
+                        tensor = rule.op.restore_rest(tensor, unmapped[key])
+                    external[key] = tensor.contiguous()
+                unmatched -= set(inputs)
+                break
+        for name, tensor in unmapped.items():
+            external.setdefault(name, tensor)
+        return external, sorted(unmatched)
+
+    def _find_rule(
+        self, name: str, expected: Mapping[str, Tensor]
     ) -> tuple[Rule, dict[str, str]] | None:
         for rule in self.rules:
-            parts = _match(rule.their_names, name)
-            if parts is not None and all(n.format_map(parts) in wanted for n in rule.our_names):
-                return rule, parts
+            placeholders = _match(rule.external_names, name)
+            if placeholders is not None and all(
+                template.format_map(placeholders) in expected for template in rule.native_names
+            ):
+                return rule, placeholders
         return None
 
     def _apply(
         self,
         rule: Rule,
-        parts: dict[str, str],
-        theirs: Mapping[str, Tensor],
-        ours: dict[str, Tensor],
-        rest: dict[str, Tensor],
-        where: str,
+        placeholders: dict[str, str],
+        external: Mapping[str, Tensor],
+        native: dict[str, Tensor],
+        unmapped: dict[str, Tensor],
+        file: str | PathLike[str],
     ) -> None:
-        keys = [name.format_map(parts) for name in rule.their_names]
-        if not rule.our_names:
-            rest[keys[0]] = theirs[keys[0]]
+        keys = [template.format_map(placeholders) for template in rule.external_names]
+        if not rule.native_names:
+            unmapped[keys[0]] = external[keys[0]]
             return
-        missing = [key for key in keys if key not in theirs]
+        missing = [key for key in keys if key not in external]
         if missing:
-            raise InputError(f"{where}: {keys[0]} is there, but not {missing[0]}")
+            raise InputError(f"the tensor {missing[0]} is missing", file=file)
         try:
-            made = rule.layout.read(*(theirs[key] for key in keys))
+            outputs = rule.op.to_native(*(external[key] for key in keys))
         except (ValueError, IndexError, RuntimeError) as error:
-            shape = tuple(theirs[keys[0]].shape)
-            raise InputError(f"{where}: {keys[0]} {shape} cannot be read: {error}") from error
-        ours.update(zip((n.format_map(parts) for n in rule.our_names), made, strict=True))
-        if rule.layout.rest is not None:
-            rest[keys[0]] = rule.layout.rest(theirs[keys[0]])
+            shape = tuple(external[keys[0]].shape)
+            raise InputError(
+                f"{keys[0]} {shape} cannot be converted: {error}", file=file
+            ) from error
+        names = [template.format_map(placeholders) for template in rule.native_names]
+        native.update(zip(names, outputs, strict=True))
+        if rule.op.extract_rest is not None:
+            unmapped[keys[0]] = rule.op.extract_rest(external[keys[0]])
 
-    def _is_known_copy(self, name: str, theirs: Mapping[str, Tensor], where: str) -> bool:
-        for copy in self.copies:
-            if copy.name == name:
-                if copy.of in theirs and not torch.equal(theirs[name], theirs[copy.of]):
-                    raise InputError(
-                        f"{where}: {name} is not {copy.of}, to which config.json ties it"
-                    )
-                return True
+    def _is_redundant(
+        self, name: str, external: Mapping[str, Tensor], file: str | PathLike[str]
+    ) -> bool:
+        """Return True for a tied copy or an ignored constant."""
+        for entry in self.tied:
+            if entry.name != name:
+                continue
+            original = external.get(entry.tied_to)
+            if original is not None and not torch.equal(external[name], original):
+                raise InputError(
+                    f"{name} differs from {entry.tied_to}, although config.json ties them",
+                    file=file,
+                )
+            return True
         return any(pattern.fullmatch(name) for pattern in self.ignored)
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    """`{i}` matches one part of a dotted name."""
-    parts = re.split(r"\{(\w+)\}", name)
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    """Compile a template; each placeholder matches one component of a dotted name."""
+    components = re.split(r"\{(\w+)\}", template)
     seen: set[str] = set()
-    found = ""
-    for number, part in enumerate(parts):
+    expression = ""
+    for number, component in enumerate(components):
         if number % 2 == 0:
-            found += re.escape(part)
-        elif part in seen:
-            found += f"(?P={part})"
+            expression += re.escape(component)
+        elif component in seen:
+            expression += f"(?P={component})"
         else:
-            found += f"(?P<{part}>[^.]+)"
-            seen.add(part)
-    return re.compile(found)
-
-
-_PATTERNS: dict[str, re.Pattern[str]] = {}
+            expression += f"(?P<{component}>[^.]+)"
+            seen.add(component)
+    return re.compile(expression)
 
 
 def _match(templates: tuple[str, ...], name: str) -> dict[str, str] | None:
     for template in templates:
-        if template not in _PATTERNS:
-            _PATTERNS[template] = _pattern(template)
-        if found := _PATTERNS[template].fullmatch(name):
-            return found.groupdict()
+        match = _pattern(template).fullmatch(name)
+        if match is not None:
+            return match.groupdict()
     return None

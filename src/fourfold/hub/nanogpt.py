@@ -1,6 +1,7 @@
-"""Checkpoints of nanoGPT and of minGPT: one file of torch each.
+"""Checkpoints of nanoGPT and minGPT: one file of `torch.save` each, converted to `CausalLM`.
 
-nanoGPT stores its settings with the weights; of minGPT's, the shapes tell all but the heads.
+A nanoGPT checkpoint contains its settings. A minGPT checkpoint contains weights only: their shapes
+imply all settings except the number of heads, which is part of a config.json in the same directory.
 """
 
 from collections.abc import Mapping
@@ -9,26 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.core.errors import InputError
-from fourfold.hub.architecture import said_of
-from fourfold.hub.keymap import FUSED, Copy, Ignored, KeyMap, Rule
+from fourfold.errors import InputError
+from fourfold.hub.architecture import Json, get_key, has_key
+from fourfold.hub.directory import common_dtype
+from fourfold.hub.keymap import SPLIT_QKV, Ignored, KeyMap, Rule, Tied
 from fourfold.models import CausalLM, CausalLMConfig
 
-_COMPILED = "_orig_mod."  # what torch.compile puts in front of every name
-_TOKENS, _PLACES = "transformer.wte.weight", "transformer.wpe.weight"
-_LAYERS, _WIDE = "transformer.h.", "transformer.h.0.mlp.c_fc.weight"
-_DROPS = ("resid_pdrop", "embd_pdrop")
+_COMPILED_PREFIX = "_orig_mod."  # torch.compile adds it to every name
+_TOKENS = "transformer.wte.weight"
+_POSITIONS = "transformer.wpe.weight"
+_LAYER_PREFIX = "transformer.h."
+_FF_UP = "transformer.h.0.mlp.c_fc.weight"
 
-
-# GPT-2's names, but linear layers as torch lays them out.
-_KEYS = KeyMap(
+# The names of GPT-2, but torch.nn.Linear in place of Conv1D.
+_KEYMAP = KeyMap(
     (
         Rule("embed.tokens.weight", _TOKENS),
-        Rule("embed.positions.weight", _PLACES),
+        Rule("embed.positions.weight", _POSITIONS),
         Rule(
-            tuple("stack.blocks.{i}.attn." + part + ".{p}" for part in "qkv"),
+            tuple("stack.blocks.{i}.attn." + projection + ".{p}" for projection in "qkv"),
             "transformer.h.{i}.attn.c_attn.{p}",
-            FUSED,
+            SPLIT_QKV,
         ),
         Rule("stack.blocks.{i}.attn.out.{p}", "transformer.h.{i}.attn.c_proj.{p}"),
         Rule("stack.blocks.{i}.attn_norm.{p}", "transformer.h.{i}.ln_1.{p}"),
@@ -36,110 +38,140 @@ _KEYS = KeyMap(
         Rule("stack.blocks.{i}.ff.down.{p}", "transformer.h.{i}.mlp.c_proj.{p}"),
         Rule("stack.blocks.{i}.ff_norm.{p}", "transformer.h.{i}.ln_2.{p}"),
         Rule("stack.norm.{p}", "transformer.ln_f.{p}"),
-        Rule("head.own.weight", "lm_head.weight"),  # minGPT's
-        Copy("lm_head.weight", _TOKENS),  # nanoGPT's
+        Rule("head.own.weight", "lm_head.weight"),  # minGPT: embeddings are not tied
+        Tied("lm_head.weight", _TOKENS),  # nanoGPT: embeddings are tied
         Ignored("transformer.h.{i}.attn.bias"),
     )
 )
-# minGPT's words for sizes; its config.json is written before it looks them up.
+# minGPT's `model_type` and its number of heads; config.json is written before minGPT looks it up.
 _MINGPT_HEADS = {
-    "openai-gpt": 12, "gpt2": 12, "gpt2-medium": 16, "gpt2-large": 20, "gpt2-xl": 25,
-    "gopher-44m": 16, "gpt-mini": 6, "gpt-micro": 4, "gpt-nano": 3,
-}  # fmt: skip
+    "openai-gpt": 12,
+    "gpt2": 12,
+    "gpt2-medium": 16,
+    "gpt2-large": 20,
+    "gpt2-xl": 25,
+    "gopher-44m": 16,
+    "gpt-mini": 6,
+    "gpt-micro": 4,
+    "gpt-nano": 3,
+}
 
 
 def is_nanogpt(content: Mapping[str, Any]) -> bool:
-    """Whether a file of torch holds what nanoGPT saves."""
+    """Return True if the content of a file is a checkpoint of nanoGPT."""
     return isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)
 
 
 def is_mingpt(content: Mapping[str, Any]) -> bool:
-    """Whether a file of torch holds what minGPT saves: weights alone."""
-    return _COMPILED + _TOKENS in content or _TOKENS in content
+    """Return True if the content of a file is a state dict of minGPT."""
+    return _COMPILED_PREFIX + _TOKENS in content or _TOKENS in content
 
 
-def read(content: Mapping[str, Any], where: str) -> CausalLM:
-    """The model of nanoGPT's checkpoint, in fp32 and eval mode.
-
-    Raises:
-        InputError: Its settings or its weights are not those of nanoGPT.
-    """
-    said: dict[str, Any] = content["model_args"]
-    try:
-        config = CausalLMConfig(
-            d_model=said["n_embd"],
-            n_layers=said["n_layer"],
-            n_heads=said["n_head"],
-            d_ff=4 * said["n_embd"],
-            activation="gelu",  # nanoGPT takes the exact one
-            bias=said["bias"],
-            dropout=said["dropout"],
-            attn_dropout=said["dropout"],
-            vocab_size=said["vocab_size"],
-            max_len=said["block_size"],
-        )
-    except KeyError as error:
-        raise InputError(f"{where}: model_args has no {error.args[0]}") from error
-    return _filled(config, content["model"], where)
-
-
-def read_mingpt(content: Mapping[str, Any], said: Mapping[str, Any], where: str) -> CausalLM:
-    """The model of minGPT's weights, in fp32 and eval mode.
+def read_nanogpt_model(
+    content: Mapping[str, Any], file: str, dtype: torch.dtype | None = torch.float32
+) -> CausalLM:
+    """Build the model of a nanoGPT checkpoint, in eval mode.
 
     Args:
-        content: The weights.
-        said: The config.json of minGPT's work_dir, empty if there is none beside the weights.
-        where: The file, for errors.
+        content: Content of the file.
+        file: Path of the file, for error messages.
+        dtype: Data type of the parameters; None for that of the stored tensors.
 
     Raises:
-        InputError: They are not minGPT's, or nothing says how many heads there are.
+        InputError: Settings or weights are not those of nanoGPT.
     """
-    weights = _plain(content)
-    heads = _mingpt_heads(said, where)
-    shapes = [tuple(weights[n].shape) if n in weights else () for n in (_TOKENS, _PLACES, _WIDE)]
-    if any(len(shape) != 2 for shape in shapes):
-        raise InputError(f"{where}: one of {_TOKENS}, {_PLACES} and {_WIDE} is no matrix in it")
-    (vocab_size, width), (max_len, _), (d_ff, _) = shapes
-    drops = {value for key in _DROPS for value in said_of(said, f"model.{key}")}
-    if len(drops) > 1:
-        raise InputError(f"{where}: {' and '.join(_DROPS)} differ, but fourfold has one dropout")
-    config = CausalLMConfig(
-        d_model=width,
-        n_layers=len({name.split(".")[2] for name in weights if name.startswith(_LAYERS)}),
-        n_heads=heads,
-        d_ff=d_ff,
-        activation="gelu_tanh",
-        dropout=next(iter(drops), 0.1),
-        attn_dropout=next(iter(said_of(said, "model.attn_pdrop")), 0.1),
-        vocab_size=vocab_size,
-        max_len=max_len,
-        tie=False,
-    )
-    return _filled(config, weights, where)
+    settings: dict[str, Any] = content["model_args"]
+    try:
+        config = CausalLMConfig(
+            d_model=settings["n_embd"],
+            n_layers=settings["n_layer"],
+            n_heads=settings["n_head"],
+            d_ff=4 * settings["n_embd"],
+            activation="gelu",
+            bias=settings["bias"],
+            dropout=settings["dropout"],
+            attn_dropout=settings["dropout"],
+            vocab_size=settings["vocab_size"],
+            max_len=settings["block_size"],
+        )
+    except KeyError as error:
+        raise InputError(f"has no entry {error.args[0]}", option="model_args", file=file) from error
+    except InputError as error:
+        raise error.in_file(file) from error
+    return _build(config, content["model"], file, dtype)
 
 
-def _mingpt_heads(said: Mapping[str, Any], where: str) -> int:
-    """What minGPT's config.json says of the heads: their number, or a word for all sizes."""
-    for heads in said_of(said, "model.n_head"):
-        if isinstance(heads, int):
-            return heads
-    for word in said_of(said, "model.model_type"):
-        if word in _MINGPT_HEADS:
-            return _MINGPT_HEADS[word]
+def read_mingpt_model(
+    content: Mapping[str, Any], settings: Json, file: str, dtype: torch.dtype | None = torch.float32
+) -> CausalLM:
+    """Build the model of a minGPT state dict, in eval mode.
+
+    Args:
+        content: State dict.
+        settings: Content of the config.json of minGPT's `work_dir`, empty if there is none.
+        file: Path of the state dict, for error messages.
+        dtype: Data type of the parameters; None for that of the stored tensors.
+
+    Raises:
+        InputError: The weights are not those of minGPT, or the number of heads is unknown.
+    """
+    weights = _strip_prefix(content)
+    n_heads = _mingpt_heads(settings, file)
+    shapes = {}
+    for name in (_TOKENS, _POSITIONS, _FF_UP):
+        if name not in weights or weights[name].ndim != 2:
+            raise InputError(f"no matrix {name}", file=file)
+        shapes[name] = tuple(weights[name].shape)
+    vocab_size, d_model = shapes[_TOKENS]
+    keys = ("model.resid_pdrop", "model.embd_pdrop")
+    dropouts = {get_key(settings, key) for key in keys if has_key(settings, key)}
+    if len(dropouts) > 1:
+        raise InputError(
+            "and embd_pdrop must be equal, since fourfold has one dropout for both",
+            option="resid_pdrop",
+            file=file,
+        )
+    try:
+        config = CausalLMConfig(
+            d_model=d_model,
+            n_layers=len({n.split(".")[2] for n in weights if n.startswith(_LAYER_PREFIX)}),
+            n_heads=n_heads,
+            d_ff=shapes[_FF_UP][0],
+            activation="gelu_tanh",
+            dropout=next(iter(dropouts), 0.1),
+            attn_dropout=get_key(settings, "model.attn_pdrop", 0.1),
+            vocab_size=vocab_size,
+            max_len=shapes[_POSITIONS][0],
+            tie_embeddings=False,
+        )
+    except InputError as error:
+        raise error.in_file(file) from error
+    return _build(config, weights, file, dtype)
+
+
+def _mingpt_heads(settings: Json, file: str) -> int:
+    n_heads = get_key(settings, "model.n_head")
+    if isinstance(n_heads, int):
+        return n_heads
+    model_type = get_key(settings, "model.model_type")
+    if model_type in _MINGPT_HEADS:
+        return _MINGPT_HEADS[model_type]
     raise InputError(
-        f"{where}: minGPT's weights do not show how many heads there are, and no config.json"
-        " beside them says it as n_head or model_type in its section model"
+        "the weights of minGPT do not determine the number of heads; a config.json in the same"
+        ' directory must give it as "n_head" or "model_type" in its section "model"',
+        file=file,
     )
 
 
-def _plain(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name.removeprefix(_COMPILED): x for name, x in state.items()}
+def _strip_prefix(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name.removeprefix(_COMPILED_PREFIX): x for name, x in state.items()}
 
 
-def _filled(config: CausalLMConfig, state: Mapping[str, Any], where: str) -> CausalLM:
-    """A model with the weights of a state dict."""
-    model = CausalLM(config)
-    ours, _ = _KEYS.read(_plain(state), model.state_dict(), where)
-    with torch.no_grad():
-        model.load_state_dict({name: x.float() for name, x in ours.items()})
+def _build(
+    config: CausalLMConfig, state: Mapping[str, Any], file: str, dtype: torch.dtype | None
+) -> CausalLM:
+    tensors = _strip_prefix(state)
+    model = CausalLM(config).to(common_dtype(tensors) if dtype is None else dtype)
+    native, _ = _KEYMAP.to_native(tensors, model.state_dict(), file)
+    model.load_state_dict(native)
     return model.eval()

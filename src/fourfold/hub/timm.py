@@ -1,6 +1,6 @@
-"""ViT and DeiT as timm and DeiT's own releases write them, in both directions.
+"""ViT and DeiT checkpoints of timm, and of DeiT's own releases: import and export.
 
-The names are one table; the config is in the shapes, but for the number of heads.
+Shapes of the tensors imply the config, except for the number of heads.
 """
 
 import math
@@ -12,49 +12,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.core.errors import InputError
-from fourfold.hub import directory
-from fourfold.hub.architecture import comparable, said_of
-from fourfold.hub.keymap import FUSED, TOKENS, WITH_ONE, KeyMap, Rule
+from fourfold.errors import InputError
+from fourfold.hub.architecture import Json, comparable_fields, get_key, has_key
+from fourfold.hub.directory import CONFIG_FILE, common_dtype, write_directory
+from fourfold.hub.keymap import PREFIX_TOKENS, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
 from fourfold.models import ViT, ViTConfig
 
-Json = Mapping[str, Any]
-_PATCHES, _POSITIONS = "patch_embed.proj.weight", "pos_embed"
-_TOKENS = ("cls_token", "dist_token")
+_PATCHES = "patch_embed.proj.weight"
+_POSITIONS = "pos_embed"
+_PREFIX_TOKENS = ("cls_token", "dist_token")
 _HEADS = ("head", "head_dist")
-_EPS = 1e-6
-_SIZES = {"n_classes": "head.weight", "representation_size": "pre_logits.fc.weight"}
-_ACTIVATION = "model_args.act_layer"
-# What the names and shapes of tensors do not show.
-_MUST: dict[str, tuple[Any, ...]] = {
-    _ACTIVATION: (None, "gelu"),
+_NORM_EPS = 1e-6
+_FC_NORM = "fc_norm.weight"
+_REPRESENTATION = "pre_logits.fc.weight"
+_ACT_LAYER = "model_args.act_layer"
+# Allowed values of settings that tensor names and shapes do not show.
+_REQUIRED: dict[str, tuple[Any, ...]] = {
+    _ACT_LAYER: (None, "gelu"),
     "model_args.norm_layer": (None, "layernorm"),
     "model_args.pool_include_prefix": (None, False),
 }
 _POOLS = {"cls": "token", "mean": "avg"}
-# Of theirs, whose sizes are then said one by one.
-_NAMES = ("vit_base_patch16_224", "deit_base_distilled_patch16_224")
-# What timm takes where nothing is said: the colours of ImageNet.
-_IMAGES: dict[str, Any] = {
-    "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
-    "crop_pct": 0.875, "interpolation": "bicubic", "crop_mode": "center",
-}  # fmt: skip
-# How wide a head is, and how many there are at most, in all but two of timm's plain models.
-_HEAD_WIDTH, _MOST_HEADS = 64, 16
+# timm architectures that are exported, with and without a distillation token. `model_args` in
+# config.json overrides their sizes.
+_ARCHITECTURES = {False: "vit_base_patch16_224", True: "deit_base_distilled_patch16_224"}
+# Defaults of timm: mean and standard deviation of ImageNet.
+_IMAGE_DEFAULTS: dict[str, Any] = {
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+    "crop_mode": "center",
+}
+# Width of a head, and largest number of heads, in all but two of timm's plain ViTs.
+_HEAD_WIDTH = 64
+_MAX_HEADS = 16
 
 
-def _keys(n_tokens: int) -> KeyMap:
-    block, layer = "stack.blocks.{i}.", "blocks.{i}."
-    heads = zip(range(len(_HEADS)), _HEADS, strict=True)
+def _keymap(n_prefix: int) -> KeyMap:
+    block = "stack.blocks.{i}."
+    layer = "blocks.{i}."
     return KeyMap(
         (
-            Rule("embed.prefix", _TOKENS[:n_tokens], TOKENS),
-            Rule("embed.positions.weight", _POSITIONS, WITH_ONE),
+            Rule("embed.prefix", _PREFIX_TOKENS[:n_prefix], PREFIX_TOKENS),
+            Rule("embed.positions.weight", _POSITIONS, SQUEEZE_0),
             Rule("embed.patches.{p}", "patch_embed.proj.{p}"),
             Rule(
-                tuple(block + f"attn.{part}." + "{p}" for part in "qkv"),
+                tuple(block + f"attn.{projection}." + "{p}" for projection in "qkv"),
                 layer + "attn.qkv.{p}",
-                FUSED,
+                SPLIT_QKV,
             ),
             Rule(block + "attn.out.{p}", layer + "attn.proj.{p}"),
             Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
@@ -62,214 +68,248 @@ def _keys(n_tokens: int) -> KeyMap:
             Rule(block + "ff.down.{p}", layer + "mlp.fc2.{p}"),
             Rule(block + "ff_norm.{p}", layer + "norm2.{p}"),
             Rule("stack.norm.{p}", "norm.{p}"),
-            Rule("representation.{p}", "pre_logits.fc.{p}"),  # until timm 0.6
-            *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in heads),
+            Rule("representation.{p}", "pre_logits.fc.{p}"),  # timm before version 0.6
+            *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(_HEADS)),
         )
     )
 
 
 def is_timm(tensors: Mapping[str, Any]) -> bool:
-    """Whether tensors are named as timm names those of a ViT."""
+    """Return True if tensors have timm's names of a ViT."""
     return _PATCHES in tensors
 
 
-def read(tensors: Mapping[str, Tensor], said: Json, where: str) -> tuple[ViT, list[str]]:
-    """The model of timm's tensors, in fp32 and eval mode, and what was assumed.
+def read_model(
+    tensors: Mapping[str, Tensor],
+    settings: Json,
+    file: str,
+    dtype: torch.dtype | None = torch.float32,
+) -> tuple[ViT, list[str]]:
+    """Build the model of timm's tensors, in eval mode.
 
-    A file without a head (num_classes 0) gives a model without heads, which encodes.
+    A checkpoint without a classifier (`num_classes: 0`) gives a model whose `heads` are empty.
 
     Args:
-        tensors: By timm's names.
-        said: timm's config.json, empty if there was none.
-        where: The file, for errors.
+        tensors: Tensors by timm's names.
+        settings: Content of timm's config.json, empty if there is none.
+        file: Path of the checkpoint, for error messages.
+        dtype: Data type of the parameters; None for that of the stored tensors.
+
+    Returns:
+        The model, and a sentence for each assumption.
 
     Raises:
-        InputError: They are not those of a ViT that a model of ours can be.
+        InputError: The tensors are not those of a supported ViT.
     """
-    config, notes = _config(tensors, said, where)
-    model = ViT(config)
-    model.heads = model.heads[: sum(f"{head}.weight" in tensors for head in _HEADS)]
-    ours, _ = _keys(model.n_prefix).read(tensors, model.state_dict(), where)
-    with torch.no_grad():
-        model.load_state_dict({name: x.float() for name, x in ours.items()})
+    config, notes = _read_config(tensors, settings, file)
+    model = ViT(config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
+    model = model.to(common_dtype(tensors) if dtype is None else dtype)
+    native, _ = _keymap(model.n_prefix).to_native(tensors, model.state_dict(), file)
+    model.load_state_dict(native)
     return model.eval(), notes
 
 
-def images(said: Json, config: ViTConfig, where: str) -> tuple[dict[str, Any], list[str]]:
-    """What `eval_transform` and a classifier's output need, and what was assumed.
+def read_image_preprocessing(
+    settings: Json, config: ViTConfig, file: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Read class names and the settings of the evaluation transform.
+
+    Args:
+        settings: Content of timm's config.json, empty if there is none.
+        config: Config of the model.
+        file: Path of the checkpoint, for error messages.
+
+    Returns:
+        The settings, and a sentence for each assumption.
 
     Raises:
-        InputError: The images are resized in a way that we do not have.
+        InputError: A setting is not supported.
     """
-    told = said.get("pretrained_cfg") or {}
-    found = {key: told.get(key) or default for key, default in _IMAGES.items()}
-    ways, modes = ("bilinear", "bicubic"), ("center", "squash")
-    if found["interpolation"] not in ways or found["crop_mode"] not in modes:
-        raise InputError(
-            f"{where}: images are prepared by {found['interpolation']} and crop_mode"
-            f" {found['crop_mode']}, but must be by bilinear or bicubic and center or squash"
-        )
-    missing = [key for key in ("mean", "std", "crop_pct", "interpolation") if not told.get(key)]
-    names = said.get("label_names") or told.get("label_names") or []
+    pretrained = settings.get("pretrained_cfg") or {}
+    values = {key: pretrained.get(key) or value for key, value in _IMAGE_DEFAULTS.items()}
+    for key, allowed in {
+        "interpolation": ("bilinear", "bicubic"),
+        "crop_mode": ("center", "squash"),
+    }.items():
+        if values[key] not in allowed:
+            raise InputError(
+                f"must be {' or '.join(allowed)}, got {values[key]}", option=key, file=file
+            )
+    names = settings.get("label_names") or pretrained.get("label_names") or []
     artifacts = {
         "class_names": list(names),
         "image_size": config.image_size,
         "n_channels": config.n_channels,
-        "mean": list(found["mean"]),
-        "std": list(found["std"]),
-        "eval_crop": found["crop_pct"],
-        "squash": found["crop_mode"] == "squash",
-        "interpolation": found["interpolation"],
+        "mean": list(values["mean"]),
+        "std": list(values["std"]),
+        "crop_pct": values["crop_pct"],
+        "crop_mode": values["crop_mode"],
+        "interpolation": values["interpolation"],
     }
-    notes = [f"assumed timm's default for images: {k} {found[k]}" for k in missing]
+    assumed = [key for key in _IMAGE_DEFAULTS if key != "crop_mode" and not pretrained.get(key)]
+    notes = [f"assumed timm's default for images: {key} {values[key]}" for key in assumed]
     return artifacts, notes
 
 
-def write(model: Any, path: Path, artifacts: Json) -> str:
-    """Write a model as a directory for timm's `create_model("local-dir:...")`.
+def write_model(model: Any, path: Path, artifacts: Json) -> str:
+    """Write a directory for `timm.create_model("local-dir:...", pretrained=True)`.
 
     Args:
         model: A ViT.
-        path: The directory, made if it does not exist.
-        artifacts: Of its data, for the preprocessing; may be empty.
+        path: Directory, which is created if it does not exist.
+        artifacts: Class names and settings of the evaluation transform; may be empty.
 
     Returns:
-        The name of timm's model.
+        A description of the timm model.
 
     Raises:
         InputError: timm has no such model.
     """
     if not isinstance(model, ViT):
-        raise InputError(f"timm is for models of images, but this is a {type(model).__name__}")
-    theirs, left = _keys(model.n_prefix).write(model.state_dict(), {})
-    said = _written(model.config, artifacts)
-    wrong = left or ["representation_size"] * (model.representation is not None)
-    if not wrong:
-        before = comparable(replace(model.config, norm_eps=_EPS))
-        after = comparable(_config(theirs, said, "timm")[0])
-        wrong = [f"{key}={value}" for key, value in before.items() if value != after[key]]
-    if wrong:
-        raise InputError(f"timm's ViT cannot have {', '.join(wrong)}")
-    directory.write(path, said, theirs)
-    named, eps = str(said["architecture"]), model.config.norm_eps
-    note = "" if eps == _EPS else f" (its norms add {_EPS:g} where these add {eps:g})"
-    return f"{named} of timm, of these sizes{note}"
+        raise InputError(
+            f"must be a ViT to be exported to timm, got {type(model).__name__}", option="model"
+        )
+    tensors, problems = _keymap(model.n_prefix).to_external(model.state_dict(), {})
+    settings = _write_config(model.config, artifacts)
+    if model.representation is not None:
+        problems.append("representation_size")
+    if not problems:
+        before = comparable_fields(replace(model.config, norm_eps=_NORM_EPS))
+        after = comparable_fields(_read_config(tensors, settings, "timm")[0])
+        problems = [f"{key}={value}" for key, value in before.items() if value != after[key]]
+    if problems:
+        raise InputError(
+            f"cannot be exported, since timm's ViT does not support {', '.join(problems)}",
+            option="model",
+        )
+    write_directory(path, settings, tensors)
+    norm_eps = model.config.norm_eps
+    note = (
+        "" if norm_eps == _NORM_EPS else f" (norm_eps changes from {norm_eps:g} to {_NORM_EPS:g})"
+    )
+    return f"timm's {settings['architecture']} with the sizes of this model{note}"
 
 
-def _written(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
-    width, ratio = config.d_model, config.d_ff / config.d_model
-    if int(width * ratio) != config.d_ff:  # which is how timm comes back from it
-        ratio = (config.d_ff + 0.5) / width
-    images = {
+def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
+    d_model = config.d_model
+    mlp_ratio = config.d_ff / d_model
+    if int(d_model * mlp_ratio) != config.d_ff:  # timm computes d_ff so
+        mlp_ratio = (config.d_ff + 0.5) / d_model
+    pretrained = {
         "input_size": [config.n_channels, config.image_size, config.image_size],
         "fixed_input_size": True,
         "num_classes": config.n_classes,
         "first_conv": "patch_embed.proj",
         "classifier": list(_HEADS) if config.distillation else _HEADS[0],
     }
-    if "eval_crop" in artifacts:
-        images |= {key: artifacts[key] for key in ("mean", "std", "interpolation")}
-        images["crop_pct"] = artifacts["eval_crop"]
-        images["crop_mode"] = "squash" if artifacts.get("squash") else "center"
-    names = {"label_names": artifacts["class_names"]} if artifacts.get("class_names") else {}
+    if "crop_pct" in artifacts:
+        image_keys = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+        pretrained |= {key: artifacts[key] for key in image_keys}
     pool = _POOLS[config.pool]
-    front = {} if config.distillation else {"class_token": pool == "token", "fc_norm": False}
-    return {
-        "architecture": _NAMES[config.distillation],
-        "num_classes": config.n_classes,
-        "num_features": width,
+    model_args = {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.n_channels,
+        "embed_dim": d_model,
+        "depth": config.n_layers,
+        "num_heads": config.n_heads,
+        "mlp_ratio": mlp_ratio,
+        "act_layer": "gelu",
         "global_pool": pool,
-        "model_args": {
-            "img_size": config.image_size,
-            "patch_size": config.patch_size,
-            "in_chans": config.n_channels,
-            "embed_dim": width,
-            "depth": config.n_layers,
-            "num_heads": config.n_heads,
-            "mlp_ratio": ratio,
-            "act_layer": "gelu",
-            "global_pool": pool,
-            **front,
-        },
-        "pretrained_cfg": images,
-        **names,
     }
+    if not config.distillation:
+        model_args |= {"class_token": pool == "token", "fc_norm": False}
+    settings: dict[str, Any] = {
+        "architecture": _ARCHITECTURES[config.distillation],
+        "num_classes": config.n_classes,
+        "num_features": d_model,
+        "global_pool": pool,
+        "model_args": model_args,
+        "pretrained_cfg": pretrained,
+    }
+    if artifacts.get("class_names"):
+        settings["label_names"] = artifacts["class_names"]
+    return settings
 
 
-def _config(tensors: Mapping[str, Tensor], said: Json, where: str) -> tuple[ViTConfig, list[str]]:
-    """Our config for the shapes, and what was assumed because they do not show it."""
-    width, n_channels, patch, _ = _shape(tensors, _PATCHES, 4, where)
-    pool = "cls" if _TOKENS[0] in tensors else "mean"
-    _check_settings(tensors, said, pool, where)
-    n_heads, notes = _heads(said, width, where)
-    if not any(said_of(said, _ACTIVATION)):
-        notes.append("assumed the exact GELU, as timm has in all but a few models")
-    sizes: dict[str, Any] = {
-        name: len(tensors[key]) for name, key in _SIZES.items() if key in tensors
-    }
+def _read_config(
+    tensors: Mapping[str, Tensor], settings: Json, file: str
+) -> tuple[ViTConfig, list[str]]:
+    """Infer the config from shapes, and return it with a sentence for each assumption."""
+    d_model, n_channels, patch_size, _ = _shape(tensors, _PATCHES, 4, file)
+    pool = "cls" if _PREFIX_TOKENS[0] in tensors else "mean"
+    _check_settings(tensors, settings, pool, file)
+    n_heads, notes = _read_n_heads(settings, d_model, file)
+    if not has_key(settings, _ACT_LAYER):
+        notes.append("assumed the exact GELU, as in all but a few of timm's models")
+    # Without a head, the number of classes has no effect.
+    options: dict[str, Any] = {"n_classes": 1, "pool": pool}
+    if "head.weight" in tensors:
+        options["n_classes"] = len(tensors["head.weight"])
+    if _REPRESENTATION in tensors:
+        options["representation_size"] = len(tensors[_REPRESENTATION])
     try:
         config = ViTConfig(
-            d_model=width,
+            d_model=d_model,
             n_layers=len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
             n_heads=n_heads,
-            d_ff=_shape(tensors, "blocks.0.mlp.fc1.weight", 2, where)[0],
-            norm_eps=_EPS,
-            image_size=patch * _side(tensors, where),
-            patch_size=patch,
+            d_ff=_shape(tensors, "blocks.0.mlp.fc1.weight", 2, file)[0],
+            norm_eps=_NORM_EPS,
+            image_size=patch_size * _patches_per_side(tensors, file),
+            patch_size=patch_size,
             n_channels=n_channels,
-            pool=pool,
-            distillation=_TOKENS[1] in tensors,
-            **({"n_classes": 1} | sizes),  # without a head no number of classes means anything
+            distillation=_PREFIX_TOKENS[1] in tensors,
+            **options,
         )
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise error.in_file(file) from error
     return config, notes
 
 
-def _shape(
-    tensors: Mapping[str, Tensor], name: str, n_dimensions: int, where: str
-) -> tuple[int, ...]:
-    if name not in tensors or tensors[name].ndim != n_dimensions:
-        raise InputError(f"{where}: no tensor {name} of {n_dimensions} dimensions")
+def _shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str) -> tuple[int, ...]:
+    if name not in tensors or tensors[name].ndim != ndim:
+        raise InputError(f"no tensor {name} of {ndim} dimensions", file=file)
     return tuple(tensors[name].shape)
 
 
-def _check_settings(tensors: Mapping[str, Tensor], said: Json, pool: str, where: str) -> None:
-    """What would be another function under the same names."""
-    if "fc_norm.weight" in tensors:
+def _check_settings(tensors: Mapping[str, Tensor], settings: Json, pool: str, file: str) -> None:
+    """Check settings that change the function of the model, but no name or shape."""
+    if _FC_NORM in tensors:
         raise InputError(
-            f"{where}: fc_norm follows the mean of the patches, but here norm is first"
+            "fc_norm, a norm after the mean of the patches, is not supported", file=file
         )
-    must = dict(_MUST)
+    required = dict(_REQUIRED)
     if "head.weight" in tensors:
-        must |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
-    for key, allowed in must.items():
-        for value in said_of(said, key):
-            if value not in allowed:
-                raise InputError(f"{where}: {key} is {value!r}, but must be {allowed[-1]!r}")
+        required |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
+    for key, allowed in required.items():
+        value = get_key(settings, key, allowed[0])
+        if value not in allowed:
+            raise InputError(f"must be {allowed[-1]!r}, got {value!r}", option=key, file=file)
 
 
-def _heads(said: Json, width: int, where: str) -> tuple[int, list[str]]:
-    """The number of heads, which no shape shows."""
-    for told in said_of(said, "model_args.num_heads"):
-        return told, []
-    if width % _HEAD_WIDTH:
+def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[str]]:
+    """Return the number of heads, and a sentence if it is an assumption."""
+    if has_key(settings, "model_args.num_heads"):
+        return get_key(settings, "model_args.num_heads"), []
+    if d_model % _HEAD_WIDTH:
         raise InputError(
-            f"{where}: the number of heads cannot be told from weights of width {width}:"
-            f" a {directory.CONFIG} beside them must say it as num_heads in model_args"
+            f"weights of width {d_model} do not determine the number of heads; a {CONFIG_FILE} in"
+            ' the same directory must give it as "num_heads" in its section "model_args"',
+            file=file,
         )
-    n_heads = min(width // _HEAD_WIDTH, _MOST_HEADS)
-    return n_heads, [f"assumed {n_heads} heads, as timm has in models of width {width}"]
+    n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
+    return n_heads, [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
 
 
-def _side(tensors: Mapping[str, Tensor], where: str) -> int:
-    """Patches along one side of the image."""
-    rows = _shape(tensors, _POSITIONS, 3, where)[1]
-    n_tokens = sum(token in tensors for token in _TOKENS)
-    side = math.isqrt(max(rows - n_tokens, 0))
-    if side**2 + n_tokens != rows:
+def _patches_per_side(tensors: Mapping[str, Tensor], file: str) -> int:
+    rows = _shape(tensors, _POSITIONS, 3, file)[1]
+    n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
+    side = math.isqrt(max(rows - n_prefix, 0))
+    if side**2 + n_prefix != rows:
         raise InputError(
-            f"{where}: {_POSITIONS} has {rows} rows, but must have one for each of {n_tokens}"
-            " tokens in front and of a square of patches"
+            f"must have a row for each of {n_prefix} prefix tokens and of a square of patches,"
+            f" got {rows} rows",
+            option=_POSITIONS,
+            file=file,
         )
     return side

@@ -1,1 +1,1 @@
-"""What a machine does faster than torch: nobody has to read it to know what a model does."""
+"""CPU kernels: attention and decoding, cross-entropy of large vocabularies, dropout."""

@@ -1,38 +1,53 @@
-"""Cross-entropy of a large vocabulary: loss and gradients from a slice of the logits at a time.
+"""Cross-entropy of a large vocabulary with its gradients, computed from slices of the logits.
 
-Shapes: N tokens, n of a slice, D model width, V vocabulary.
+A slice is a range of rows, a tile is a range of vocabulary entries within a slice.
+Shapes: N tokens, n tokens of a slice, D model width, V vocabulary.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100
-Goal = tuple[float, float, int | None]  # extra on the target, elsewhere, the word with nothing
-# Logits held at once, in numbers (128 MiB in bf16): few enough to fit, and enough rows that adding
-# a slice's share to the (V, D) gradient is little against its matrix products.
-SLICE = 2**26
-# Those of some words, made into powers at once: on a CPU few enough to stay in its cache.
-TILE, TILE_CUDA = 2**22, 2**26
+IGNORE_INDEX = -100
+# 128 MiB in bf16. Fewer logits would let the addition of each slice's share to the (V, D) gradient
+# take as long as the matrix products.
+MAX_SLICE_LOGITS = 2**26
+# On a CPU, a tile fits in the cache between its matrix product and its softmax.
+TILE_LOGITS_CPU = 2**22
+TILE_LOGITS_CUDA = 2**26
+
+
+class Smoothing(NamedTuple):
+    """Smoothed target distribution.
+
+    Attributes:
+        extra: Probability that the target has more than another token.
+        elsewhere: Probability of each other token.
+        pad_id: Token with probability 0, or None.
+    """
+
+    extra: float
+    elsewhere: float
+    pad_id: int | None
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The summed loss, with its gradients made in the same pass over slices of rows.
+    """Summed cross-entropy, with gradients computed in the forward pass over slices of rows.
 
-    Of a `Goal`, whether gradients are wanted, hidden states (N, D), a matrix (V, D), bias (V,) or
-    None, targets (N,) and their weights (N,) or None.
+    Arguments of `apply`: a `Smoothing`, whether gradients are needed, hidden states (N, D), matrix
+    (V, D), bias (V,) or None, targets (N,) and their weights (N,) or None.
     """
 
     @staticmethod
-    def forward(ctx: Any, goal: Goal, learning: bool, *inputs: Any) -> Tensor:
-        learning = learning and any(ctx.needs_input_grad)
-        total, ctx.gradients = _pass(goal, learning, *inputs)
+    def forward(ctx: Any, smoothing: Smoothing, needs_grad: bool, *inputs: Any) -> Tensor:
+        needs_grad = needs_grad and any(ctx.needs_input_grad)
+        total, ctx.gradients = _forward_slices(smoothing, needs_grad, *inputs)
         device = total.device.type
         ctx.autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.goal = goal
+        ctx.smoothing = smoothing
         ctx.save_for_backward(*inputs)
         return total
 
@@ -41,10 +56,10 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # a second time: the first has given its own away
+        if gradients is None:  # a second backward pass: the first scaled the gradients in place
             with torch.autocast(grad.device.type, *ctx.autocast):
-                _, gradients = _pass(ctx.goal, True, *inputs)
-        # Scaled in the dtype of sums, fp32 or better: 1 / (number of tokens) is not bf16's.
+                _, gradients = _forward_slices(ctx.smoothing, True, *inputs)
+        # Scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
         scaled = [
             None if total is None else total.mul_(grad).to(given.dtype)
             for total, given in zip(gradients.all, inputs[:3], strict=True)
@@ -52,72 +67,73 @@ class LinearCrossEntropy(torch.autograd.Function):
         return None, None, *scaled, None, None
 
 
-def _pass(
-    goal: Goal,
-    learning: bool,
+def _forward_slices(
+    smoothing: Smoothing,
+    needs_grad: bool,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     weights: Tensor | None,
 ) -> tuple[Tensor, "_Gradients | None"]:
-    """The summed loss and, if `learning`, its gradients."""
-    x, w, exact = operands(hidden, weight)
-    counts = (targets != IGNORED).to(exact)
+    x, w, sum_dtype = matmul_operands(hidden, weight)
+    row_weights = (targets != IGNORE_INDEX).to(sum_dtype)
     if weights is not None:
-        counts *= weights
-    total = torch.zeros((), dtype=exact, device=x.device)
-    gradients = _Gradients(x, w, bias, exact, goal) if learning else None
-    room = _Room(x, w, exact, keep=learning)
+        row_weights *= weights
+    total = torch.zeros((), dtype=sum_dtype, device=x.device)
+    gradients = _Gradients(x, w, bias, sum_dtype, smoothing) if needs_grad else None
+    workspace = _Workspace(x, w, sum_dtype, keep_tiles=needs_grad)
     with torch.autocast(x.device.type, enabled=False):
         for rows in even_slices(x, w):
-            part = _Slice(x[rows], w, bias, targets[rows], counts[rows], goal, room)
+            part = _Slice(x[rows], w, bias, targets[rows], row_weights[rows], smoothing, workspace)
             total += part.loss
             if gradients is not None:
                 gradients.add(rows, part)
     return total, gradients
 
 
-class _Room:
-    """Memory that all slices share: fresh memory costs more than a pass over it.
+class _Workspace:
+    """Buffers shared by all slices, because allocating memory costs more than a pass over it.
 
     Args:
         x: (N, D).
         w: (V, D).
-        exact: The dtype of sums.
-        keep: Whether all tiles of a slice stay, which their gradients need.
+        sum_dtype: Dtype of sums.
+        keep_tiles: Keep all tiles of a slice, as its gradients require.
     """
 
-    def __init__(self, x: Tensor, w: Tensor, exact: torch.dtype, *, keep: bool) -> None:
+    def __init__(self, x: Tensor, w: Tensor, sum_dtype: torch.dtype, *, keep_tiles: bool) -> None:
         n_rows = max((len(x[rows]) for rows in even_slices(x, w)), default=0)
-        most = TILE if x.device.type == "cpu" else TILE_CUDA
-        self.words = min(len(w), max(1, most // max(1, n_rows)))
-        self.keep = keep
-        self._tiles = x.new_empty(n_rows * (len(w) if keep else self.words))
-        low = x.dtype != exact
-        self._scratch = x.new_empty(n_rows * self.words, dtype=exact) if low else None
+        tile_logits = TILE_LOGITS_CPU if x.device.type == "cpu" else TILE_LOGITS_CUDA
+        self.tile_width = min(len(w), max(1, tile_logits // max(1, n_rows)))
+        self.keep_tiles = keep_tiles
+        self._tiles = x.new_empty(n_rows * (len(w) if keep_tiles else self.tile_width))
+        self._scratch = None
+        if x.dtype != sum_dtype:
+            self._scratch = x.new_empty(n_rows * self.tile_width, dtype=sum_dtype)
 
-    def tile(self, n: int, words: slice) -> Tensor:
-        """(n, words) in the dtype of products, at a place of its own if tiles are kept."""
-        start = n * words.start if self.keep else 0
-        return self._tiles[start : start + n * (words.stop - words.start)].view(n, -1)
+    def tile(self, n: int, columns: slice) -> Tensor:
+        """Return memory (n, columns) in the dtype of products, for this tile alone if kept."""
+        start = n * columns.start if self.keep_tiles else 0
+        return self._tiles[start : start + n * (columns.stop - columns.start)].view(n, -1)
 
-    def exactly(self, tile: Tensor) -> Tensor:
-        """The tile in the dtype of sums: a copy, or itself."""
+    def upcast(self, tile: Tensor) -> Tensor:
+        """Return a copy of the tile in the dtype of sums, or the tile if it has that dtype."""
         if self._scratch is None:
             return tile
         return self._scratch[: tile.numel()].view_as(tile).copy_(tile)
 
 
 class _Slice:
-    """The loss of n rows, and what the gradients need of their softmax, tile by tile of words.
+    """Loss of n rows, with their softmax in tiles of the vocabulary.
 
-    With z the logits of a tile and `top` their largest in each row, a tile keeps exp(z - top); its
-    `share`, exp(top - logsumexp of all words) times the row's count, makes softmax of it. Shares
-    are factors on rows, which the gradients' products take outside: no second pass over the logits.
+    With z the logits of a tile and m their maximum in each row, a tile stores exp(z - m). Its
+    factor, exp(m - logsumexp of all logits) times the weight of the row, turns that into the
+    weighted softmax. The gradients apply the factors outside of their matrix products, which
+    saves a second pass over the logits.
 
-    With q = elsewhere + extra on the target, elsewhere on other words, 0 on `pad`, sum(q) = 1:
-    loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
+    With the target distribution q = elsewhere + extra on the target, elsewhere on other tokens and
+    0 on `pad_id`, sum(q) = 1: loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
     """
 
     def __init__(
@@ -126,127 +142,138 @@ class _Slice:
         w: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        counts: Tensor,
-        goal: Goal,
-        room: _Room,
+        row_weights: Tensor,
+        smoothing: Smoothing,
+        workspace: _Workspace,
     ) -> None:
-        self.x, self.counts, self.targets = x, counts, targets
-        extra, elsewhere, pad = goal
-        self.words = [
-            slice(start, min(start + room.words, len(w))) for start in range(0, len(w), room.words)
+        self.x = x
+        self.row_weights = row_weights
+        self.targets = targets
+        extra, elsewhere, pad_id = smoothing
+        width = workspace.tile_width
+        self.columns = [
+            slice(start, min(start + width, len(w))) for start in range(0, len(w), width)
         ]
-        self.powers: list[Tensor] = []
-        tops, masses = [], []
-        hit = torch.zeros_like(counts)  # sum(q z)
-        for words in self.words:
-            power = room.tile(len(x), words)
-            torch.mm(x, w[words].T, out=power)
-            z = room.exactly(power)
+        self.tiles: list[Tensor] = []
+        maxima = []
+        sums = []
+        expected_logit = torch.zeros_like(row_weights)  # sum(q z)
+        for columns in self.columns:
+            tile = workspace.tile(len(x), columns)
+            torch.mm(x, w[columns].T, out=tile)
+            z = workspace.upcast(tile)
             if bias is not None:
-                z += bias[words]
-            place, inside = self._place(words)
-            hit += extra * z.gather(1, place).squeeze(1) * inside
+                z += bias[columns]
+            index, inside = self._target_columns(columns)
+            expected_logit += extra * z.gather(1, index).squeeze(1) * inside
             if elsewhere:
-                hit += elsewhere * z.sum(-1)
-                if pad is not None and words.start <= pad < words.stop:
-                    hit -= elsewhere * z[:, pad - words.start]
-            top = z.amax(-1, keepdim=True)
-            masses.append(z.sub_(top).exp_().sum(-1))
-            tops.append(top.squeeze(1))
-            if z is not power and room.keep:
-                power.copy_(z)
-            self.powers.append(power)
-        highest, mass = torch.stack(tops), torch.stack(masses)  # (tiles, n)
-        total = (highest + mass.log()).logsumexp(0)
-        self.loss = ((total - hit) * counts).sum()
-        self.shares = (highest - total).exp() * counts
+                expected_logit += elsewhere * z.sum(-1)
+                if pad_id is not None and columns.start <= pad_id < columns.stop:
+                    expected_logit -= elsewhere * z[:, pad_id - columns.start]
+            maximum = z.amax(-1, keepdim=True)
+            sums.append(z.sub_(maximum).exp_().sum(-1))
+            maxima.append(maximum.squeeze(1))
+            if z is not tile and workspace.keep_tiles:
+                tile.copy_(z)
+            self.tiles.append(tile)
+        stacked = torch.stack(maxima)  # (tiles, n)
+        logsumexp = (stacked + torch.stack(sums).log()).logsumexp(0)
+        self.loss = ((logsumexp - expected_logit) * row_weights).sum()
+        self.factors = (stacked - logsumexp).exp() * row_weights
 
-    def _place(self, words: slice) -> tuple[Tensor, Tensor]:
-        """Columns (n, 1) of the targets in a tile, and whether they are there (n,)."""
-        place = self.targets - words.start
-        inside = (place >= 0) & (place < words.stop - words.start)
-        return place.clamp(0, words.stop - words.start - 1)[:, None], inside
+    def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
+        """Return the targets' columns (n, 1) in a tile, and a bool (n,) for those inside it."""
+        index = self.targets - columns.start
+        inside = (index >= 0) & (index < columns.stop - columns.start)
+        return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
-    def aim(self, extra: float) -> Tensor:
-        """Take `extra` from the targets' softmax where that is large; return what is left, (n,).
+    def subtract_targets(self, extra: float) -> Tensor:
+        """Subtract `extra` from the softmax of likely targets; return what remains, (n,).
 
-        The gradient of a sure model is a small difference of its softmax and its target: it is
-        taken here, before low precision rounds it. Elsewhere their shares are simply added.
+        The gradient of a confident prediction is a small difference of softmax and target, so it is
+        computed here, before it is rounded to low precision.
         """
-        left = extra * self.counts
-        for words, power, share in zip(self.words, self.powers, self.shares, strict=True):
-            place, inside = self._place(words)
-            large = inside & (share > 0.25 * self.counts)
-            minus = torch.where(large, left / share, 0.0)
-            target = torch.arange(len(place), device=place.device), place.squeeze(1)
-            power[target] = (power[target] - minus).to(power.dtype)
-            left = torch.where(large, 0.0, left)
-        return left
+        remaining = extra * self.row_weights
+        for columns, tile, factor in zip(self.columns, self.tiles, self.factors, strict=True):
+            index, inside = self._target_columns(columns)
+            likely = inside & (factor > 0.25 * self.row_weights)
+            subtrahend = torch.where(likely, remaining / factor, 0.0)
+            target = torch.arange(len(index), device=index.device), index.squeeze(1)
+            tile[target] = (tile[target] - subtrahend).to(tile.dtype)
+            remaining = torch.where(likely, 0.0, remaining)
+        return remaining
 
 
 class _Gradients:
-    """Gradients of the summed loss in the dtype of sums, which grow slice by slice.
+    """Gradients of the summed loss in the dtype of sums, accumulated slice by slice.
 
     Args:
         x: (N, D).
         w: (V, D).
         bias: (V,) or None.
-        exact: The dtype of sums.
-        goal: As for `_Slice`.
+        sum_dtype: Dtype of sums.
+        smoothing: Target distribution.
     """
 
     def __init__(
-        self, x: Tensor, w: Tensor, bias: Tensor | None, exact: torch.dtype, goal: Goal
+        self,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        sum_dtype: torch.dtype,
+        smoothing: Smoothing,
     ) -> None:
-        self.w, self.goal = w, goal
-        self.hidden = torch.zeros_like(x, dtype=exact)
-        self.weight = torch.zeros_like(w, dtype=exact)
-        self.bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+        self.w = w
+        self.label_smoothing_type = smoothing
+        self.hidden = torch.zeros_like(x, dtype=sum_dtype)
+        self.weight = torch.zeros_like(w, dtype=sum_dtype)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
 
     @property
     def all(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """By hidden, weight and bias."""
         return self.hidden, self.weight, self.bias
 
     def add(self, rows: slice, part: _Slice) -> None:
-        """Add those of `rows`."""
-        extra, elsewhere, pad = self.goal
-        left, x, hidden = part.aim(extra), part.x.to(self.hidden.dtype), self.hidden[rows]
-        for words, power, share in zip(part.words, part.powers, part.shares, strict=True):
-            scaled = (x * share[:, None]).to(power.dtype)
-            hidden += torch.mm(power, self.w[words]) * share[:, None]
-            self.weight[words] += torch.mm(power.T, scaled)
+        """Add the gradients of a slice."""
+        extra, elsewhere, pad_id = self.label_smoothing_type
+        remaining = part.subtract_targets(extra)
+        x = part.x.to(self.hidden.dtype)
+        hidden = self.hidden[rows]
+        for columns, tile, factor in zip(part.columns, part.tiles, part.factors, strict=True):
+            scaled = (x * factor[:, None]).to(tile.dtype)
+            hidden += torch.mm(tile, self.w[columns]) * factor[:, None]
+            self.weight[columns] += torch.mm(tile.T, scaled)
             if self.bias is not None:
-                self.bias[words] += torch.mm(power.T, share[:, None].to(power.dtype)).squeeze(1)
-        self._shift(hidden, x, -left, part.targets.clamp(min=0))
+                self.bias[columns] += torch.mm(tile.T, factor[:, None].to(tile.dtype)).squeeze(1)
+        self._add_for_tokens(hidden, x, -remaining, part.targets.clamp(min=0))
         if elsewhere:
-            even = -elsewhere * part.counts
-            hidden += torch.outer(even, self.w.sum(0, dtype=x.dtype))
-            self.weight += even @ x
+            uniform = -elsewhere * part.row_weights
+            hidden += torch.outer(uniform, self.w.sum(0, dtype=x.dtype))
+            self.weight += uniform @ x
             if self.bias is not None:
-                self.bias += even.sum()
-            if pad is not None:
-                self._shift(hidden, x, -even, torch.full_like(part.targets, pad))
+                self.bias += uniform.sum()
+            if pad_id is not None:
+                self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
-    def _shift(self, hidden: Tensor, x: Tensor, slope: Tensor, words: Tensor) -> None:
-        """Add the gradients of logits that have `slope` (n,) at one word (n,) of each row."""
-        hidden += slope[:, None] * self.w[words]
-        self.weight.index_add_(0, words, slope[:, None] * x)
+    def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
+        """Add the gradients of logits with gradient `grad` (n,) at one token (n,) of each row."""
+        hidden += grad[:, None] * self.w[tokens]
+        self.weight.index_add_(0, tokens, grad[:, None] * x)
         if self.bias is not None:
-            self.bias.index_add_(0, words, slope)
+            self.bias.index_add_(0, tokens, grad)
 
 
-def operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Both as autocast would hand them to a matrix product, and the dtype for sums."""
+def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Return both tensors as autocast would pass them to a matrix product, and a dtype for sums."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        low = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(low), weight.to(low)
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
     return hidden, weight, torch.promote_types(hidden.dtype, torch.float32)
 
 
 def even_slices(x: Tensor, w: Tensor) -> list[slice]:
-    """Slices of the rows of x with at most SLICE logits, of equal size: no small rest."""
-    n_slices = max(1, math.ceil(len(x) * len(w) / SLICE))
+    """Divide the rows of x into slices of equal size with at most `MAX_SLICE_LOGITS` logits."""
+    n_slices = max(1, math.ceil(len(x) * len(w) / MAX_SLICE_LOGITS))
     step = max(1, math.ceil(len(x) / n_slices))
     return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]

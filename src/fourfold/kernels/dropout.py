@@ -1,47 +1,41 @@
-"""Dropout (Srivastava et al. 2014), with masks that a CPU draws faster than torch's own."""
+"""Dropout (Srivastava et al. 2014) with a fast random mask on a CPU."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-STEPS = 2**16
+N_LEVELS = 2**16  # of a dropout probability
 
 
-def keep(like: Tensor, p: float) -> tuple[Tensor, float]:
-    """Which numbers of `like` stay when each is dropped with probability `p`, and their factor.
+def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
+    """Draw a bool mask of the elements to keep, and return the factor that preserves the mean.
 
-    Sixteen random bits decide on each, a quarter of the draws that a random number takes: p is
+    An element uses 16 random bits, a quarter of those of a random number in torch. p is therefore
     rounded to 1/65,536, and the factor is that of the rounded p.
-    """
-    if torch.compiler.is_compiling():  # which draws numbers where it uses them
-        return torch.rand_like(like, dtype=torch.float32) >= p, 1.0 / max(1.0 - p, 1.0 / STEPS)
-    dropped = min(round(p * STEPS), STEPS)
-    words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
-    bits = words.random_(-(2**63), None).view(torch.int16)[: like.numel()].view(like.shape)
-    kept = bits >= dropped - STEPS // 2 if dropped < STEPS else torch.zeros_like(bits).bool()
-    return kept, STEPS / max(STEPS - dropped, 1)
-
-
-class Dropout(nn.Module):
-    """Drops each number with probability `p` in training, and scales the others by 1 / (1 - p).
 
     Args:
-        p: The probability.
+        like: Tensor of the shape and device of the mask.
+        p: Probability of dropping an element.
     """
+    if torch.compiler.is_compiling():  # compiled code draws random numbers where it uses them
+        return torch.rand_like(like, dtype=torch.float32) >= p, 1.0 / max(1.0 - p, 1.0 / N_LEVELS)
+    dropped = min(round(p * N_LEVELS), N_LEVELS)
+    random_words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
+    bits = random_words.random_(-(2**63), None).view(torch.int16)
+    bits = bits[: like.numel()].view(like.shape)
+    if dropped == N_LEVELS:
+        return torch.zeros_like(bits).bool(), N_LEVELS
+    return bits >= dropped - N_LEVELS // 2, N_LEVELS / (N_LEVELS - dropped)
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout` that draws its mask with `keep_mask` on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape."""
+        """Zero elements of x at random in training, and divide the others by 1 - p."""
         if not (self.training and self.p):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
-        kept, factor = keep(x, self.p)
+        kept, factor = keep_mask(x, self.p)
         return x * kept.to(x.dtype).mul_(factor)
-
-    def extra_repr(self) -> str:
-        """Shown in a printed model."""
-        return f"p={self.p}"

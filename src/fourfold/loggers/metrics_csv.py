@@ -1,6 +1,6 @@
-"""metrics.csv: one file a run, which a resumed run goes on writing.
+"""CSV logger that continues metrics.csv when a run is resumed.
 
-Lightning's CSVLogger deletes the file when a run is resumed in its directory.
+Lightning's CSVLogger deletes the file if a run is resumed in the same directory.
 """
 
 import csv
@@ -11,49 +11,52 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.files import whole
+from fourfold.atomic_files import atomic_path
+from fourfold.lightning_internals import log_step_metrics
 
 
-class MetricsCSV(Logger):
-    """Appends a row for each logged step; the columns grow as metrics appear.
+class MetricsCSVLogger(Logger):
+    """Appends a row to metrics.csv for each logged step; new metrics add columns.
 
-    Every row is on the disk at once, so that a killed run has logged all it did.
+    Every row is written immediately, so that the file of a killed run is complete.
 
     Args:
-        folder: The run's directory.
+        folder: The run directory.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.file = folder, folder / "metrics.csv"
+        self.folder = folder
+        self.file = folder / "metrics.csv"
         self._columns: list[str] | None = None
-        self._newest = ""  # row that was written, which Lightning may be about to log again
+        self._last_row = ""
 
     @property
     def name(self) -> str:
-        """Part of Lightning's interface."""
+        """Required by Lightning."""
         return ""
 
     @property
     def version(self) -> str:
-        """Part of Lightning's interface."""
+        """Required by Lightning."""
         return ""
 
     @property
     def save_dir(self) -> str:
-        """The run's directory."""
+        """The run directory."""
         return str(self.folder)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: they stand in config.yaml."""
+        """Do nothing: config.yaml holds the hyper-parameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append a row, unless it is the last one once more."""
+        """Append a row, unless it equals the previous one (see `write_metrics_row`)."""
         row = {"step": step, **metrics}
-        before, self._newest = self._newest, repr(row)
-        if before == self._newest:
+        is_repeated = repr(row) == self._last_row
+        self._last_row = repr(row)
+        if is_repeated:
             return
         if self._columns is None:
             self._columns = self._read()[0]
@@ -66,7 +69,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Forget what was logged from `step` on: the resumed run logs it again."""
+        """Remove the rows from `step` on, which a resumed run logs again."""
         columns, rows = self._read()
         if columns:
             kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
@@ -77,37 +80,34 @@ class MetricsCSV(Logger):
             return [], []
         with self.file.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            # A row cut off by a kill lacks its last cells; it is of a step that is run again.
+            # If the process was killed while it wrote a row, the last columns are missing.
             rows = [row for row in reader if None not in row.values() and None not in row]
             return list(reader.fieldnames or []), rows
 
     def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with whole(self.file) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with atomic_path(self.file) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
         self._columns = columns
 
 
-class RewindMetrics(Callback):
-    """Tells the CSV logger where a run really begins, once the checkpoint is restored."""
+class RewindMetricsCSV(Callback):
+    """Removes the rows of metrics.csv that the run is about to log again."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that begins anew forgets all rows, a resumed one those after its checkpoint."""
+        """Keep the rows before the restored checkpoint; none if the run starts from scratch."""
         for logger in trainer.loggers:
-            if isinstance(logger, MetricsCSV):
+            if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)
 
 
-def write_row(trainer: Trainer) -> None:
-    """Write the row of the batch at hand now, which Lightning does after all `on_train_batch_end`.
+def write_metrics_row(trainer: Trainer) -> None:
+    """Write the current step's row of metrics.csv before a checkpoint of that step is saved.
 
-    Killed between a checkpoint and the row of its step, a run that goes on from there never would.
+    Lightning logs after all `on_train_batch_end` hooks. If the process were killed in between, the
+    run would resume after this step and its row would be missing.
     """
-    loggers = trainer.loggers
-    trainer.loggers = [logger for logger in loggers if isinstance(logger, MetricsCSV)]
-    try:
-        trainer._logger_connector.update_train_step_metrics()
-    finally:
-        trainer.loggers = loggers
+    loggers = [logger for logger in trainer.loggers if isinstance(logger, MetricsCSVLogger)]
+    log_step_metrics(trainer, loggers)

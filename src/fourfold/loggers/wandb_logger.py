@@ -1,6 +1,6 @@
-"""A run in Weights & Biases, which stays one run when it is resumed and when it is tested.
+"""Weights & Biases logger whose run continues when a training is resumed or tested.
 
-`wandb` is imported by Lightning's logger, and here, only once something is logged.
+`wandb` is imported when the first metric is logged.
 """
 
 import shlex
@@ -14,94 +14,97 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.callbacks.media import Confusion, Media, Table
+from fourfold.lightning_internals import WandbLoggerInternals
+from fourfold.loggers.media import ConfusionMatrix, Media, Table
 
-MOST_CELLS = 2500  # of a confusion matrix that is also sent as a chart
+MAX_CHART_CELLS = 2500  # larger confusion matrices are uploaded without an interactive chart
 
 
-class WandbRun(WandbLogger):
-    """Lightning's logger, with four differences.
+class WandbRunLogger(WandbLoggerInternals, WandbLogger):
+    """Lightning's WandbLogger with four differences.
 
-    - The step of the history is the optimizer step, so that a resumed run, whose process would
-      count from 0 again, goes on where it was.
-    - The config of the run is what it was given, and not the model's part of it.
-    - What a test measures is no point of the history, and goes into the summary alone.
-    - It ends with the training or the test, and says how to send a run that is offline.
+    - The step of the history is the optimizer step, so that a resumed run continues its history.
+    - The config of the run is the argument `config`, and not the model's hyper-parameters.
+    - Test metrics are written to the summary only.
+    - The run ends with the training or the test. If it is offline, the command that uploads it is
+      printed.
 
     Args:
-        testing: Whether a finished training is tested.
-        options: As `WandbLogger` and `wandb.init`.
+        testing: True if a trained model is tested.
+        **options: Arguments of `WandbLogger` and `wandb.init`.
     """
 
     def __init__(self, testing: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self._wandb_init.pop("anonymous", None)  # wandb warns of it, whatever it is
+        self.remove_init_argument("anonymous")  # deprecated: wandb warns of any value
         self.testing = testing
-        self._reached = 0  # steps may not go down
+        self._last_step = 0
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """Begin the run; the config is already there."""
+        """Start the run; its config is already known."""
         _ = self.experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """A point of the history, or in a test values of the summary."""
+        """Add a row to the history, or in a test update the summary."""
         if self.testing:
             self.experiment.summary.update({k: v for k, v in metrics.items() if k != "epoch"})
             return
-        self._reached = max(self._reached, step or 0)
-        row = {**metrics, "trainer/global_step": self._reached}
-        self.experiment.log(row, step=self._reached)
+        self._last_step = max(self._last_step, step or 0)  # wandb rejects decreasing steps
+        row = {**metrics, "trainer/global_step": self._last_step}
+        self.experiment.log(row, step=self._last_step)
 
     @rank_zero_only
     def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
-        """Log what was written to `files` as a table, a chart or an image."""
+        """Log media that were saved to `files` as a table, a chart or an image."""
         import wandb
 
-        found: dict[str, Any] = {}
+        logged: dict[str, Any] = {}
         if isinstance(media, Table):
             rows = [[_plain(cell) for cell in row] for row in media.rows]
-            found[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)
+            logged[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)
         for file in files:
             if file.suffix == ".png":
-                found[key] = wandb.Image(str(file))
-        if isinstance(media, Confusion) and len(media.counts) ** 2 <= MOST_CELLS:
-            found[f"{key}_table"] = _cells(wandb, media)
-        self.log_metrics(found, step)
+                logged[key] = wandb.Image(str(file))
+        if isinstance(media, ConfusionMatrix) and len(media.counts) ** 2 <= MAX_CHART_CELLS:
+            logged[f"{key}_table"] = _confusion_table(wandb, media)
+        self.log_metrics(logged, step)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """End the run, in the process that began it, and say how to send it if it lies here."""
-        if self._experiment is None:
+        """End the run in the process that started it."""
+        run = self.started_run
+        if run is None:
             return
-        folder = Path(self._experiment.dir).parent
-        self._experiment.finish(exit_code=int(status != "success"))
-        self._experiment = None
-        if self._offline and folder.is_dir():
-            # With all that earlier processes wrote; what was sent already is left out.
-            others = f"{shlex.quote(str(folder.parent))}/offline-run-*"
-            print(f"to send this run to Weights & Biases: wandb sync {others}", flush=True)
+        folder = Path(run.dir).parent
+        run.finish(exit_code=int(status != "success"))
+        self.forget_run()
+        if self.is_offline and folder.is_dir():
+            # A resumed run has one folder for each process; wandb skips those it has uploaded.
+            folders = f"{shlex.quote(str(folder.parent))}/offline-run-*"
+            print(f"to send this run to Weights & Biases: wandb sync {folders}", flush=True)
 
 
 def _plain(cell: Any) -> Any:
     return cell if isinstance(cell, int | float) else str(cell)
 
 
-def _cells(wandb: Any, media: Confusion) -> Any:
-    """One row for each pair of classes, as W&B's own charts of a confusion matrix have them."""
+def _confusion_table(wandb: Any, media: ConfusionMatrix) -> Any:
+    """One row for each pair of classes, with the column names of W&B's own confusion matrices."""
     rows = [
-        [true, guessed, count]
+        [true, predicted, count]
         for true, counts in zip(media.names, media.counts, strict=True)
-        for guessed, count in zip(media.names, counts, strict=True)
+        for predicted, count in zip(media.names, counts, strict=True)
     ]
     return wandb.Table(columns=["Actual", "Predicted", "nPredictions"], data=rows)
 
 
-class SendCheckpoints(Checkpoint):
-    """Sends checkpoints as versions of one artifact when training has ended, and all are written.
+class UploadCheckpoints(Checkpoint):
+    """Uploads last.ckpt, best.ckpt and average.ckpt as W&B artifacts when training ends.
 
-    It is a `Checkpoint` only so that Lightning calls it after those that write the files.
+    It derives from `Checkpoint` because Lightning calls those callbacks after all others, so that
+    the files are complete.
 
     Args:
         folder: The run's folder of checkpoints.
@@ -112,24 +115,26 @@ class SendCheckpoints(Checkpoint):
         self.trained = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that there is something new."""
+        """Note that there are new checkpoints; a complete run that is started again has none."""
         self.trained = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Send them, from the first rank."""
-        for logger in trainer.loggers if self.trained else ():
-            if trainer.is_global_zero and isinstance(logger, WandbRun):
-                self._send(logger)
+        """Upload the checkpoints from the first rank."""
+        if not self.trained or not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbRunLogger):
+                self._upload(logger)
 
-    def _send(self, logger: WandbRun) -> None:
+    def _upload(self, logger: WandbRunLogger) -> None:
         import wandb
 
         run = logger.experiment
-        for word in ("average", "best", "last"):  # the newest version is the one to go on from
-            file = self.folder / f"{word}.ckpt"
+        for name in ("average", "best", "last"):  # the newest version should be last.ckpt
+            file = self.folder / f"{name}.ckpt"
             if not file.is_file():
                 continue
             step = torch.load(file, map_location="meta", weights_only=True)["global_step"]
             artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": step})
             artifact.add_file(str(file))
-            run.log_artifact(artifact, aliases=[word, f"step-{step}"])
+            run.log_artifact(artifact, aliases=[name, f"step-{step}"])

@@ -1,23 +1,22 @@
-"""Metrics that torchmetrics lacks or that must not depend on how the data were cut."""
+"""Metrics that do not depend on batches, on the order of rows, or on the number of ranks."""
 
-from fourfold.metrics.answers import Answer, AnswerScores
-from fourfold.metrics.classes import ClassScores, NumberScores
-from fourfold.metrics.corpus import CorpusScores
-from fourfold.metrics.direction import less_is_better
+from fourfold.metrics.base import Mean, lower_is_better
+from fourfold.metrics.classification import ClassificationScores, RegressionScores
+from fourfold.metrics.entities import EntityScores
 from fourfold.metrics.perplexity import Perplexity
-from fourfold.metrics.retrieval import Retrieval
-from fourfold.metrics.sums import Mean
-from fourfold.metrics.tags import TagScores
+from fourfold.metrics.retrieval import RetrievalScores
+from fourfold.metrics.squad import Answer, SquadScores
+from fourfold.metrics.translation import TranslationScores
 
 __all__ = [
     "Answer",
-    "AnswerScores",
-    "ClassScores",
-    "CorpusScores",
+    "ClassificationScores",
+    "EntityScores",
     "Mean",
-    "NumberScores",
     "Perplexity",
-    "Retrieval",
-    "TagScores",
-    "less_is_better",
+    "RegressionScores",
+    "RetrievalScores",
+    "SquadScores",
+    "TranslationScores",
+    "lower_is_better",
 ]

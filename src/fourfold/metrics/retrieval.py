@@ -1,66 +1,77 @@
-"""How well the vectors of images and of texts find each other."""
+"""Retrieval recall at k between images and texts (CLIP)."""
 
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fourfold.metrics.by_row import ByRow
+from fourfold.metrics.base import RowMetric
 
 
-class Retrieval(ByRow):
-    """How well images find their texts, and texts their images, among all of a split.
+class RetrievalScores(RowMetric):
+    """Recall of texts by images and of images by texts, among all rows of a split.
 
-    Images with the same text share it: each of them is right.
+    Images with equal texts share the text, and each of them counts as a correct result for it.
     """
 
-    chunk: ClassVar[int] = 1024  # rows that are compared with all others at once
+    chunk_size: ClassVar[int] = 1024  # rows compared with all others at once
 
     def update(
-        self, rows: list[int], images: Tensor, texts: Tensor, said: list[tuple[int, ...]]
+        self, rows: list[int], images: Tensor, texts: Tensor, token_ids: list[tuple[int, ...]]
     ) -> None:
-        """Add vectors (B, E) of the given rows, whose dot products are logits, and the texts."""
-        vectors = zip(images.detach().cpu(), texts.detach().cpu(), said, strict=True)
+        """Add the embeddings of the given rows.
+
+        Args:
+            rows: B row numbers in the split.
+            images: (B, E) embeddings of images; dot products with `texts` are logits.
+            texts: (B, E) embeddings of texts.
+            token_ids: B texts, by which equal texts are found.
+        """
+        vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
         self.rows.update(zip(rows, vectors, strict=True))
 
     def compute(self) -> dict[str, float]:
-        """loss, and from 0 to 1 image_to_text and text_to_image recall at 1, 5 and 10.
+        """Return loss, and image_to_text and text_to_image recall at 1, 5 and 10, from 0 to 1.
 
-        The loss is the mean of both cross-entropies with the whole split as one batch. A text that
-        several images have is asked for once, and stands once among those that are found.
+        The loss is the mean of both cross-entropies with the whole split as one batch. A text of
+        several images is one query and one candidate.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))
-        first: dict[tuple[int, ...], int] = {}
-        rows = [first.setdefault(pair[2], row) for row, pair in enumerate(pairs)]
-        distinct = sorted(first.values())
+        first_row: dict[tuple[int, ...], int] = {}
+        rows = [first_row.setdefault(pair[2], row) for row, pair in enumerate(pairs)]
+        distinct = sorted(first_row.values())
         number = {row: i for i, row in enumerate(distinct)}
-        of = torch.tensor([number[row] for row in rows])  # (N,) the text of each image
+        text_of_image = torch.tensor([number[row] for row in rows])  # (N,)
+        text_numbers = torch.arange(len(distinct))
         loss = (self._cross_entropy(images, texts) + self._cross_entropy(texts, images)) / 2
         scores = {"loss": loss / len(pairs)}
-        own = torch.arange(len(distinct))
-        found = {
-            "image_to_text": self._ranks(images, texts[distinct], of, own),
-            "text_to_image": self._ranks(texts[distinct], images, own, of),
+        all_ranks = {
+            "image_to_text": self._ranks(images, texts[distinct], text_of_image, text_numbers),
+            "text_to_image": self._ranks(texts[distinct], images, text_numbers, text_of_image),
         }
-        for name, ranks in found.items():
+        for name, ranks in all_ranks.items():
             for k in (1, 5, 10):
-                scores[f"{name}_recall_{k}"] = (ranks < k).double().mean().item()
+                scores[f"{name}_recall_at_{k}"] = (ranks < k).double().mean().item()
         return scores
 
     def _cross_entropy(self, a: Tensor, b: Tensor) -> float:
-        sums = ((part @ b.T).logsumexp(-1).double().sum() for part in a.split(self.chunk))
+        sums = ((chunk @ b.T).logsumexp(-1).double().sum() for chunk in a.split(self.chunk_size))
         return float(sum(sums) - (a * b).sum(-1).double().sum())
 
-    def _ranks(self, asking: Tensor, asked: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """How many wrong answers are not below the best right one, which has the same number.
+    def _ranks(
+        self, queries: Tensor, candidates: Tensor, query_text: Tensor, candidate_text: Tensor
+    ) -> Tensor:
+        """Return for each query the number of wrong candidates that score no less than the best.
 
-        So a model to which all look alike, or whose vectors are NaN, finds nothing.
+        Ties and NaN count as wrong, so a model whose embeddings are all equal finds nothing.
         """
         ranks = []
-        for part, numbers in zip(asking.split(self.chunk), a.split(self.chunk), strict=True):
-            logits = part @ asked.T
-            wrong = numbers[:, None] != b
-            right = logits.masked_fill(wrong, float("-inf")).amax(1, keepdim=True)
-            ranks.append((wrong & ~(logits < right)).sum(1))
+        for chunk, numbers in zip(
+            queries.split(self.chunk_size), query_text.split(self.chunk_size), strict=True
+        ):
+            logits = chunk @ candidates.T
+            wrong = numbers[:, None] != candidate_text
+            best = logits.masked_fill(wrong, float("-inf")).amax(1, keepdim=True)
+            ranks.append((wrong & ~(logits < best)).sum(1))
         return torch.cat(ranks)

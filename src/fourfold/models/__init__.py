@@ -1,5 +1,7 @@
 """The four families, each a specialisation of the same block, their heads, and a rival."""
 
+from fourfold.models.base import Model
+from fourfold.models.baselines.resnet import ResNet, ResNetConfig
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import (
     CausalClassifier,
@@ -12,16 +14,16 @@ from fourfold.models.classifiers import (
     TokenClassifierConfig,
 )
 from fourfold.models.clip import CLIP, CLIPConfig
+from fourfold.models.composite import CompositeEncoderDecoder, ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from fourfold.models.joined import CaptionerConfig, Joined, JoinedConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
-from fourfold.models.recurrent import (
+from fourfold.models.recurrent.language_model import (
     RecurrentClassifier,
     RecurrentClassifierConfig,
     RecurrentLM,
     RecurrentLMConfig,
 )
-from fourfold.models.resnet import ResNet, ResNetConfig
+from fourfold.models.registry import create, list_models
 from fourfold.models.t5 import T5, T5Config
 from fourfold.models.vit import ViT, ViTConfig
 
@@ -29,17 +31,17 @@ __all__ = [
     "CLIP",
     "T5",
     "CLIPConfig",
-    "CaptionerConfig",
     "CausalClassifier",
     "CausalClassifierConfig",
     "CausalLM",
     "CausalLMConfig",
+    "CompositeEncoderDecoder",
     "EncoderDecoder",
     "EncoderDecoderConfig",
-    "Joined",
-    "JoinedConfig",
+    "ImageToTextConfig",
     "MaskedLM",
     "MaskedLMConfig",
+    "Model",
     "RecurrentClassifier",
     "RecurrentClassifierConfig",
     "RecurrentLM",
@@ -51,8 +53,11 @@ __all__ = [
     "SpanExtractor",
     "SpanExtractorConfig",
     "T5Config",
+    "TextToTextConfig",
     "TokenClassifier",
     "TokenClassifierConfig",
     "ViT",
     "ViTConfig",
+    "create",
+    "list_models",
 ]

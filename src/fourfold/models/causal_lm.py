@@ -1,48 +1,54 @@
-"""The causal language model: GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019).
+"""Causal language model: GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019).
 
 Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fourfold.core.cache import KVCache, look_back
-from fourfold.core.config import TransformerConfig, check_positive
+from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
 from fourfold.core.embeddings import TokenEmbedding
-from fourfold.core.init import initialise
-from fourfold.core.stack import Stack
+from fourfold.core.init import initialize
+from fourfold.core.kv_cache import KVCache
+from fourfold.core.masks import mask_and_positions
+from fourfold.core.validation import check_positive
+from fourfold.models.base import Model
 from fourfold.models.heads import VocabularyHead
 
 
 @dataclass(frozen=True)
 class CausalLMConfig(TransformerConfig):
-    """A causal LM; the defaults are GPT-2 small (124,439,808 parameters).
+    """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
 
     Args:
-        vocab_size: V; None in a run's config means: the tokenizer's.
+        vocab_size: V; None in a recipe means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
-        embed_norm: Whether the sum of token and position is normalised (a BERT that writes).
-        tie: Whether the output matrix is the token embedding.
-        init: A row of INITS.
+        embed_norm: Normalise the sum of token and position embedding (a BERT used as a decoder).
+        tie_embeddings: Use the token embedding as output matrix.
+        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+
+    Raises:
+        InputError: A field has a value that no model can have.
     """
 
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
     d_ff: int = 3072
-    activation: str = "gelu_tanh"
-    norm_placement: str = "pre"
+    activation: Activation = "gelu_tanh"
+    norm_placement: Literal["post", "pre"] = "pre"
     norm_eps: float = 1e-5
     attn_dropout: float = 0.1
     vocab_size: int | None = 50257
     max_len: int = 1024
-    positions: str = "learned"
+    positions: TextPositions = "learned"
     embed_norm: bool = False
-    tie: bool = True
-    init: str = "gpt2"
+    tie_embeddings: bool = True
+    init: Init = "gpt2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,23 +56,34 @@ class CausalLMConfig(TransformerConfig):
         check_positive("max_len", self.max_len)
 
 
-class CausalLM(nn.Module):
-    """Predicts each token from those before it."""
+class CausalLM(Model):
+    """Causal language model: predicts each token from the tokens before it.
 
-    stack_class: ClassVar[type[nn.Module]] = Stack
-    is_recurrent: ClassVar[bool] = False  # has a state, and no keys and values to be kept
+    Example:
+        >>> import fourfold, torch
+        >>> model = CausalLM(CausalLMConfig(n_layers=1, vocab_size=100)).eval()
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        torch.Size([1, 8])
+    """
+
+    can_generate = True
 
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "the vocabulary is known once a model is built"
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
         self.embed = TokenEmbedding(
-            config, config.vocab_size, config.max_len, config.positions, norm=config.embed_norm
+            config.vocab_size,
+            config.d_model,
+            max_len=config.max_len,
+            positions=config.positions,
+            norm=norm_from_config(config) if config.embed_norm else None,
+            dropout=config.dropout,
         )
-        self.stack = self.stack_class(config)
-        shared = self.embed.tokens if config.tie else None
-        self.head = VocabularyHead(config, config.vocab_size, shared)
-        initialise(self, config.init)
+        self.stack = Stack(config)
+        shared = self.embed.tokens if config.tie_embeddings else None
+        self.head = VocabularyHead(config.d_model, config.vocab_size, shared)
+        initialize(self, config.init)
 
     def forward(
         self,
@@ -75,7 +92,7 @@ class CausalLM(nn.Module):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) of the next token at each place of `ids`; arguments as `hidden`."""
+        """Compute logits (B, T, V) of the next tokens; arguments as for `hidden`."""
         return self.logits(self.hidden(ids, mask, cache, documents))
 
     def hidden(
@@ -85,20 +102,20 @@ class CausalLM(nn.Module):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, D).
+        """Compute the final hidden states (B, T, D), which are the input of the head.
 
         Args:
-            ids: (B, T) int64; with a cache, only the tokens it has not seen.
-            mask: (B, T) bool, True = real token; padding may stand on either side.
-            cache: What was seen before; is extended.
-            documents: (B, T) number of the packed document each token belongs to.
+            ids: Token ids (B, T) int64; with a cache, only those that are not in the cache.
+            mask: (B, T) bool, True = real token; padding may be on either side.
+            cache: Keys and values of earlier tokens; it is extended.
+            documents: (B, T) number of the packed document that each token belongs to.
 
         Raises:
-            InputError: More tokens than `max_len`.
+            InputError: The sequence is longer than `max_len`.
         """
-        seen, positions = look_back(ids, mask, documents, cache, causal=True)
-        return self.stack(self.embed(ids, positions), seen, cache=cache)
+        attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
+        return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
 
     def logits(self, h: Tensor) -> Tensor:
-        """(..., D) to (..., V)."""
+        """Map hidden states (..., D) to logits (..., V)."""
         return self.head(h)

@@ -1,30 +1,31 @@
-"""Encoders and decoders with the head of a downstream task in place of their vocabulary.
+"""Encoders and causal LMs with the head of a downstream task: classes, tags and answer spans.
 
-The names of what they share with `MaskedLM` and `CausalLM` are the same, so that weights of one
-fit the other. Shapes: B batch, T tokens, D model width, K classes.
+The parameters shared with `MaskedLM` and `CausalLM` have the same names, so that the weights of
+one fit the other. Shapes: B batch, T tokens, D model width, K classes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.config import check_positive, check_word
-from fourfold.core.init import initialise
+from fourfold.core.init import initialize
+from fourfold.core.validation import check_positive
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
+from fourfold.models.encoder_features import EncoderConfig, EncoderWithHead
 from fourfold.models.heads import PooledClassifier
-from fourfold.models.reader import Reader, ReaderConfig
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(ReaderConfig):
-    """An encoder with classes.
+class ClassifierConfig(EncoderConfig):
+    """Config of an encoder with a classifier.
 
     Args:
-        n_classes: K; None in a run's config means: the data's.
-        head_dropout: Before the classifier.
+        n_classes: K; None in a recipe means the number of classes of the data.
+        head_dropout: Dropout probability before the classifier.
     """
 
     n_classes: int | None = None
@@ -37,85 +38,101 @@ class ClassifierConfig(ReaderConfig):
 
 @dataclass(frozen=True)
 class SequenceClassifierConfig(ClassifierConfig):
-    """An encoder that gives a sentence, or a pair, a class or, where K is 1, a number.
+    """Config of an encoder that classifies a sentence or a pair, or for K = 1 predicts a number.
 
     Args:
-        pool: What is classified: first (the first token, as BERT), last (as a causal LM must) or
-            mean (of all real tokens, as sentence encoders).
+        pool: State that is classified: first (first token, as in BERT), last (last real token, for
+            a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
     """
 
-    pool: str = "first"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_word("pool", self.pool, tuple(POOLS))
+    pool: Literal["first", "last", "mean"] = "first"
 
 
-class SequenceClassifier(Reader):
-    """Classifies a sequence by tanh(dense(pooled state)) and a linear layer (Devlin 2018, 4.1)."""
+class SequenceClassifier(EncoderWithHead):
+    """Sequence classifier: tanh(dense(pooled state)) and a linear layer (Devlin et al. 2018, 4.1).
+
+    Example:
+        >>> config = SequenceClassifierConfig(n_layers=1, n_classes=3)
+        >>> SequenceClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
+        torch.Size([1, 3])
+    """
 
     config: SequenceClassifierConfig
 
     def __init__(self, config: SequenceClassifierConfig) -> None:
         super().__init__(config)
-        assert config.n_classes is not None, "the classes are known once a model is built"
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.classifier = PooledClassifier(self.width, config.n_classes, config.head_dropout)
-        initialise(self.classifier, config.init)
+        initialize(self.classifier, config.init)
 
-    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, K)."""
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, D) with a mask (B, T) of real tokens to logits (B, K)."""
         return self.classifier(POOLS[self.config.pool](h, mask))
 
 
 @dataclass(frozen=True)
 class TokenClassifierConfig(ClassifierConfig):
-    """An encoder that gives each token a class."""
+    """Config of an encoder that classifies each token."""
 
 
-class TokenClassifier(Reader):
-    """Classifies each token by a linear layer on its state (Devlin 2018, 5.3)."""
+class TokenClassifier(EncoderWithHead):
+    """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3).
+
+    Example:
+        >>> config = TokenClassifierConfig(n_layers=1, n_classes=9)
+        >>> TokenClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
+        torch.Size([1, 3, 9])
+    """
 
     config: TokenClassifierConfig
 
     def __init__(self, config: TokenClassifierConfig) -> None:
         super().__init__(config)
-        assert config.n_classes is not None, "the classes are known once a model is built"
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(self.width, config.n_classes)
-        initialise(self.classifier, config.init)
+        initialize(self.classifier, config.init)
 
-    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, T, K)."""
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, D) to logits (B, T, K)."""
         return self.classifier(self.dropout(h))
 
 
 @dataclass(frozen=True)
-class SpanExtractorConfig(ReaderConfig):
-    """An encoder that finds where an answer begins and ends."""
+class SpanExtractorConfig(EncoderConfig):
+    """Config of an encoder that predicts the first and the last token of an answer."""
 
 
-class SpanExtractor(Reader):
-    """Scores each token as an answer's first and last by a linear layer (Devlin 2018, 4.2)."""
+class SpanExtractor(EncoderWithHead):
+    """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2).
+
+    Example:
+        >>> config = SpanExtractorConfig(n_layers=1)
+        >>> start, end = SpanExtractor(config)(torch.tensor([[101, 7592, 102]])).unbind(-1)
+        >>> start.shape
+        torch.Size([1, 3])
+    """
 
     config: SpanExtractorConfig
 
     def __init__(self, config: SpanExtractorConfig) -> None:
         super().__init__(config)
         self.span = nn.Linear(self.width, 2)
-        initialise(self.span, config.init)
+        initialize(self.span, config.init)
 
-    def read(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, T, 2)."""
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer."""
         return self.span(h)
 
 
 @dataclass(frozen=True)
 class CausalClassifierConfig(CausalLMConfig):
-    """A causal LM that also gives a sequence a class or a number (GPT-1, section 3.2).
+    """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
 
     Args:
-        n_classes: K; 1 for a number (regression); None in a run's config means: the data's.
-        head_dropout: Before the classifier.
+        n_classes: K; 1 for a number (regression); None in a recipe means the number of classes of
+            the data.
+        head_dropout: Dropout probability before the classifier.
     """
 
     n_classes: int | None = None
@@ -127,48 +144,49 @@ class CausalClassifierConfig(CausalLMConfig):
 
 
 class CausalClassifier(CausalLM):
-    """Classifies a sequence by a linear layer on the state of its last token.
+    """Sequence classifier on the last token of a causal LM (Radford et al. 2018, section 3.2).
 
-    It keeps the vocabulary, since GPT-1 goes on learning the language beside the task.
+    It keeps the vocabulary head, because GPT-1 is fine-tuned with an auxiliary language-model loss.
     """
 
     config: CausalClassifierConfig
 
     def __init__(self, config: CausalClassifierConfig) -> None:
         super().__init__(config)
-        assert config.n_classes is not None, "the classes are known once a model is built"
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.dropout = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.d_model, config.n_classes)
-        initialise(self.classifier, config.init)
+        initialize(self.classifier, config.init)
 
     def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Hidden states (B, T, D) to logits (B, K) of each row's last real token."""
-        return self.classifier(self.dropout(_last(h, mask).squeeze(1)))
+        """Map hidden states (B, T, D) to logits (B, K) of each row's last real token."""
+        return self.classifier(self.dropout(last_token(h, mask).squeeze(1)))
 
 
-def _first(h: Tensor, mask: Tensor | None) -> Tensor:
+def first_token(h: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the hidden state (B, 1, D) of the first token."""
     return h[:, :1]
 
 
-def _mean(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Over real tokens."""
+def mean_of_tokens(h: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean (B, 1, D) of the hidden states of all real tokens."""
     if mask is None:
         return h.mean(1, keepdim=True)
     weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
     return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
-def _last(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Wherever the padding stands."""
+def last_token(h: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the hidden state (B, 1, D) of the last real token, with padding on either side."""
     if mask is None:
         return h[:, -1:]
-    places = torch.arange(h.shape[1], device=h.device)
-    return h[torch.arange(len(h), device=h.device), (places * mask).argmax(1)].unsqueeze(1)
+    positions = torch.arange(h.shape[1], device=h.device)
+    return h[torch.arange(len(h), device=h.device), (positions * mask).argmax(1)].unsqueeze(1)
 
 
-# What of a row is classified: states (B, T, D), of which mask (B, T) are real, to (B, 1, D).
+# Pooling of hidden states (B, T, D) with a mask (B, T) of real tokens to (B, 1, D).
 POOLS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "first": _first,  # BERT's [CLS]
-    "last": _last,  # which alone has seen all of a row from left to right (GPT-1)
-    "mean": _mean,  # sentence encoders
+    "first": first_token,
+    "last": last_token,
+    "mean": mean_of_tokens,
 }

@@ -1,9 +1,9 @@
-"""An encoder of one family and a decoder of another, joined by cross-attention.
+"""Composite encoder-decoder: an encoder of one family and a decoder of another.
 
-Both may be pre-trained: a BERT reads and a GPT-2 or another BERT writes (Rothe, Narayan and Severyn
+Both may start from trained weights: a BERT and a GPT-2 or another BERT (Rothe, Narayan and Severyn
 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks"), or a Vision Transformer
-sees and a GPT-2 says what. Only what joins them has to be learned from nothing.
-Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model width, V
+and a GPT-2 for captions. The cross-attention and the map between the widths are always trained from
+scratch. Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model width, V
 vocabulary.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
-from fourfold.core.init import initialise
-from fourfold.core.stack import Stack
+from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.embeddings import TokenEmbedding
+from fourfold.core.init import initialize
 from fourfold.models.causal_lm import CausalLMConfig
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.heads import VocabularyHead
@@ -22,81 +22,93 @@ from fourfold.models.vit import ViT, ViTConfig
 
 
 @dataclass(frozen=True)
-class JoinedConfig(CausalLMConfig):
-    """A text for a text; the defaults are BERT base and GPT-2 small.
+class TextToTextConfig(CausalLMConfig):
+    """Config of a text-to-text composite; the defaults are BERT base and GPT-2 small.
 
     The inherited fields describe the decoder.
 
     Args:
-        encoder: The encoder; its heads are not built. Without a `vocab_size` it has the decoder's.
+        encoder: The encoder, whose heads are not built. If its vocab_size is None, the encoder has
+            the vocabulary of the decoder.
     """
 
     encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
 
 
 @dataclass(frozen=True)
-class CaptionerConfig(CausalLMConfig):
-    """A text for an image; the defaults are ViT-B/16 and GPT-2 small.
+class ImageToTextConfig(CausalLMConfig):
+    """Config of an image-to-text composite; the defaults are ViT-B/16 and GPT-2 small.
 
     The inherited fields describe the decoder.
 
     Args:
-        encoder: The encoder; its classifier is not built. Every place of it is looked at, those of
-            tokens in front of the patches among them.
+        encoder: The encoder, whose classifier is not built. The decoder attends to all of its
+            tokens, including the class token.
     """
 
     encoder: ViTConfig = ViTConfig()  # noqa: RUF009  (frozen)
 
 
-class Joined(Seq2Seq):
-    """Predicts a target text from a source text or an image.
+class CompositeEncoderDecoder(Seq2Seq):
+    """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
 
-    It reads as an `EncoderDecoder` does. Of images, `src` is (B, C, side, side) and has no mask.
+    It is called like an `EncoderDecoder`. Images are a source (B, C, side, side) without a mask.
+
+    Example:
+        >>> import torch
+        >>> encoder = MaskedLMConfig(n_layers=1, vocab_size=100)
+        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
+        >>> model = CompositeEncoderDecoder(config)
+        >>> model(torch.tensor([[5, 6, 2]]), torch.tensor([[1, 7]])).shape
+        torch.Size([1, 2, 100])
     """
 
-    def __init__(self, config: JoinedConfig | CaptionerConfig) -> None:
+    def __init__(self, config: TextToTextConfig | ImageToTextConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "the vocabulary is known once a model is built"
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
-        reader = _reader(config)
-        self.src_embed, self.encoder = reader.embed, reader.stack
+        self.accepts_images = isinstance(config, ImageToTextConfig)
+        encoder = _build_encoder(config)
+        self.src_embed = encoder.embed
+        self.encoder = encoder.stack
         width = config.encoder.d_model
         self.memory_map: nn.Module = nn.Identity()
         if width != config.d_model:
             self.memory_map = nn.Linear(width, config.d_model, bias=config.bias)
         self.tgt_embed = TokenEmbedding(
-            config, config.vocab_size, config.max_len, config.positions, norm=config.embed_norm
+            config.vocab_size,
+            config.d_model,
+            max_len=config.max_len,
+            positions=config.positions,
+            norm=norm_from_config(config) if config.embed_norm else None,
+            dropout=config.dropout,
         )
         self.decoder = Stack(config, cross_attention=True)
-        shared = self.tgt_embed.tokens if config.tie else None
-        self.head = VocabularyHead(config, config.vocab_size, shared)
-        written = [self.memory_map, self.tgt_embed, self.decoder, self.head]
-        initialise(nn.ModuleList(written), config.init)  # the encoder has its own
-
-    @property
-    def reads_images(self) -> bool:
-        """Whether a source is an image, and not a text."""
-        return isinstance(self.src_embed, PatchEmbedding)
+        shared = self.tgt_embed.tokens if config.tie_embeddings else None
+        self.head = VocabularyHead(config.d_model, config.vocab_size, shared)
+        # The encoder has its own initialization.
+        rest = [self.memory_map, self.tgt_embed, self.decoder, self.head]
+        initialize(nn.ModuleList(rest), config.init)
 
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """The memory (B, S, D), D being the decoder's width, of texts (B, S) or of images.
+        """Compute the memory (B, S, D) in the decoder's width of texts (B, S) or images.
 
         Raises:
-            InputError: Images of another size than the encoder's, or more tokens than it has
-                positions for.
+            InputError: The images do not have the size of the encoder's config, or a text is longer
+                than its `max_len`.
         """
-        if self.reads_images:
+        if self.accepts_images:
             memory = self.encoder(self.src_embed(src))
         else:
             memory = super().encode(src, src_mask, src_documents)
         return self.memory_map(memory)
 
 
-def _reader(config: JoinedConfig | CaptionerConfig) -> MaskedLM | ViT:
-    """A model of the encoder's family with first weights, and no head that can be spared."""
-    if isinstance(config, CaptionerConfig):
+def _build_encoder(config: TextToTextConfig | ImageToTextConfig) -> MaskedLM | ViT:
+    """Build a model of the encoder's family without the heads that can be left out."""
+    if isinstance(config, ImageToTextConfig):
         return ViT(replace(config.encoder, n_classes=1, representation_size=None))
-    n_words = config.encoder.vocab_size or config.vocab_size
-    return MaskedLM(replace(config.encoder, vocab_size=n_words, head=False, next_sentence=False))
+    vocab_size = config.encoder.vocab_size or config.vocab_size
+    return MaskedLM(replace(config.encoder, vocab_size=vocab_size, head=False, next_sentence=False))

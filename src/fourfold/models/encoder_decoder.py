@@ -1,65 +1,75 @@
-"""The encoder-decoder of "Attention Is All You Need" (Vaswani et al. 2017).
+"""Encoder-decoder transformer of "Attention Is All You Need" (Vaswani et al. 2017).
 
 Shapes: B batch, S source tokens, T target tokens, D model width, V vocabulary.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fourfold.core.cache import KVCache, look_back
-from fourfold.core.config import TransformerConfig, check_positive, check_word
+from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.config import Init, TextPositions, TransformerConfig
 from fourfold.core.embeddings import TokenEmbedding
-from fourfold.core.errors import InputError
-from fourfold.core.init import initialise
-from fourfold.core.masks import Mask
-from fourfold.core.stack import Stack
+from fourfold.core.init import INITS, initialize
+from fourfold.core.kv_cache import KVCache
+from fourfold.core.masks import Mask, mask_and_positions
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.models.base import Model
 from fourfold.models.heads import VocabularyHead
 
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(TransformerConfig):
-    """An encoder-decoder; the defaults are the base model (63,082,496 parameters).
+    """Config of an encoder-decoder; the defaults are the base model (63,082,496 parameters).
 
     Args:
-        vocab_size: V, shared by both languages; None in a run's config means: the tokenizer's.
-        max_len: Longest sequence in tokens, on either side; None means that there is no limit, for
-            which positions must be none.
+        vocab_size: V, shared by source and target; None in a recipe means the size of the
+            tokenizer.
+        max_len: Longest source and longest target in tokens; None means no limit, which requires
+            positions none.
         positions: none, learned, sinusoidal or sinusoidal_halves.
-        n_decoder_layers: Depth of the decoder; None means n_layers.
-        tie: Which of the three matrices are one: all (the paper), decoder (target embedding
-            and output), embeddings (source and target, T5 v1.1) or none.
-        embed_scale: Whether token vectors are multiplied by sqrt(d_model) (the paper, 3.4).
-        embed_norm: Whether the sum of token and position is normalised (BART).
-        output_bias: Whether each word has a free number of its own (Marian, BART).
-        start_id: What a decoder reads before the begin of a text (BART); None for nothing.
-        init: A row of INITS.
+        n_decoder_layers: Number of layers of the decoder; None means n_layers.
+        tie_embeddings: Matrices that are shared: all (the paper), decoder (target embedding and
+            output), embeddings (source and target embedding, T5 v1.1) or none.
+        embed_scale: Multiply token embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4).
+        embed_norm: Normalise the sum of token and position embedding (BART).
+        output_bias: Learn a bias for each token of the vocabulary (Marian, BART).
+        decoder_start_token_id: Token that the decoder reads before the first token of a text
+            (BART); None for none.
+        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+
+    Raises:
+        InputError: A field has a value that no model can have.
     """
 
     vocab_size: int | None = 37000
     max_len: int | None = 1024
-    positions: str = "sinusoidal"
+    positions: TextPositions = "sinusoidal"
     n_decoder_layers: int | None = None
-    tie: str = "all"
+    tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     embed_scale: bool = True
     embed_norm: bool = False
     output_bias: bool = False
-    start_id: int | None = None
-    init: str = "vaswani"
+    decoder_start_token_id: int | None = None
+    init: Init = "vaswani"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("tie", self.tie, ("all", "decoder", "embeddings", "none"))
         for field in ("vocab_size", "max_len", "n_decoder_layers"):
             check_positive(field, getattr(self, field))
         if self.max_len is None and self.positions != "none":
-            raise InputError(f"max_len is missing: {self.positions} positions need a number")
+            raise InputError(
+                f"must be given for positions {self.positions}, got None", option="max_len"
+            )
 
 
-class Seq2Seq(nn.Module):
-    """What an encoder-decoder does with its parts, which a subclass makes."""
+class Seq2Seq(Model):
+    """Forward pass of encoder-decoders; a subclass builds embeddings, encoder, decoder and head."""
 
+    can_generate = True
     src_embed: nn.Module
     tgt_embed: TokenEmbedding
     encoder: Stack
@@ -75,31 +85,48 @@ class Seq2Seq(nn.Module):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) of the next target token at each place of `tgt`.
+        """Compute logits (B, T, V) of the next token at each position of `tgt`.
+
+        The arguments are those of `hidden`.
+        """
+        return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
+
+    def hidden(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        src_documents: Tensor | None = None,
+        tgt_documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the final hidden states (B, T, D) of the decoder, the input of the head.
 
         Args:
-            src: (B, S) int64.
-            tgt: (B, T) int64, starting with the token that opens a sentence.
+            src: Source token ids (B, S) int64.
+            tgt: Target token ids (B, T) int64, beginning with the start token.
             src_mask: (B, S) bool, True = real token.
-            tgt_mask: (B, T) bool.
-            src_documents: (B, S) number of the packed pair each source token belongs to.
-            tgt_documents: (B, T) the same for the target.
+            tgt_mask: (B, T) bool, True = real token.
+            src_documents: (B, S) number of the packed pair that each source token belongs to.
+            tgt_documents: (B, T) number of the packed pair that each target token belongs to.
 
         Raises:
-            InputError: More tokens than `max_len`.
+            InputError: A sequence is longer than `max_len`.
         """
-        memory = self.encode(src, src_mask, src_documents)
-        h = self.decode(
-            tgt, memory, src_mask, tgt_mask,
-            src_documents=src_documents, tgt_documents=tgt_documents,
-        )  # fmt: skip
-        return self.logits(h)
+        return self.decode(
+            tgt,
+            self.encode(src, src_mask, src_documents),
+            src_mask,
+            tgt_mask,
+            src_documents=src_documents,
+            tgt_documents=tgt_documents,
+        )
 
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """The memory (B, S, D) of a source (B, S)."""
-        mask, positions = look_back(src, src_mask, src_documents, None, causal=False)
+        """Compute the final hidden states (B, S, D) of the encoder for a source (B, S)."""
+        mask, positions = mask_and_positions(src, src_mask, src_documents, None, causal=False)
         return self.encoder(self.src_embed(src, positions), mask)
 
     def decode(
@@ -113,46 +140,79 @@ class Seq2Seq(nn.Module):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (B, T, D) of `tgt`; with a cache, only the tokens it has not seen."""
-        mask, positions = look_back(tgt, tgt_mask, tgt_documents, cache, causal=True)
-        across = Mask(keys=src_mask)
+        """Compute the final hidden states (B, T, D) of the decoder.
+
+        Args:
+            tgt: Target token ids (B, T); with a cache, only those that are not in the cache.
+            memory: Hidden states (B, S, D) of the encoder.
+            src_mask: (B, S) bool, True = real token.
+            tgt_mask: (B, T) bool, True = real token.
+            cache: Keys and values of earlier target tokens and of the memory; it is extended.
+            src_documents: As for `hidden`.
+            tgt_documents: As for `hidden`.
+
+        Raises:
+            InputError: The sequence is longer than `max_len`.
+        """
+        mask, positions = mask_and_positions(tgt, tgt_mask, tgt_documents, cache, causal=True)
+        memory_mask = Mask(keys=src_mask)
         if src_documents is not None and mask.documents is not None:
-            own = mask.documents[:, -tgt.shape[1] :]
-            across = Mask(keys=src_mask, documents=src_documents, query_documents=own)
+            new = mask.documents[:, -tgt.shape[1] :]
+            memory_mask = Mask(keys=src_mask, documents=src_documents, query_documents=new)
         x = self.tgt_embed(tgt, positions)
-        return self.decoder(x, mask, memory=memory, memory_mask=across, cache=cache)
+        return self.decoder(x, mask, memory=memory, memory_mask=memory_mask, cache=cache)
 
     def logits(self, h: Tensor) -> Tensor:
-        """(..., D) to (..., V)."""
+        """Map hidden states (..., D) to logits (..., V)."""
         return self.head(h)
 
 
 class EncoderDecoder(Seq2Seq):
-    """Predicts a target sentence from a source sentence."""
+    """Encoder-decoder transformer: predicts a target sequence from a source sequence.
 
-    stack: ClassVar[type[Stack]] = Stack  # what encoder and decoder are
+    Attributes:
+        stack_class: Class of encoder and decoder.
+        inits: Weight initializations by name.
+
+    Example:
+        >>> import fourfold, torch
+        >>> model = EncoderDecoder(EncoderDecoderConfig(n_layers=1, vocab_size=100)).eval()
+        >>> ids, scores = fourfold.beam_search(
+        ...     model, torch.tensor([[5, 6, 2]]), bos_id=1, eos_id=2, pad_id=0, max_len=4
+        ... )
+        >>> ids.shape[0]
+        1
+    """
+
+    stack_class: ClassVar[type[Stack]] = Stack
+    inits: ClassVar[Mapping[str, Callable[[nn.Module], None]]] = INITS
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "the vocabulary is known once a model is built"
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
         self.src_embed = self._embedding(config, config.vocab_size)
         self.tgt_embed = self._embedding(config, config.vocab_size)
-        if config.tie in ("all", "embeddings"):
+        if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
-        self.encoder = self.stack(config)
-        self.decoder = self.stack(config, cross_attention=True, n_layers=config.n_decoder_layers)
-        shared = self.tgt_embed.tokens if config.tie in ("all", "decoder") else None
-        self.head = VocabularyHead(config, config.vocab_size, shared, bias=config.output_bias)
-        initialise(self, config.init)
+        self.encoder = self.stack_class(config)
+        self.decoder = self.stack_class(
+            config, cross_attention=True, n_layers=config.n_decoder_layers
+        )
+        shared = self.tgt_embed.tokens if config.tie_embeddings in ("all", "decoder") else None
+        self.head = VocabularyHead(
+            config.d_model, config.vocab_size, shared, bias=config.output_bias
+        )
+        initialize(self, config.init, self.inits)
 
     @staticmethod
     def _embedding(config: EncoderDecoderConfig, vocab_size: int) -> TokenEmbedding:
         return TokenEmbedding(
-            config,
             vocab_size,
-            config.max_len or 0,
-            config.positions,
+            config.d_model,
+            max_len=config.max_len or 0,
+            positions=config.positions,
             scale=config.embed_scale,
-            norm=config.embed_norm,
+            norm=norm_from_config(config) if config.embed_norm else None,
+            dropout=config.dropout,
         )

@@ -1,77 +1,132 @@
-"""What stands on top of a stack: the vocabulary, and small classifiers.
+"""Output heads: vocabulary logits with a tied or separate matrix, and BERT's pooled classifier.
 
 Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 """
 
 from torch import Tensor, nn
 
-from fourfold.core.config import TransformerConfig
-from fourfold.core.stack import ACTIVATIONS, make_norm
+from fourfold.core.feed_forward import ACTIVATIONS
+from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
-from fourfold.kernels.linear import linear
+from fourfold.losses import linear_cross_entropy
 
 
 class VocabularyHead(nn.Module):
-    """Hidden states to one logit a word, against the token embedding or a matrix of its own.
+    """Linear map from hidden states to vocabulary logits, optionally tied to the token embedding.
 
-    It hands out its parts through `output`, so that a loss need never hold all logits.
+    `output` returns the operands of the last matrix product, so that a loss never has to hold all
+    logits.
 
     Args:
-        config: Width, activation and norm.
+        d_model: D.
         vocab_size: V.
-        embedding: The token embedding to share, or None for an own matrix.
-        bias: One free number a word (BERT).
-        transform: A dense layer, activation and norm first (BERT's masked-LM head).
+        embedding: Token embedding whose matrix is shared, or None for a separate matrix.
+        bias: Learn a bias for each token of the vocabulary (BERT, Marian).
+        transform: Apply a dense layer, `activation` and `norm` first (BERT's masked-LM head).
+        activation: A row of `fourfold.core.feed_forward.ACTIVATIONS`.
+        norm: Normalisation after the activation.
+
+    Attributes:
+        scale: Factor on the hidden states; T5 sets it.
     """
 
     def __init__(
         self,
-        config: TransformerConfig,
+        d_model: int,
         vocab_size: int,
-        embedding: nn.Embedding | None,
+        embedding: nn.Embedding | None = None,
         *,
         bias: bool = False,
         transform: bool = False,
+        activation: str = "gelu",
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.own = None if embedding else nn.Linear(config.d_model, vocab_size, bias=False)
-        # In a list: shared, not registered, so that the state dict holds the matrix once.
+        self.own = None if embedding else nn.Linear(d_model, vocab_size, bias=False)
+        # A list hides the module from registration, so that the state dict holds the matrix once.
         self._shared = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
-        self.transform = nn.Linear(config.d_model, config.d_model) if transform else None
-        self.norm = make_norm(config) if transform else None
-        self.activation = ACTIVATIONS[config.activation]
-        self.scale = 1.0  # on hidden states; T5's is another
+        self.transform = nn.Linear(d_model, d_model) if transform else None
+        self.norm = norm
+        self.activation = ACTIVATIONS[activation]
+        self.scale = 1.0
 
     @property
     def weight(self) -> Tensor:
-        """(V, D), the output matrix."""
+        """The output matrix (V, D)."""
         if self.own is not None:
             return self.own.weight
         assert self._shared[0] is not None
         return self._shared[0].weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """h (..., D) to h', weight (V, D), bias (V,) or None; logits are h' weight^T + bias."""
+        """Return the operands of the logits ``x @ weight.T + bias``.
+
+        Args:
+            h: Hidden states (..., D).
+
+        Returns:
+            x (..., D), weight (V, D), and bias (V,) or None.
+        """
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
-            h = self.norm(y.to(h.dtype))  # in fp32 under autocast, on every device
+            h = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
         if self.scale != 1.0:
             h = h * self.scale
         return h, self.weight, self.bias
 
+    def loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        label_smoothing: float = 0.0,
+        label_smoothing_type: str = "uniform",
+        weights: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        """Compute the cross-entropy of the next token without holding all logits.
+
+        Args:
+            hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
+            targets: Token ids (...); `fourfold.losses.IGNORE_INDEX` (-100) does not count.
+            label_smoothing: Probability taken from the target.
+            label_smoothing_type: Tokens that receive it, see `fourfold.losses.smoothing_weights`.
+            weights: (...) factor on the loss of each target; None means 1.
+            normalizer: Divisor of the sum; None means the number of valid targets.
+
+        Returns:
+            A scalar in fp32 (fp64 for fp64 inputs).
+
+        Example:
+            >>> import torch
+            >>> from fourfold.models import CausalLM, CausalLMConfig
+            >>> config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
+            >>> model, ids = CausalLM(config), torch.tensor([[3, 1, 4, 1, 5]])
+            >>> model.head.loss(model.hidden(ids[:, :-1]), ids[:, 1:]).shape
+            torch.Size([])
+        """
+        return linear_cross_entropy(
+            *self.output(hidden.flatten(0, -2)),
+            targets.flatten(),
+            label_smoothing=label_smoothing,
+            label_smoothing_type=label_smoothing_type,
+            weights=None if weights is None else weights.flatten(),
+            normalizer=normalizer,
+        )
+
     def forward(self, h: Tensor) -> Tensor:
-        """(..., D) to (..., V)."""
+        """Map hidden states (..., D) to logits (..., V)."""
         return linear(*self.output(h))
 
 
 class PooledClassifier(nn.Module):
-    """tanh(dense(first token)) and a linear layer: BERT's pooler with a classifier on top.
+    """BERT's pooler with a classifier: tanh(dense(first token)), dropout and a linear layer.
 
     Args:
         d_model: D.
         n_classes: K.
-        dropout: On what the pooler gives.
+        dropout: Dropout probability of the pooler's output.
     """
 
     def __init__(self, d_model: int, n_classes: int, dropout: float = 0.0) -> None:
@@ -81,5 +136,5 @@ class PooledClassifier(nn.Module):
         self.classify = nn.Linear(d_model, n_classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, T, D) to (B, K)."""
+        """Map hidden states (B, T, D) to logits (B, K)."""
         return self.classify(self.dropout(self.pool(h[:, 0]).tanh()))

@@ -1,83 +1,102 @@
-"""The masked-LM encoder: BERT (Devlin et al. 2018) and RoBERTa (Liu et al. 2019).
+"""Masked language model: BERT (Devlin et al. 2018) and RoBERTa (Liu et al. 2019).
 
 Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fourfold.core.cache import look_back
-from fourfold.core.config import TransformerConfig, check_positive
+from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
 from fourfold.core.embeddings import TokenEmbedding
-from fourfold.core.errors import InputError
-from fourfold.core.init import initialise
-from fourfold.core.stack import Stack
+from fourfold.core.init import initialize
+from fourfold.core.masks import mask_and_positions
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.models.base import Model
 from fourfold.models.heads import PooledClassifier, VocabularyHead
 
 
 @dataclass(frozen=True)
 class MaskedLMConfig(TransformerConfig):
-    """A masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
+    """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
     Args:
-        vocab_size: V; None in a run's config means: the tokenizer's.
+        vocab_size: V; None in a recipe means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
-        n_segments: Number of segment vectors: 2 in BERT, 1 in RoBERTa, 0 for none.
-        head: Whether to build the head that predicts words; without it, an encoder alone.
-        next_sentence: Whether to build BERT's next-sentence head.
-        init: A row of INITS.
+        n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
+        head: Build the vocabulary head; without it the model is an encoder.
+        next_sentence: Build BERT's next-sentence head.
+        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+
+    Raises:
+        InputError: A field has a value that no model can have.
     """
 
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
     d_ff: int = 3072
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     norm_eps: float = 1e-12
     attn_dropout: float = 0.1
     vocab_size: int | None = 30522
     max_len: int = 512
-    positions: str = "learned"
+    positions: TextPositions = "learned"
     n_segments: int = 2
     head: bool = True
     next_sentence: bool = False
-    init: str = "bert"
+    init: Init = "bert"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("vocab_size", self.vocab_size)
         check_positive("max_len", self.max_len)
         if self.n_segments < 0:
-            raise InputError(f"n_segments is {self.n_segments}, but must not be negative")
+            raise InputError(f"must not be negative, got {self.n_segments}", option="n_segments")
 
 
-class MaskedLM(nn.Module):
-    """Predicts hidden tokens from both sides."""
+class MaskedLM(Model):
+    """Masked language model: predicts masked tokens from the tokens on both sides.
 
-    causal = False  # each token sees all others
+    Example:
+        >>> import torch
+        >>> model = MaskedLM(MaskedLMConfig(n_layers=1)).eval()
+        >>> model(torch.tensor([[101, 103, 102]])).argmax(-1).shape
+        torch.Size([1, 3])
+    """
+
+    causal = False
 
     def __init__(self, config: MaskedLMConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "the vocabulary is known once a model is built"
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
-        # After a post-norm stack's embedding a norm is BERT's; a pre-norm stack brings its own.
+        # BERT normalises the embeddings; the blocks of a pre-norm stack do so themselves.
         self.embed = TokenEmbedding(
-            config,
             config.vocab_size,
-            config.max_len,
-            config.positions,
+            config.d_model,
+            max_len=config.max_len,
+            positions=config.positions,
             n_segments=config.n_segments,
-            norm=config.norm_placement == "post",
+            norm=norm_from_config(config) if config.norm_placement == "post" else None,
+            dropout=config.dropout,
         )
         self.stack = Stack(config)
         if config.head:
             self.head = VocabularyHead(
-                config, config.vocab_size, self.embed.tokens, bias=True, transform=True
+                config.d_model,
+                config.vocab_size,
+                self.embed.tokens,
+                bias=True,
+                transform=True,
+                activation=config.activation,
+                norm=norm_from_config(config),
             )
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
-        initialise(self, config.init)
+        initialize(self, config.init)
 
     def forward(
         self,
@@ -86,8 +105,8 @@ class MaskedLM(nn.Module):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) of the token at each place of `ids`; arguments as `encode`."""
-        return self.logits(self.encode(ids, segments, mask, documents))
+        """Compute logits (B, T, V) of the token at each position; arguments as for `encode`."""
+        return self.logits(self.hidden(ids, segments, mask, documents))
 
     def encode(
         self,
@@ -96,36 +115,48 @@ class MaskedLM(nn.Module):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, D).
+        """Compute the final hidden states (B, T, D).
 
         Args:
-            ids: (B, T) int64.
+            ids: Token ids (B, T) int64.
             segments: (B, T) int64, 0 = first sentence, 1 = second; None means all 0.
             mask: (B, T) bool, True = real token.
-            documents: (B, T) number of the packed document each token belongs to.
+            documents: (B, T) number of the packed document that each token belongs to.
 
         Raises:
-            InputError: More tokens than `max_len`.
+            InputError: The sequence is longer than `max_len`.
         """
-        seen, positions = look_back(ids, mask, documents, None, causal=self.causal)
-        return self.stack(self.embed(ids, positions, segments), seen)
+        attn_mask, positions = mask_and_positions(ids, mask, documents, None, causal=self.causal)
+        return self.stack(self.embed(ids, positions, segments), attn_mask)
+
+    def hidden(
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the input of the head; arguments as for `encode`."""
+        return self.encode(ids, segments, mask, documents)
 
     def logits(self, h: Tensor) -> Tensor:
-        """(..., D) to (..., V).
+        """Map hidden states (..., D) to logits (..., V).
 
         Raises:
-            InputError: The model was built without that head.
+            InputError: The model was built without a vocabulary head.
         """
         if not self.config.head:
-            raise InputError("this model is an encoder alone; set head to true")
+            raise InputError("must be true to compute logits of a masked LM", option="head")
         return self.head(h)
 
     def next_sentence_logits(self, h: Tensor) -> Tensor:
-        """Hidden states (B, T, D) to (B, 2): column 1 says that the second sentence follows.
+        """Map hidden states (B, T, D) to logits (B, 2).
+
+        Column 1 is the class of pairs whose second sentence follows the first one.
 
         Raises:
-            InputError: The model was built without that head.
+            InputError: The model was built without a next-sentence head.
         """
         if self.next_sentence is None:
-            raise InputError("this model has no next-sentence head; set next_sentence to true")
+            raise InputError("must be true to predict the next sentence", option="next_sentence")
         return self.next_sentence(h)

@@ -1,134 +1,171 @@
-"""The Vision Transformer: ViT (Dosovitskiy et al. 2020) and DeiT (Touvron et al. 2020).
+"""Vision Transformer: ViT (Dosovitskiy et al. 2020) and DeiT (Touvron et al. 2020).
 
 Shapes: B batch, C channels, N patches with prefix tokens, D model width, K classes.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import init
 
-from fourfold.core.config import TransformerConfig, check_positive, check_word
+from fourfold.core.block import Stack
+from fourfold.core.config import Activation, Init, TransformerConfig
 from fourfold.core.embeddings import PatchEmbedding
-from fourfold.core.errors import InputError
-from fourfold.core.init import INITS, initialise, vaswani
-from fourfold.core.positions import POSITIONS
-from fourfold.core.stack import FeedForward, Stack
-from fourfold.models.patch_positions import PLACES, PatchStack
+from fourfold.core.feed_forward import FeedForward
+from fourfold.core.init import INITS, initialize, vaswani
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.models.base import Model
+from fourfold.models.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
 
 
 @dataclass(frozen=True)
 class ViTConfig(TransformerConfig):
-    """A Vision Transformer; the defaults are ViT-B/16 at 224 (86,567,656 parameters).
+    """Config of a Vision Transformer; the defaults are ViT-B/16 at 224 (86,567,656 parameters).
 
     Args:
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: C.
-        n_classes: K; None in a run's config means: the data's.
-        pool: What is classified: cls (the class token) or mean (of the patches; Beyer 2022).
-        distillation: Whether to add DeiT's distillation token and its head.
-        positions: none, learned, learned2d (a vector for each row and column), sincos2d, or
-            relative (a number for each head and distance, the same in all layers; the paper's are
-            asked by each layer's queries, for which the block has no seam).
-        positions_at: Where learned ones are added: at the stem, or in all layers, each with its own
-            (layers) or all with the same (layers_shared); the paper's Table 8.
-        representation_size: Width of a tanh layer before the classifier (the paper's
-            pre-training head); None for none.
-        init: A row of INITS.
+        n_classes: K; None in a recipe means the number of classes of the data.
+        pool: State that is classified: cls (class token) or mean (mean of the patches; Beyer et al.
+            2022).
+        distillation: Add DeiT's distillation token and its head.
+        positions: none, learned, learned2d (a vector for each row and column), sincos2d,
+            sinusoidal, sinusoidal_halves or relative (a bias for each head and distance, shared by
+            all layers; the paper's relative positions depend on the query instead).
+        positions_at: Layers that add learned positions: stem (the embedding), layers (each layer
+            has its table) or layers_shared (all layers add one table); the paper's Table 8.
+        representation_size: Width of a tanh layer before the classifier (the paper's pre-training
+            head); None for none.
+        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+
+    Raises:
+        InputError: A field has a value that no model can have.
     """
 
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
     d_ff: int = 3072
-    activation: str = "gelu"
-    norm_placement: str = "pre"
+    activation: Activation = "gelu"
+    norm_placement: Literal["post", "pre"] = "pre"
     dropout: float = 0.0
     image_size: int = 224
     patch_size: int = 16
     n_channels: int = 3
     n_classes: int | None = 1000
-    pool: str = "cls"
+    pool: Literal["cls", "mean"] = "cls"
     distillation: bool = False
-    positions: str = "learned"
-    positions_at: str = "stem"
+    positions: ViTPositions = "learned"
+    positions_at: Literal["stem", "layers", "layers_shared"] = "stem"
     representation_size: int | None = None
-    init: str = "vit"
+    init: Init = "vit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("pool", self.pool, ("cls", "mean"))
-        check_word("positions", self.positions, (*POSITIONS, "relative"))
-        check_word("positions_at", self.positions_at, PLACES)
         if self.positions_at != "stem" and self.positions not in ("learned", "learned2d"):
             raise InputError(
-                f"positions_at {self.positions_at} is for learned positions, not {self.positions}"
+                f"must be stem for positions {self.positions}, got {self.positions_at}",
+                option="positions_at",
             )
         for field in ("image_size", "patch_size", "n_channels", "n_classes", "representation_size"):
             check_positive(field, getattr(self, field))
         if self.distillation and self.pool != "cls":
-            raise InputError("distillation needs pool cls: its token stands beside a class token")
+            raise InputError("must be cls for a model with distillation, got mean", option="pool")
 
 
-class ViT(nn.Module):
-    """Classifies an image read as a sequence of patches."""
+class ViT(Model):
+    """Vision Transformer: a classifier of images that are read as sequences of patches.
 
-    def __init__(self, config: ViTConfig) -> None:
+    Args:
+        config: The model.
+        n_heads: Number of classification heads to build; None means all of the config's. An
+            imported checkpoint may lack some of them.
+
+    Example:
+        >>> import fourfold
+        >>> model = fourfold.create("vit_tiny_patch16_224", n_layers=1, n_classes=10).eval()
+        >>> model(torch.zeros(2, 3, 224, 224)).argmax(-1).shape
+        torch.Size([2])
+    """
+
+    accepts_images = True
+
+    def __init__(self, config: ViTConfig, *, n_heads: int | None = None) -> None:
         super().__init__()
-        assert config.n_classes is not None, "the classes are known once a model is built"
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
         self.n_prefix = (config.pool == "cls") + config.distillation
-        inside = config.positions == "relative" or config.positions_at != "stem"
+        positions = VIT_POSITIONS.get(config.positions, config.positions)
+        positions_in_stack = config.positions == "relative" or config.positions_at != "stem"
         self.embed = PatchEmbedding(
-            config,
             config.image_size,
             config.patch_size,
             config.n_channels,
-            "none" if inside else config.positions,
+            config.d_model,
+            positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
+            dropout=config.dropout,
         )
-        self.stack = self._positioned() if inside else Stack(config)
-        hidden, width = config.representation_size, config.d_model
-        self.representation = nn.Linear(width, hidden) if hidden else None
-        self.heads = nn.ModuleList(
-            nn.Linear(hidden or width, config.n_classes) for _ in range(1 + config.distillation)
-        )
-        initialise(self, config.init)
-        if isinstance(self.stack, PatchStack):
-            self.stack.first_positions()
+        self.stack = self._positioned_stack() if positions_in_stack else Stack(config)
+        width = config.representation_size or config.d_model
+        self.representation: nn.Linear | None = None
+        if config.representation_size:
+            self.representation = nn.Linear(config.d_model, width)
+        n_heads = 1 + config.distillation if n_heads is None else n_heads
+        self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))
+        initialize(self, config.init, {**INITS, "vit": init_vit})
+        if isinstance(self.stack, PositionedStack):
+            self.stack.initialize_positions()
 
-    def _positioned(self) -> PatchStack:
+    def _positioned_stack(self) -> PositionedStack:
         config = self.config
         length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
         shared = config.positions_at == "layers_shared"
-        return PatchStack(config, config.positions, shared=shared, length=length)
+        return PositionedStack(config, config.positions, shared=shared, length=length)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, side, side) to logits (B, K); the mean of both heads if there are two.
+        """Compute logits (B, K) of images (B, C, side, side).
 
         Raises:
-            InputError: Images of another size than the config's.
+            InputError: The images do not have the size or channels of the config.
         """
-        return torch.stack(self.logits(self.encode(images))).mean(0)
+        return self.logits(self.hidden(images))
 
     def encode(self, images: Tensor) -> Tensor:
-        """Final hidden states (B, prefix + N, D)."""
+        """Compute the final hidden states (B, prefix + N, D) of images (B, C, side, side)."""
         return self.stack(self.embed(images))
 
-    def logits(self, h: Tensor) -> list[Tensor]:
-        """Hidden states to (B, K) of each head: class token or mean, then distillation token."""
+    def hidden(self, images: Tensor) -> Tensor:
+        """Compute the input of the heads, which for this family is the output of `encode`."""
+        return self.encode(images)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Map hidden states (B, prefix + N, D) to logits (B, K).
+
+        With a distillation token these are the mean of both heads (Touvron et al. 2020, section 4).
+        """
+        return torch.stack(self.logits_per_head(h)).mean(0)
+
+    def logits_per_head(self, h: Tensor) -> list[Tensor]:
+        """Map hidden states to logits (B, K) of the class head and of the distillation head.
+
+        Without a distillation token the list has one element. The class head reads the class token
+        or the mean of all patches, the distillation head reads the distillation token.
+        """
         pooled = [h[:, i] for i in range(self.n_prefix)] or [h.mean(1)]
         if self.representation is not None:
             pooled = [self.representation(p).tanh() for p in pooled]
         return [head(p) for head, p in zip(self.heads, pooled, strict=True)]
 
 
-def first_weights(model: nn.Module) -> None:
-    """Glorot uniform matrices, N(0, 1e-6) feed-forward biases, N(0, 0.02) positions.
+def init_vit(model: nn.Module) -> None:
+    """Fill matrices Glorot-uniform, feed-forward biases N(0, 1e-6) and positions N(0, 0.02).
 
-    Patches are Lecun normal, the classifier starts at 0 (google-research/vision_transformer).
+    The patch projection is Lecun-normal, the classifier 0 (google-research/vision_transformer).
     """
     vaswani(model)
     for module in model.modules():
@@ -146,6 +183,3 @@ def first_weights(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.startswith("heads."):
             init.zeros_(parameter)
-
-
-INITS["vit"] = first_weights  # the row of a paper stands where its model does

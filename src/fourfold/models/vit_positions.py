@@ -1,40 +1,51 @@
-"""Where a patch stands, in the ways that ViT's Table 8 compares (Dosovitskiy et al. 2020, D.4).
+"""Position encodings of ViT's Table 8: axial, relative, and added in every layer.
 
-Shapes: B batch, T tokens (prefix and N patches), D model width, H heads.
+Dosovitskiy et al. 2020, appendix D.4. Shapes: B batch, T tokens (prefix and N patches), D model
+width, H heads.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import init
 
+from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.embeddings import make_positions
-from fourfold.core.errors import InputError
 from fourfold.core.masks import Mask
-from fourfold.core.positions import POSITIONS, PositionTable
-from fourfold.core.stack import Stack
+from fourfold.core.positions import PositionTable
+from fourfold.errors import InputError
 
-STD = 0.02  # of first vectors, as ViT and BERT have it
-PLACES = ("stem", "layers", "layers_shared")
+ViTPositions = Literal[
+    "none", "learned", "sinusoidal", "sinusoidal_halves", "sincos2d", "learned2d", "relative"
+]
+INIT_STD = 0.02
 
 
-class GridTable(PositionTable):
-    """A free vector for each row and each column of a square grid, half as wide as the model.
+class AxialPositions(PositionTable):
+    """Learned positions of a square grid: half a vector for each row and half for each column.
 
-    Tokens in front of the grid have a whole vector of their own.
+    Tokens before the grid, such as the class token, have a whole vector each.
+
+    Args:
+        n_rows: T.
+        width: D, which must be even.
+
+    Raises:
+        InputError: `width` is odd.
     """
 
     def __init__(self, n_rows: int, width: int) -> None:
         nn.Module.__init__(self)
         side = math.isqrt(n_rows)
         if width % 2:
-            raise InputError(f"positions learned2d need an even d_model, not {width}")
-        self.prefix = nn.Parameter(torch.randn(n_rows - side**2, width) * STD)
-        self.x = nn.Parameter(torch.randn(side, width // 2) * STD)
-        self.y = nn.Parameter(torch.randn(side, width // 2) * STD)
+            raise InputError(f"must be even for positions learned2d, got {width}", option="d_model")
+        self.prefix = nn.Parameter(torch.randn(n_rows - side**2, width) * INIT_STD)
+        self.x = nn.Parameter(torch.randn(side, width // 2) * INIT_STD)
+        self.y = nn.Parameter(torch.randn(side, width // 2) * INIT_STD)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -45,53 +56,64 @@ class GridTable(PositionTable):
         return torch.cat([self.prefix, torch.cat([x, y], dim=-1).flatten(0, 1)])
 
 
-class DistanceBias(nn.Module):
-    """One number for each head and signed distance between tokens, added to the scores."""
+# Position tables in addition to those of `fourfold.core.positions.POSITIONS`.
+VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": AxialPositions}
+
+
+class RelativePositionBias(nn.Module):
+    """Learned bias on the attention scores for each head and signed distance between tokens.
+
+    Args:
+        n_heads: H.
+        length: T.
+    """
+
+    index: Tensor
 
     def __init__(self, n_heads: int, length: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(n_heads, 2 * length - 1))
-        places = torch.arange(length)
-        ahead = places - places[:, None] + length - 1  # (T, T), from 0
-        self.ahead: Tensor
-        self.register_buffer("ahead", ahead, persistent=False)
+        positions = torch.arange(length)
+        index = positions - positions[:, None] + length - 1  # (T, T), from 0
+        self.register_buffer("index", index, persistent=False)
 
     def forward(self) -> Tensor:
-        """(1, H, T, T)."""
-        return self.table[:, self.ahead][None]
+        """Return the bias (1, H, T, T)."""
+        return self.table[:, self.index][None]
 
 
-class PlacedBlock(nn.Module):
-    """A block that adds positions to what it reads.
+class BlockWithPositions(nn.Module):
+    """Block that adds position vectors to its input.
 
     Args:
         block: The block.
         positions: The table.
-        owns: Whether it stands in the state dict of this one, not of another block.
+        is_owner: Register the table as a submodule, which exactly one of the blocks that share it
+            must do.
     """
 
     positions: PositionTable
 
-    def __init__(self, block: nn.Module, positions: PositionTable, owns: bool) -> None:
+    def __init__(self, block: nn.Module, positions: PositionTable, is_owner: bool) -> None:
         super().__init__()
         self.block = block
-        if owns:
+        if is_owner:
             self.positions = positions
-        else:
-            object.__setattr__(self, "positions", positions)  # past the registration of modules
+        else:  # not registered, so that the state dict holds the table once
+            object.__setattr__(self, "positions", positions)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """Add the positions to x (B, T, D) and run the block."""
         return self.block(x + self.positions.weight, *args, **kwargs)
 
 
-class PatchStack(Stack):
-    """A stack that knows where patches stand, where the stem has not told it.
+class PositionedStack(Stack):
+    """Stack with a relative position bias, or with positions added to the input of each block.
 
     Args:
-        config: The stack's description.
-        positions: relative, or what each block adds to its input: learned or learned2d.
-        shared: Whether all blocks add the same vectors.
+        config: Config of the stack.
+        positions: relative, learned or learned2d.
+        shared: All blocks add the same table.
         length: T.
     """
 
@@ -99,27 +121,25 @@ class PatchStack(Stack):
         self, config: TransformerConfig, positions: str, *, shared: bool, length: int
     ) -> None:
         super().__init__(config)
-        self.bias = None
+        self.bias: RelativePositionBias | None = None
         if positions == "relative":
-            self.bias = DistanceBias(config.n_heads, length)
+            self.bias = RelativePositionBias(config.n_heads, length)
             return
-        placed: list[PlacedBlock] = []
+        build = VIT_POSITIONS.get(positions, positions)
+        blocks: list[BlockWithPositions] = []
         for block in self.blocks:
-            owns = not shared or not placed
-            table = make_positions(positions, length, config.d_model) if owns else None
-            placed.append(PlacedBlock(block, table or placed[0].positions, owns))
-        self.blocks = nn.ModuleList(placed)
+            is_owner = not shared or not blocks
+            table = make_positions(build, length, config.d_model) if is_owner else None
+            blocks.append(BlockWithPositions(block, table or blocks[0].positions, is_owner))
+        self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor, mask: Mask = Mask(), **more: Any) -> Tensor:
-        """As `Stack.forward`, with the bias of distances, if there is one, in all blocks."""
+    def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
+        """Run `Stack.forward` with the relative position bias, if there is one, in all blocks."""
         bias = None if self.bias is None else self.bias()
-        return super().forward(x, mask, bias=bias, **more)
+        return super().forward(x, mask, bias=bias, **kwargs)
 
-    def first_positions(self) -> None:
-        """N(0, 0.02) in each block as at a stem, once the other weights have their first values."""
+    def initialize_positions(self) -> None:
+        """Fill the tables of all blocks N(0, 0.02), after the other weights are initialized."""
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
-                init.normal_(module.weight, std=STD)
-
-
-POSITIONS["learned2d"] = GridTable  # a row of a table that the core must not know
+                init.normal_(module.weight, std=INIT_STD)

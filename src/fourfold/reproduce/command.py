@@ -1,6 +1,6 @@
-"""`fourfold reproduce`: a paper's table, with our number beside each of its own.
+"""The command `fourfold reproduce`: published tables with our numbers next to the printed ones.
 
-Words are looked at before torch is imported, so that mistakes answer at once.
+Options are checked before torch is imported, so that mistakes are reported without delay.
 """
 
 import re
@@ -12,40 +12,39 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fourfold.commands.inference import OptionParser
-from fourfold.core.config import check_word
-from fourfold.core.errors import InputError
-from fourfold.papers.reading import find_tables
-from fourfold.papers.tables import RECIPES, TIERS, Row, Table
+from fourfold.commands.option_parser import OptionParser
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.reproduce.load_tables import find_tables, list_tables
+from fourfold.reproduce.tables import RECIPES, TIERS, Row, Table
 
 if TYPE_CHECKING:
-    from fourfold.commands.row_machine import Machine
-    from fourfold.commands.row_record import Record
-    from fourfold.commands.row_running import Budget
-    from fourfold.commands.row_runs import Run
-    from fourfold.papers.cells import Cell
+    from fourfold.reproduce.cells import Cell
+    from fourfold.reproduce.runs.machine import Machine
+    from fourfold.reproduce.runs.record import Record
+    from fourfold.reproduce.runs.run import Run
+    from fourfold.reproduce.runs.scheduler import Budget
 
-SELDOM = 60.0  # seconds between two times that a table is written while its rows are run
+WRITE_INTERVAL = 60.0  # seconds between two updates of a table while its rows are running
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Obtain tables in one tier, print and write them; or list what there is.
+    """Reproduce tables in one tier, print and write them; or list all tables.
 
     Raises:
-        InputError: A table, tier, row or number that is not there; data or weights that are
-            missing; a budget in which nothing can be done.
+        InputError: A table, tier or row is unknown, data or weights are missing, or the budget is
+            too short for every run.
     """
     options = _options(argv)
     if options.list:
-        from fourfold.commands.table_list import show_tables
-
-        show_tables(find_tables(options.tables or ["all"]), Path(options.out))
+        list_tables(find_tables(options.tables or ["all"]), Path(options.out))
         return 0
     if not options.tables:
-        words = " (what follows --rows are its rows)" if options.rows else ""
+        hint = " (the values after --rows are rows)" if options.rows else ""
         raise InputError(
-            f"name a table such as vaswani2017/table3, a paper, or all{words}; or say --list"
+            f"must be a table such as vaswani2017/table3, a paper, or all{hint}; --list shows all",
+            option="TABLE",
         )
     _check(options)
     seconds = None if options.budget is None else parse_budget(options.budget)
@@ -53,113 +52,160 @@ def main(argv: Sequence[str]) -> int:
     rows = {table.name: _rows(table, options) for table in tables}
     if options.commands:
         return _show_commands(tables, rows, options)
-    from fourfold.commands.child import is_stop
-    from fourfold.commands.row_running import Budget
-    from fourfold.commands.table_data import find_files
-    from fourfold.commands.table_files import check_folder
+    from fourfold.commands.subprocess_runs import is_stop
+    from fourfold.reproduce.runs.required_data import find_files
+    from fourfold.reproduce.runs.scheduler import Budget
+    from fourfold.reproduce.table_files import check_folder
 
-    # What may be missing is looked for before hours go into the first table.
+    # Missing data are reported before hours are spent on the first table.
     for table in tables:
         check_folder(Path(options.out), table, options.tier)
         if options.tier in table.tiers:
             find_files(table, options.tier)
     command = shlex.join(["fourfold", "reproduce", *argv])
-    budget, first = Budget(seconds), 0
+    budget = Budget(seconds)
+    first_failure = 0
     for table in tables:
         code = _reproduce(table, rows[table.name], options, command, budget)
         if is_stop(code):
             return code
-        first = first or code
-    budget.refuse_none()
-    if budget.n_later:
-        print(f"the budget ends here; runs left: {budget.n_later}; the same command goes on")
-    return first
+        first_failure = first_failure or code
+    budget.check_was_sufficient()
+    if budget.n_postponed:
+        print(
+            f"the budget is spent; {budget.n_postponed} runs remain; repeat the command to resume"
+        )
+    return first_failure
+
+
+DESCRIPTION = """\
+Obtain the numbers of a published table and print them beside the paper's: mean and standard
+deviation over seeds, origin, deviation, and the cause of the deviation where it is known. Rows
+that were not run are shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER,
+or all.
+
+A command that was stopped resumes when it is run again: complete rows are skipped, and an
+interrupted training ends with the same weights. Runs recorded in the tables under --out count as
+complete. A run with another config, options, data or start is reported and repeated; its old
+directory has to be removed first. A failed run only prevents the runs that start from it."""
+
+
+def make_parser() -> OptionParser:
+    """Return the parser of the command's options."""
+    parser = OptionParser(prog="fourfold reproduce", description=DESCRIPTION)
+    add = parser.add_argument
+    add("tables", nargs="*", metavar="TABLE", help="PAPER/TABLE, PAPER or all")
+    add("--list", action="store_true", help="list tables, tiers and how many cells have results")
+    add(
+        "--tier",
+        default="exact",
+        help="exact (default; computed without training), measured (timed on this machine),"
+        " weights (official weights), laptop, single-gpu or paper (the published recipe)",
+    )
+    add("--rows", nargs="+", metavar="ROW", help="run only these rows")
+    add(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of seeds, 0 to N - 1 (default 1); rounds of the tier measured",
+    )
+    add("--budget", metavar="TIME", help="start no run expected to end later: 90s, 30m, 2h")
+    add(
+        "--machine",
+        metavar="FILE",
+        help="Trainer config such as configs/trainer/ddp.yaml; batches are split over its devices",
+    )
+    add("--memory", type=float, metavar="GIB", help="memory of one device, to fit batches into")
+    add("--commands", action="store_true", help="print the commands in order and run none")
+    add("--out", default="results", metavar="DIR", help="directory of the tables (%(default)s)")
+    add("--runs", default="runs/reproduce", metavar="DIR", help="directory of runs (%(default)s)")
+    return parser
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = OptionParser(prog="fourfold reproduce", add_help=False, allow_abbrev=False)
-    parser.add_argument("tables", nargs="*")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--tier", default="exact")
-    parser.add_argument("--rows", nargs="+")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--budget")
-    parser.add_argument("--out", default="results")
-    parser.add_argument("--runs", default="runs/reproduce")
-    parser.add_argument("--commands", action="store_true")
-    parser.add_argument("--machine")
-    parser.add_argument("--memory", type=float)
-    return parser.parse_intermixed_args(list(argv))
+    return make_parser().parse_intermixed_args(list(argv))
 
 
 def _check(options: Namespace) -> None:
-    check_word("--tier", options.tier, TIERS)
+    check_choice("--tier", options.tier, TIERS)
     if options.seeds < 1:
-        raise InputError(f"--seeds is {options.seeds}, but must be at least 1")
+        raise InputError(f"must be at least 1, got {options.seeds}", option="--seeds")
     for name in ("budget", "commands", "machine", "memory"):
         if getattr(options, name) not in (None, False) and options.tier not in RECIPES:
-            raise InputError(f"--{name} is for trainings: the {options.tier} tier is obtained here")
+            raise InputError(
+                f"must not be given for the tier {options.tier}, which trains nothing",
+                option=f"--{name}",
+            )
 
 
 def parse_budget(text: str) -> float:
-    """Seconds of a duration such as 90s, 30m, 2h or 1h30m.
+    """Convert a duration such as 90s, 30m, 2h or 1h30m to seconds.
 
     Raises:
-        InputError: It is none.
+        InputError: The text is not a duration.
+
+    Example:
+        >>> parse_budget("1h30m")
+        5400.0
     """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if "".join(n + u for n, u in parts) != text or not seconds:
-        raise InputError(f"--budget is {text!r}, but must be a time such as 90s, 30m or 2h")
+        raise InputError(
+            f"must be a duration such as 90s, 30m or 2h, got {text!r}", option="--budget"
+        )
     return seconds
 
 
 def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
-    """Those that have the tier; one that was named itself must."""
+    """Return the tables that have the tier; a table named explicitly must have it."""
     for table in tables:
         if table.name in options.tables and options.tier not in table.obtainable:
-            known = ", ".join(table.obtainable) or "none yet"
-            raise InputError(f"{table.name} has no cell of tier {options.tier}: it has {known}")
-    found = [table for table in tables if options.tier in table.obtainable]
-    if not found:
-        raise InputError(f"no table of {', '.join(options.tables)} has tier {options.tier}")
-    return found
+            check_choice(f"--tier of {table.name}", options.tier, table.obtainable or ("none",))
+    available = [table for table in tables if options.tier in table.obtainable]
+    if not available:
+        raise InputError(
+            f"must be a tier of {', '.join(options.tables)}, got {options.tier}", option="--tier"
+        )
+    return available
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """The rows to obtain, in the table's order."""
-    there = list({row.name: row for row, _ in table.cells(options.tier)}.values())
+    """Return the selected rows in the order of the table."""
+    available = list({row.name: row for row, _ in table.cells(options.tier)}.values())
     wanted = [name for word in options.rows or [] for name in word.split(",") if name]
     if options.rows and not wanted:
-        raise InputError("--rows names no row")
+        raise InputError("must name at least one row", option="--rows")
     for name in wanted:
-        check_word(f"{table.name}, --rows", name, tuple(row.name for row in there))
-    return [row for row in there if not wanted or row.name in wanted]
+        check_choice(f"{table.name}, --rows", name, tuple(row.name for row in available))
+    return [row for row in available if not wanted or row.name in wanted]
 
 
 def _show_commands(tables: list[Table], rows: dict[str, list[Row]], options: Namespace) -> int:
-    from fourfold.commands.row_plan import plan_runs
+    from fourfold.reproduce.runs.plan import plan_runs
 
-    machine, place = _machine(options), Path(options.runs)
+    machine = _machine(options)
+    runs_dir = Path(options.runs)
     plans = (
-        plan_runs(table, options.tier, rows[table.name], options.seeds, place, machine)
+        plan_runs(table, options.tier, rows[table.name], options.seeds, runs_dir, machine)
         for table in tables
     )
     commands = (command for plan in plans for run in plan for command in _commands(run))
-    print("\n".join(dict.fromkeys(commands)))  # tables share runs
+    print("\n".join(dict.fromkeys(commands)))  # without repetition: tables share runs
     return 0
 
 
 def _commands(run: "Run") -> list[str]:
     try:
         return run.commands
-    except InputError as error:  # its size follows from weights or words that are not here yet
-        return [f"# {run.title}: its batch cannot be cut yet: {error}"]
+    except InputError as error:  # the size of the model depends on weights that do not exist yet
+        return [f"# {run.title}: the batch cannot be split yet: {error}"]
 
 
 def _machine(options: Namespace) -> "Machine":
-    from fourfold.commands.row_machine import Machine
-    from fourfold.commands.row_plan import find_config
+    from fourfold.reproduce.runs.machine import Machine
+    from fourfold.reproduce.runs.plan import find_config
 
     return Machine(find_config(options.machine) if options.machine else None, options.memory)
 
@@ -167,34 +213,35 @@ def _machine(options: Namespace) -> "Machine":
 def _reproduce(
     table: Table, rows: list[Row], options: Namespace, command: str, budget: "Budget"
 ) -> int:
-    from fourfold.commands.provenance import provenance
-    from fourfold.commands.row_timing import time_rows
-    from fourfold.commands.table_files import write
-    from fourfold.papers.reading import papers
+    from fourfold.environment import provenance
+    from fourfold.reproduce.layer_timing import time_rows
+    from fourfold.reproduce.load_tables import papers
+    from fourfold.reproduce.table_files import write
 
-    begin, paper = time.monotonic(), papers()[table.name.partition("/")[0]]
+    start = time.monotonic()
+    paper = papers()[table.name.partition("/")[0]]
 
-    def keep(cells: "list[Cell]", **more: Any) -> str:
-        seconds = round(time.monotonic() - begin, 1)
+    def save(cells: "list[Cell]", **more: Any) -> str:
+        seconds = round(time.monotonic() - start, 1)
         about = provenance({"command": command, **more, "seconds": seconds})
         return write(paper, table, options.tier, cells, about, Path(options.out))
 
     code = 0
     if options.tier == "exact":
-        page = keep(_computed(table))
+        page = save(_computed(table))
     elif options.tier == "measured":
         cells, runs = time_rows(table, rows, options.seeds, Path(options.out))
-        page = keep(cells, runs=runs)
+        page = save(cells, runs=runs)
     else:
-        code, page = _trained(table, rows, options, budget, keep)
+        code, page = _trained(table, rows, options, budget, save)
     print(page, flush=True)
     return code
 
 
 def _computed(table: Table) -> "list[Cell]":
-    """All of the table, whichever rows were asked for: that takes no time."""
-    from fourfold.papers.cells import exact_cell
-    from fourfold.papers.exact import compute
+    """Compute all exact cells of a table, also of rows that were not selected."""
+    from fourfold.reproduce.cells import exact_cell
+    from fourfold.reproduce.exact_values import compute
 
     return [
         exact_cell(table, row, column, partial(compute, table, row, column))
@@ -203,56 +250,58 @@ def _computed(table: Table) -> "list[Cell]":
 
 
 def _trained(
-    table: Table, rows: list[Row], options: Namespace, budget: "Budget", keep: Callable[..., str]
+    table: Table, rows: list[Row], options: Namespace, budget: "Budget", save: Callable[..., str]
 ) -> tuple[int, str]:
-    """Run what is not done; then keep all that is done of the table, whoever did it.
+    """Execute the unfinished runs of a table and save the results of all finished ones.
 
-    Written while it goes on, too: what a training of hours found is there if the next one is lost.
+    The table is also saved while runs are in progress, so that no finished training is lost.
     """
-    from fourfold.commands.row_plan import plan_runs
-    from fourfold.commands.row_record import Record
-    from fourfold.commands.row_results import runs_of_table, table_of_runs
-    from fourfold.commands.row_running import run_all
-    from fourfold.commands.table_data import check_weights, find_files, hashes
+    from fourfold.reproduce.runs.plan import plan_runs
+    from fourfold.reproduce.runs.record import Record, collect_results, runs_of_table
+    from fourfold.reproduce.runs.required_data import check_weights, find_files, hashes
+    from fourfold.reproduce.runs.scheduler import run_all
 
-    tier, place, out = options.tier, Path(options.runs), Path(options.out)
+    tier = options.tier
+    runs_dir = Path(options.runs)
+    out = Path(options.out)
     data = hashes(find_files(table, tier))
 
-    def read() -> Record:
+    def read_record() -> Record:
         return Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
 
-    record = read()
+    record = read_record()
     machine = _machine(options)
-    plan = plan_runs(table, tier, rows, options.seeds, place, machine)
-    record.refuse_changed(plan)
+    plan = plan_runs(table, tier, rows, options.seeds, runs_dir, machine)
+    record.check_unchanged(plan)
     check_weights(record.due(plan))
-    _announce(runs_of_table(table, tier, options.seeds, place, record, machine), record, out)
+    _announce(runs_of_table(table, tier, options.seeds, runs_dir, record, machine), record, out)
     written = time.monotonic()
 
     def write() -> str:
-        now = read()  # another process may have added runs meanwhile
-        cells, runs = table_of_runs(table, tier, options.seeds, place, now, machine)
-        if not runs and not now.n_seeds(table.name):
-            return f"nothing of {table.name}, tier {tier}, was obtained yet: no page is written"
-        outdated = now.outdated(table.name, runs)
-        return keep(cells, data=data, runs=runs, **({"outdated": outdated} if outdated else {}))
+        current = read_record()  # other processes may have added runs
+        cells, runs = collect_results(table, tier, options.seeds, runs_dir, current, machine)
+        if not runs and not current.n_seeds(table.name):
+            return f"no run of {table.name}, tier {tier}, is finished: no table is written"
+        outdated = current.outdated(table.name, runs)
+        return save(cells, data=data, runs=runs, **({"outdated": outdated} if outdated else {}))
 
-    def write_seldom() -> None:
+    def write_periodically() -> None:
         nonlocal written
-        if time.monotonic() - written > SELDOM:
+        if time.monotonic() - written > WRITE_INTERVAL:
             write()
             written = time.monotonic()
 
-    code = run_all(plan, record, budget, write_seldom)
+    code = run_all(plan, record, budget, write_periodically)
     return code, write()
 
 
 def _announce(runs: "list[Run]", record: "Record", out: Path) -> None:
-    """Say what of a table is on record, and what no longer counts."""
-    if kept := sum(record.in_directory(run) is None and bool(record.find(run)) for run in runs):
-        print(f"{kept} of {len(runs)} runs are known from {out}: another --out has none on record")
+    """Print the number of recorded runs and the titles of outdated ones."""
+    recorded = sum(record.in_directory(run) is None and bool(record.find(run)) for run in runs)
+    if recorded:
+        print(f"{recorded} of {len(runs)} runs are on record in {out} and are not repeated")
     if outdated := [run.title for run in runs if record.is_outdated(run)]:
         print(
-            f"{len(outdated)} more are on record, but their data, config, options or start have"
-            f" changed since: {'; '.join(outdated)}"
+            f"{len(outdated)} recorded runs are outdated, because their data, config, options or"
+            f" start runs have changed: {'; '.join(outdated)}"
         )

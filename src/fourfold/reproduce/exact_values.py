@@ -1,7 +1,8 @@
-"""What needs no training: each row of `EXACT` turns a row's setup into a number or a formula.
+"""Functions that compute cells without training: parameters, FLOPs, formulas, schedules, masks.
 
-A setup is what the tables' YAML says of a row: `family` and `config` of a model, and the few words
-that the function here names. Matrix products are counted as two FLOPs a multiply-add.
+Each function of `EXACT` maps the `setup` of a table row to a number or a formula. A setup contains
+the `family` and `config` of a model and further inputs of the function. A multiply-add counts as
+two FLOPs.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -18,20 +19,21 @@ from fourfold.models import (
     EncoderDecoderConfig,
     MaskedLM,
     MaskedLMConfig,
+    Model,
     ViT,
     ViTConfig,
 )
-from fourfold.models.cost import BACKWARD, Parts, forward_flops
-from fourfold.models.cost import parameters as count
-from fourfold.papers.conventions import greatest_rate
-from fourfold.papers.layers import LAYERS, cost_formula, path_formula, sequence_formula
-from fourfold.papers.masks import distinct_masks, shares
-from fourfold.papers.tables import Row, Table
+from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
+from fourfold.models.analysis.flops import parameters as count
+from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, path_formula, sequence_formula
+from fourfold.reproduce.mask_statistics import distinct_masks, shares
+from fourfold.reproduce.recipe_cards.conventions import max_learning_rate
+from fourfold.reproduce.tables import Row, Table
 from fourfold.schedules import ScheduleConfig
 
 Setup = Mapping[str, Any]
 
-FAMILIES: dict[str, tuple[Callable[..., torch.nn.Module], Callable[..., TransformerConfig]]] = {
+FAMILIES: dict[str, tuple[Callable[..., Model], Callable[..., TransformerConfig]]] = {
     "encoder_decoder": (EncoderDecoder, EncoderDecoderConfig),
     "masked_lm": (MaskedLM, MaskedLMConfig),
     "causal_lm": (CausalLM, CausalLMConfig),
@@ -39,47 +41,48 @@ FAMILIES: dict[str, tuple[Callable[..., torch.nn.Module], Callable[..., Transfor
 }
 
 
-def _config(setup: Setup) -> TransformerConfig:
-    return FAMILIES[setup["family"]][1](**setup["config"])
+def _model(setup: Setup) -> Model:
+    model_class, config_class = FAMILIES[setup["family"]]
+    with torch.device("meta"):
+        return model_class(config_class(**setup["config"]))
 
 
 def parameters(setup: Setup) -> int:
-    """Of the model, built on the meta device; `leave_out` names parts not to count."""
-    with torch.device("meta"):
-        parts: Parts = count(FAMILIES[setup["family"]][0](_config(setup)))
+    """Count the parameters of a model, except for the parts named in `leave_out`."""
+    parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
 
 
 def forward(setup: Setup) -> int:
-    """FLOPs of a forward pass of one sequence of `length` tokens, sentence pair or image."""
-    return forward_flops(_config(setup), setup.get("length")).total
+    """Count the FLOPs of a forward pass of one sequence of `length` tokens or one image."""
+    return forward_flops(_model(setup), setup.get("length")).total
 
 
 def device_flops(setup: Setup) -> float:
-    """Hours x devices x what each is taken to sustain: how Vaswani's Table 2 counts."""
+    """Compute hours x devices x sustained FLOP/s, the estimate of Vaswani's Table 2."""
     return float(setup["hours"] * 3600 * setup["devices"] * setup["tflops"] * 1e12)
 
 
 def training_flops(setup: Setup) -> float:
-    """Of the model's matrix products over `steps` of `batch` rows, or over `samples`."""
+    """Compute the training FLOPs of `steps` batches, or of `samples` rows."""
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
-    return BACKWARD * float(forward(setup)) * samples
+    return TRAINING_TO_FORWARD * float(forward(setup)) * samples
 
 
 def six_n_d(setup: Setup) -> float:
-    """6 x parameters x tokens, the rule of thumb; `rounded` parameters, where there are such."""
+    """Estimate the training FLOPs as 6 x (rounded) parameters x tokens."""
     return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
 
 
 def sequences(setup: Setup) -> float:
-    """Rows that a pre-training reads: steps x batch."""
+    """Compute the number of pre-training sequences, steps x batch."""
     return float(setup["steps"] * setup["batch"])
 
 
 def peak_rate(setup: Setup) -> float:
-    """The greatest learning rate that the schedule reaches in `steps` steps."""
+    """Compute the maximum learning rate of a schedule over `steps` steps."""
     schedule = ScheduleConfig(**setup["schedule"])
-    return greatest_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
+    return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
 
 
 EXACT: dict[str, Callable[[Setup], float | str]] = {
@@ -101,23 +104,27 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
 
 
 def compute(table: Table, row: Row, column: str, setup: Setup | None = None) -> float | str:
-    """One cell, in units (parameters, not millions of them).
+    """Compute one cell in base units (parameters, not millions of parameters).
 
     Args:
-        table: The table.
-        row: One of its rows.
-        column: One of its exact columns.
-        setup: In place of the row's own.
+        table: Table.
+        row: Row of the table.
+        column: Exact column of the table.
+        setup: Setup to use instead of that of the row.
 
     Raises:
-        InputError: The table names a function that is not here, or a setup that cannot be.
+        InputError: The table names an unknown function, or the setup lacks a key.
     """
     name = table.columns[column].exact
     if name not in EXACT:
-        raise InputError(f"{table.name}, column {column}: nothing computes {name}")
+        raise InputError(
+            f"must be one of {', '.join(EXACT)}, got {name}",
+            option=f"{table.name}, column {column}: exact",
+        )
     try:
         return EXACT[name](row.setup if setup is None else setup)  # type: ignore[arg-type]
     except KeyError as error:
         raise InputError(
-            f"{table.name}, row {row.name}: {name} needs {error.args[0]} in the setup"
+            f"must have the key {error.args[0]}, which {name} needs",
+            option=f"{table.name}, row {row.name}: setup",
         ) from error

@@ -1,8 +1,8 @@
-"""Time that can be compared: ways take turns in one run, in another order each round.
+"""Interleaved timing of several functions, so that their ratios are comparable.
 
-A laptop's clock rate, a neighbour's load and a warm cache change from minute to minute; a ratio of
-two steps of the same round hardly does. So ratios are taken round by round, and what is shown is
-their median with the least and the greatest.
+The clock rate and the load of a machine change from minute to minute, while the ratio of two
+measurements of the same round hardly does. All functions are therefore measured once per round in
+random order, ratios are taken round by round, and results are reported as median and range.
 """
 
 import random
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 
 Call = Callable[[], object]
-WARM = 2  # rounds that are not counted
-SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices whose product is the measure
-COPIED = {"cpu": 2**28, "cuda": 2**31}  # bytes: more than any cache holds
+WARMUP_ROUNDS = 2
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices in `matrix_product`
+COPIED_BYTES = {"cpu": 2**28, "cuda": 2**31}  # larger than any cache
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of several measurements: the middle, the least and the greatest."""
+    """Median, minimum and maximum of several measurements."""
 
     median: float
     least: float
@@ -32,59 +32,63 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, factor: float = 1.0, digits: int = 2) -> str:
-        """As `median [least, greatest]`."""
-        found = [f"{factor * x:,.{digits}f}" for x in (self.median, self.least, self.greatest)]
-        return f"{found[0]} [{found[1]}, {found[2]}]"
+        """Format as `median [least, greatest]`."""
+        numbers = [f"{factor * x:,.{digits}f}" for x in (self.median, self.least, self.greatest)]
+        return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
 def interleave(
-    ways: Mapping[str, Call],
+    functions: Mapping[str, Call],
     rounds: int,
-    warm: int = WARM,
+    warm: int = WARMUP_ROUNDS,
     *,
     device: torch.device | None = None,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each way in each round.
+    """Measure several functions in interleaved rounds; return the seconds of each by name.
 
     Args:
-        ways: What is measured, by name.
-        rounds: How often; in each, every way has one turn, in an order drawn for it.
-        warm: Rounds before those, which are not counted.
-        device: Whose work a turn waits for.
-        seed: Of the orders.
-        clock: What tells the time.
+        functions: Functions to measure, by name.
+        rounds: Number of measured rounds. Each function is called once per round, in random order.
+        warm: Number of unmeasured rounds before them.
+        device: Device to synchronize before and after each call.
+        seed: Seed of the random orders.
+        clock: Function that returns the time in seconds.
     """
-    orders, names = random.Random(seed), list(ways)
+    orders = random.Random(seed)
+    names = list(functions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warm + rounds):
         for name in orders.sample(names, len(names)):
             wait(device)
-            began = clock()
-            ways[name]()
+            start = clock()
+            functions[name]()
             wait(device)
             if number >= warm:
-                seconds[name].append(clock() - began)
+                seconds[name].append(clock() - start)
     return seconds
 
 
 def wait(device: torch.device | None) -> None:
-    """Until a GPU has done what it was given."""
+    """Synchronize a CUDA device."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, list[float]]:
-    """Each way's time by that of `base`, round by round."""
+    """Divide the seconds of each function by those of `base`, round by round."""
     return {
-        name: [a / b for a, b in zip(found, seconds[base], strict=True)]
-        for name, found in seconds.items()
+        name: [a / b for a, b in zip(values, seconds[base], strict=True)]
+        for name, values in seconds.items()
     }
 
 
 def matrix_product(dtype: torch.dtype, device: torch.device) -> tuple[Call, int]:
-    """A square matrix product, and its FLOPs: the most that a step of the same run could reach."""
+    """Return a function that multiplies square matrices, and its FLOPs.
+
+    Its rate is the limit against which the rate of a training step is compared.
+    """
     side = SIDE[device.type]
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -92,7 +96,7 @@ def matrix_product(dtype: torch.dtype, device: torch.device) -> tuple[Call, int]
 
 
 def copying(device: torch.device) -> tuple[Call, int]:
-    """A copy of a large block of memory, and the bytes it reads and writes."""
-    a = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    """Return a function that copies a large tensor, and the bytes that it reads and writes."""
+    a = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     out = torch.empty_like(a)
     return (lambda: out.copy_(a)), 2 * a.numel()

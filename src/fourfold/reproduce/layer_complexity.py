@@ -1,8 +1,11 @@
-"""Vaswani et al. 2017, Table 1, by running it: four ways to let T tokens meet, and their growth.
+"""Complexity, sequential operations and path length of four layer types, obtained by running them.
 
-Each layer is its bare products: operations are counted by torch while it runs, dependent steps and
-paths on the graph that autograd keeps. A formula is then the one that grows as the counts do.
-Shapes: T tokens (n in the table), D width (d), K kernel width (k), R neighbourhood (r).
+The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only.
+torch's FLOP counter counts the operations, and autograd's graph yields the number of dependent
+operations and the path length. A formula is then fitted to the growth of these counts.
+
+Shapes:
+    T tokens (n in the table), D width (d), K kernel width (k), R neighbourhood (r).
 """
 
 import math
@@ -22,7 +25,7 @@ PRODUCTS = ("MmBackward", "BmmBackward", "ConvolutionBackward", "MvBackward")
 
 @dataclass(frozen=True)
 class Size:
-    """n, d, k and r of the table."""
+    """Sizes n, d, k and r of the table."""
 
     n: int = 32
     d: int = 16
@@ -31,14 +34,15 @@ class Size:
 
 
 def self_attention(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Every token reads every token; x (T, D)."""
+    """Self-attention over all tokens; x is (T, D)."""
     return (x @ x.T / math.sqrt(size.d)).softmax(-1) @ x
 
 
 def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
-    """A state is carried from token to token; x (T, D)."""
+    """Recurrent layer; x is (T, D)."""
     w = torch.full((size.d, size.d), 0.5 / size.d, dtype=x.dtype)
-    state, out = torch.zeros_like(x[:1]), []
+    state = torch.zeros_like(x[:1])
+    out = []
     for token in x.split(1):
         state = torch.tanh(torch.mm(state, w) + token)
         out.append(state)
@@ -46,19 +50,19 @@ def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Every token reads itself and K - 1 before it, K^depth apart (dilated: few layers reach)."""
+    """Causal convolution of width K with dilation K^depth; x is (T, D)."""
     w = torch.ones(size.d, size.d, size.k, dtype=x.dtype)
-    apart = size.k**depth
-    before = F.pad(x.T, (apart * (size.k - 1), 0))  # (D, more T)
-    return F.conv1d(before[None], w, dilation=apart)[0].T
+    dilation = size.k**depth
+    padded = F.pad(x.T, (dilation * (size.k - 1), 0))  # (D, T + padding)
+    return F.conv1d(padded[None], w, dilation=dilation)[0].T
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Every token reads the R tokens around it; x (T, D)."""
+    """Self-attention over the R neighbours of each token; x is (T, D)."""
     padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
-    around = padded.unfold(0, size.r, 1)  # (T, D, R)
-    weights = torch.bmm(x[:, None], around).softmax(-1)  # (T, 1, R)
-    return torch.bmm(weights, around.mT)[:, 0]
+    neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
+    weights = torch.bmm(x[:, None], neighbours).softmax(-1)  # (T, 1, R)
+    return torch.bmm(weights, neighbours.mT)[:, 0]
 
 
 Layer = Callable[[Tensor, Size, int], Tensor]
@@ -77,7 +81,7 @@ def _input(size: Size) -> Tensor:
 
 @cache
 def operations(layer: Layer, size: Size) -> int:
-    """Multiply-adds of the layer's products."""
+    """Count the multiply-adds of a layer."""
     with FlopCounterMode(display=False) as counter:
         layer(_input(size), size, 0)
     return int(counter.get_total_flops()) // 2
@@ -85,48 +89,48 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """The longest chain of products in the layer, each waiting for the one before."""
+    """Count the products in the longest chain of dependent products of a layer."""
     x = _input(size)
-    return max(_chain(layer(x, size, 0).grad_fn).values())
+    return max(_chain_lengths(layer(x, size, 0).grad_fn).values())
 
 
-def _chain(end: Any) -> dict[Any, int]:
-    """For each node of autograd's graph below `end`, products on the longest way to the input."""
-    found: dict[Any, int] = {}
+def _chain_lengths(end: Any) -> dict[Any, int]:
+    """Count, for each node of autograd's graph, the products on its longest path to the input."""
+    lengths: dict[Any, int] = {}
     stack = [end]
     while stack:
         node = stack[-1]
         below = [child for child, _ in node.next_functions if child is not None]
-        if todo := [child for child in below if child not in found]:
+        if todo := [child for child in below if child not in lengths]:
             stack += todo
             continue
         own = type(node).__name__.startswith(PRODUCTS)
-        found[stack.pop()] = max((found[child] for child in below), default=0) + own
-    return found
+        lengths[stack.pop()] = max((lengths[child] for child in below), default=0) + own
+    return lengths
 
 
 @cache
 def path(layer: Layer, size: Size) -> int:
-    """Dependent layers, or steps of one, between the two tokens that are farthest apart."""
+    """Compute the maximum path length between two tokens, in layers or recurrent steps."""
     x = _input(size)
     h = x
     for depth in count():
         h = layer(h, size, depth)
         (gradient,) = torch.autograd.grad(h[-1].sum(), x, retain_graph=True)
         if gradient[0].abs().sum() > 0:
-            steps = sequential(layer, size) if _carries(layer, size) else 1
+            steps = sequential(layer, size) if _is_recurrent(layer, size) else 1
             return (depth + 1) * steps
     raise AssertionError("not reached")
 
 
-def _carries(layer: Layer, size: Size) -> bool:
-    """Whether the tokens of a layer wait for one another: its chain grows with their number."""
+def _is_recurrent(layer: Layer, size: Size) -> bool:
+    """Return True if the chain of dependent products grows with the number of tokens."""
     longer = Size(2 * size.n, size.d, size.k, size.r)
     return sequential(layer, longer) > sequential(layer, size)
 
 
 def cost_formula(layer: Layer) -> str:
-    """Operations a layer, as powers of n, d, k and r; those that do not matter are left out."""
+    """Derive the operations per layer as a product of powers of n, d, k and r."""
     powers = {
         name: round(math.log2(operations(layer, doubled) / operations(layer, Size())))
         for name, doubled in _doubled()
@@ -143,12 +147,12 @@ def _doubled() -> Iterator[tuple[str, Size]]:
 
 
 def sequence_formula(layer: Layer) -> str:
-    """How the longest chain of products grows with n."""
-    few, many = sequential(layer, Size(n=16)), sequential(layer, Size(n=64))
-    return {1: "O(1)", 4: "O(n)"}[round(many / few)]
+    """Derive the growth of the number of sequential operations with n."""
+    ratio = sequential(layer, Size(n=64)) / sequential(layer, Size(n=16))
+    return {1: "O(1)", 4: "O(n)"}[round(ratio)]
 
 
-# Growth: what it is of a size. Kernels and neighbourhoods are odd, so that they have a middle.
+# Candidate formulas for the path length. Kernel widths and neighbourhoods are odd.
 GROWTHS: dict[str, Callable[[Size], float]] = {
     "O(1)": lambda s: 1.0,
     "O(n)": lambda s: s.n,
@@ -159,7 +163,7 @@ SIZES = tuple(Size(n=n, d=4, k=k, r=r) for n in (27, 81, 243) for k, r in ((3, 5
 
 
 def path_formula(layer: Layer) -> str:
-    """The growth that the longest path follows most closely, over several sizes."""
+    """Select the formula whose growth matches the maximum path length over several sizes."""
 
     def spread(name: str) -> float:
         ratios = [path(layer, size) / GROWTHS[name](size) for size in SIZES]

@@ -1,6 +1,7 @@
-"""What masking does to real rows, counted: shares of BERT's Table 8, and how often masks repeat.
+"""Statistics of BERT's masking: replacement shares (BERT, Table 8) and number of distinct masks.
 
-Shapes: B rows, T tokens.
+Shapes:
+    B rows, T tokens.
 """
 
 from collections.abc import Mapping
@@ -9,39 +10,41 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.data.masking import Masking, MaskingConfig
-from fourfold.data.tokenizer import Tokenizer
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
-from fourfold.losses import IGNORED
+from fourfold.data.text.masking import Masking, MaskingConfig
+from fourfold.losses import IGNORE_INDEX
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
-ROWS, WIDTH = 2000, 512
+N_ROWS = 2000
+LENGTH = 512  # T
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Of letters, at the start of a word and inside, and the five special tokens."""
+    """Return a WordPiece tokenizer of single letters and the five special tokens."""
     words = [" ".join(a + b for b in ALPHABET) for a in ALPHABET]
     return train_tokenizer(TokenizerConfig("wordpiece", 2 * len(ALPHABET) + 5), words, mask=True)
 
 
-def _rows(n: int, width: int) -> np.ndarray:
-    """Ids (B, T) of ordinary tokens."""
+def _random_rows(n: int, length: int) -> np.ndarray:
+    """Draw ids (B, T) of tokens that are not special."""
     tokenizer = _tokenizer()
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
-    return np.random.default_rng(0).choice(ordinary, (n, width))
+    return np.random.default_rng(0).choice(ordinary, (n, length))
 
 
 def shares(masking: Mapping[str, Any]) -> dict[str, float]:
-    """Of the hidden tokens, measured: those that became the mask, stayed, or became another."""
-    ids = _rows(ROWS, WIDTH)
+    """Measure the shares of selected tokens that are masked, kept and replaced at random."""
+    ids = _random_rows(N_ROWS, LENGTH)
     mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
-    read, targets = mask(ids, np.arange(ROWS), 0)
-    chosen = targets != IGNORED
-    masked, same = read[chosen] == mask.mask_id, read[chosen] == ids[chosen]
-    # A random token may be the old one; as often as that happens, another stood for staying.
-    n_words = len(mask.ordinary)
-    changed = (~masked & ~same).mean() * n_words / (n_words - 1)
+    inputs, targets = mask(ids, np.arange(N_ROWS), 0)
+    chosen = targets != IGNORE_INDEX
+    masked = inputs[chosen] == mask.mask_id
+    same = inputs[chosen] == ids[chosen]
+    # A random token equals the original one with probability 1 / n_tokens.
+    n_tokens = len(mask.ordinary_ids)
+    changed = (~masked & ~same).mean() * n_tokens / (n_tokens - 1)
     return {
         "mask": float(masked.mean()),
         "random": float(changed),
@@ -50,7 +53,7 @@ def shares(masking: Mapping[str, Any]) -> dict[str, float]:
 
 
 def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
-    """How many different masks one row gets in so many epochs."""
-    ids = _rows(1, WIDTH)
+    """Count the distinct masks of one row over a number of epochs."""
+    ids = _random_rows(1, LENGTH)
     mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
     return len({mask(ids, np.zeros(1, int), epoch)[1].tobytes() for epoch in range(epochs)})

@@ -1,64 +1,65 @@
-"""A table as a picture: each column a panel, the paper's number beside ours for every row.
+"""Plot of a reproduced table: one panel per column, with printed and measured values by row.
 
-Where columns are numbers of something, such as of images, that is the axis, and each row a line.
+Columns with a coordinate (`Column.at`) are drawn in one panel, with one curve per row.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.files import whole
-from fourfold.papers.cells import Cell
-from fourfold.papers.tables import Printed, Table
+from fourfold.atomic_files import atomic_path
+from fourfold.reproduce.cells import Cell
+from fourfold.reproduce.tables import Printed, Table
 
-WIDTH, FRAME, ROW = 7.0, 0.9, 0.24  # inches: of the picture, around a panel, of a row
-LINES = 3.6  # inches: height of a panel of lines
+FIGURE_WIDTH = 7.0  # inches
+PANEL_MARGIN = 0.9  # inches
+ROW_HEIGHT = 0.24  # inches
+CURVE_PANEL_HEIGHT = 3.6  # inches
 
 
 def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
-    """Write a PNG, if there is a number to draw."""
+    """Write a PNG file if at least one cell has a number."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = {
-        name: found
+        name: [cell for cell in cells if cell.column == name and cell.numbers]
         for name in table.columns
-        if (found := [c for c in cells if c.column == name and c.numbers])
     }
-    if not panels:
+    columns = {n: panel for n, panel in panels.items() if panel and table.columns[n].at is None}
+    curves = [
+        cell for n, panel in panels.items() if table.columns[n].at is not None for cell in panel
+    ]
+    if not columns and not curves:
         return
-    placed = [cell for name in panels for cell in panels[name] if _place(table, cell) is not None]
-    columns = {name: found for name, found in panels.items() if found[0] not in placed}
-    heights = [FRAME + ROW * len(found) for found in columns.values()] + [LINES] * bool(placed)
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout="tight")
+    heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in columns.values()]
+    heights += [CURVE_PANEL_HEIGHT] if curves else []
+    figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="tight")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (name, found) in zip(axes, columns.items(), strict=False):
-        _draw_column(axis, table, name, found)
-    if placed:
-        _draw_lines(axes[-1], table, placed)
-    with whole(file) as part:
-        figure.savefig(part, dpi=100, format="png")
+    for axis, (name, panel) in zip(axes, columns.items(), strict=False):
+        _draw_column(axis, table, name, panel)
+    if curves:
+        _draw_curves(axes[-1], table, curves)
+    with atomic_path(file) as temporary:
+        figure.savefig(temporary, dpi=100, format="png")
 
 
-def _place(table: Table, cell: Cell) -> float | None:
-    return table.columns[cell.column].at
-
-
-def _draw_column(axis: Any, table: Table, name: str, found: Sequence[Cell]) -> None:
-    """Ours with its spread, and the paper's, one row below the other."""
-    places = range(len(found))
+def _draw_column(axis: Any, table: Table, name: str, cells: Sequence[Cell]) -> None:
+    """Draw our values with their standard deviation, and the printed ones, row by row."""
+    rows = range(len(cells))
     axis.errorbar(
-        [cell.mean for cell in found], places, xerr=[cell.spread or 0.0 for cell in found],
-        fmt="o", label="ours",
-    )  # fmt: skip
-    printed = [Printed(cell.printed).number if cell.printed else None for cell in found]
-    known = [
-        (value, place) for value, place in zip(printed, places, strict=True) if value is not None
-    ]
+        [cell.mean for cell in cells],
+        rows,
+        xerr=[cell.spread or 0.0 for cell in cells],
+        fmt="o",
+        label="ours",
+    )
+    printed = [Printed(cell.printed).number if cell.printed else None for cell in cells]
+    known = [(value, row) for value, row in zip(printed, rows, strict=True) if value is not None]
     if known:
         axis.plot(*zip(*known, strict=True), "x", color="black", label="paper")
-    axis.set_yticks(places, [table.rows[cell.row].title for cell in found], fontsize=7)
+    axis.set_yticks(rows, [table.rows[cell.row].title for cell in cells], fontsize=7)
     axis.invert_yaxis()
     column = table.columns[name]
     axis.set_title(column.title + (f", {column.unit}" if column.unit else ""), fontsize=9)
@@ -66,15 +67,19 @@ def _draw_column(axis: Any, table: Table, name: str, found: Sequence[Cell]) -> N
     axis.legend(fontsize=7)
 
 
-def _draw_lines(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
-    """Ours over where the columns stand, a line a row with its spread."""
+def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
+    """Draw one curve per row over the coordinates of the columns."""
     for row in dict.fromkeys(cell.row for cell in cells):
-        own = sorted((c for c in cells if c.row == row), key=lambda c: _place(table, c) or 0.0)
+        own = [(table.columns[cell.column].at or 0.0, cell) for cell in cells if cell.row == row]
+        own.sort(key=lambda pair: pair[0])
         axis.errorbar(
-            [_place(table, cell) for cell in own], [cell.mean for cell in own],
-            yerr=[cell.spread or 0.0 for cell in own],
-            fmt="o-", capsize=3, label=table.rows[row].title,
-        )  # fmt: skip
+            [x for x, _ in own],
+            [cell.mean for _, cell in own],
+            yerr=[cell.spread or 0.0 for _, cell in own],
+            fmt="o-",
+            capsize=3,
+            label=table.rows[row].title,
+        )
     axis.set_xscale("log")
     axis.set_xlabel(table.axis, fontsize=9)
     axis.set_title(table.title, fontsize=9)

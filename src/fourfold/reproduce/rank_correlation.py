@@ -1,7 +1,4 @@
-"""Whether rows come out in the paper's order: Spearman's rank correlation, and how sure it is.
-
-Of 2 x R numbers, R rows of a column: the paper's and the means over seeds here.
-"""
+"""Spearman's rank correlation between printed and measured rows, with a bootstrap interval."""
 
 import math
 from collections.abc import Sequence
@@ -9,25 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fourfold.metrics.correlation import correlation, ranks
-from fourfold.papers.cells import Cell
-from fourfold.papers.tables import Printed, Table
+from fourfold.reproduce.cells import Cell
+from fourfold.reproduce.tables import Printed, Table
 
-FEWEST = 4  # of fewer rows an order says nothing
-DRAWS = 10_000
+MIN_ROWS = 4  # with fewer rows a rank correlation has no meaning
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
-class Order:
-    """How the rows of a column are ordered here and in the paper.
+class RankCorrelation:
+    """Rank correlation between the printed and the measured numbers of a column.
 
     Args:
-        column: Its title.
-        rows: How many rows were compared.
-        rho: Spearman's rank correlation; nan where all are equal.
-        low: 2.5 % of what it is when rows are drawn again with replacement (bootstrap).
-        high: 97.5 % of it.
-        p: How often shuffled rows correlate as much or more (permutation, one-sided).
+        column: Title of the column.
+        rows: Number of compared rows.
+        rho: Spearman's rank correlation; nan if all numbers are equal.
+        low: Lower end of the 95 % bootstrap interval (rows drawn with replacement).
+        high: Upper end of that interval.
+        p: One-sided p-value of a permutation test.
     """
 
     column: str
@@ -38,7 +34,7 @@ class Order:
     p: float
 
     def sentence(self) -> str:
-        """For a page."""
+        """Describe the result in one sentence for a page."""
         return (
             f"Order of {self.rows} rows by {self.column}, Spearman's rank correlation with the"
             f" paper's: {self.rho:.2f} (bootstrap over rows, 95 %: {self.low:.2f} to"
@@ -46,9 +42,9 @@ class Order:
         )
 
 
-def compare_orders(table: Table, cells: Sequence[Cell]) -> list[Order]:
-    """For each column with enough rows that are both printed and measured, and not all equal."""
-    found = []
+def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]:
+    """Compute the rank correlation of each column with enough printed and measured rows."""
+    correlations = []
     for name, column in table.columns.items():
         pairs = [
             (Printed(cell.printed).number, cell.mean)
@@ -56,21 +52,36 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[Order]:
             if cell.column == name and cell.verdict == "measured" and cell.printed is not None
         ]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if len(known) >= FEWEST and all(len(set(side)) > 1 for side in zip(*known, strict=True)):
-            found.append(order(column.title, np.array(known)))
-    return found
+        if len(known) >= MIN_ROWS and all(len(set(side)) > 1 for side in zip(*known, strict=True)):
+            correlations.append(rank_correlation(column.title, np.array(known)))
+    return correlations
 
 
-def order(title: str, pairs: np.ndarray) -> Order:
-    """The order of pairs (R, 2): the paper's number, ours."""
+def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
+    """Compute the rank correlation of pairs (R, 2) of printed and measured numbers."""
     rng = np.random.default_rng(0)
-    paper, ours = ranks(pairs[:, 0]), ranks(pairs[:, 1])
+    paper = ranks(pairs[:, 0])
+    ours = ranks(pairs[:, 1])
     rho = correlation(paper, ours)
-    shuffled = [correlation(paper, rng.permutation(ours)) for _ in range(DRAWS)]
-    p = (1 + sum(x >= rho - 1e-12 for x in shuffled)) / (DRAWS + 1)
-    drawn = []
-    for _ in range(DRAWS):
-        again = pairs[rng.integers(len(pairs), size=len(pairs))]
-        drawn.append(correlation(ranks(again[:, 0]), ranks(again[:, 1])))
-    low, high = np.nanpercentile(drawn, [2.5, 97.5]) if not math.isnan(rho) else (rho, rho)
-    return Order(title, len(pairs), rho, float(low), float(high), float(p))
+    shuffled = [correlation(paper, rng.permutation(ours)) for _ in range(RESAMPLES)]
+    p = (1 + sum(x >= rho - 1e-12 for x in shuffled)) / (RESAMPLES + 1)
+    resampled = []
+    for _ in range(RESAMPLES):
+        sample = pairs[rng.integers(len(pairs), size=len(pairs))]
+        resampled.append(correlation(ranks(sample[:, 0]), ranks(sample[:, 1])))
+    low, high = np.nanpercentile(resampled, [2.5, 97.5]) if not math.isnan(rho) else (rho, rho)
+    return RankCorrelation(title, len(pairs), rho, float(low), float(high), float(p))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each of (N,) numbers, from 1; equal numbers share their mean rank."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum()
+    return ((last - counts + 1 + last) / 2)[index]
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Pearson's correlation of (N,) and (N,); nan if one of them is constant."""
+    a, b = a - a.mean(), b - b.mean()
+    norm = math.sqrt(float((a @ a) * (b @ b)))
+    return float(a @ b) / norm if norm else math.nan

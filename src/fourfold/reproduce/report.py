@@ -1,4 +1,4 @@
-"""A table beside its paper: Markdown to read, CSV and JSON to go on with."""
+"""Report of a reproduced table as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fourfold.papers.cells import Cell, digest, number, shown
-from fourfold.papers.order import Order
-from fourfold.papers.tables import Column, Paper, Table
+from fourfold.reproduce.cells import Cell, count_verdicts, format_number, format_value
+from fourfold.reproduce.rank_correlation import RankCorrelation
+from fourfold.reproduce.tables import Column, Paper, Table
 
-HOW = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
+METHODS = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
 HEADINGS = ("row", "column", "paper", "ours", "tier, how obtained", "deviation", "why")
 
 
 def markdown(
-    paper: Paper, table: Table, tier: str, cells: Sequence[Cell], order: Sequence[Order]
+    paper: Paper, table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> str:
-    """The whole page, but for how it was run."""
+    """Format the page of a table, without its provenance."""
     lines = [
         f"# {table.name}, {tier}: {table.title}",
         "",
@@ -25,23 +25,27 @@ def markdown(
     ]
     if table.source:
         sources = "; ".join(paper.sources[s] for s in table.source)
-        what = "Formulas" if table.derived else "Printed numbers" if has_printed(table) else "It"
-        was = "was" if what == "It" else "were"
-        lines += ["", f"{what} {was} {'' if table.confirmed else 'NOT '}read in {sources}."]
+        if has_printed(table):
+            subject = "Formulas were" if table.derived else "Printed numbers were"
+        else:
+            subject = "Formulas were" if table.derived else "The setting was"
+        lines += ["", f"{subject} {'' if table.confirmed else 'NOT '}read in {sources}."]
     if tier in table.tiers:
-        lines += ["", f"How it differs: {table.tiers[tier].about}"]
+        lines += ["", f"Differences from the paper: {table.tiers[tier].about}"]
     lines += ["", *_grid(paper, table, tier, cells), ""]
-    lines += [f"{len(cells)} cells: {digest(cells)}."] if cells else ["No cell of this tier."]
+    lines += (
+        [f"{len(cells)} cells: {count_verdicts(cells)}."] if cells else ["This tier fills no cell."]
+    )
     if rest := left_out(table, tier):
-        lines += ["", f"Printed, and not given by this tier: {rest}."]
-    lines += [line for found in order for line in ("", found.sentence())]
+        lines += ["", f"Printed, but not filled by this tier: {rest}."]
+    lines += [line for entry in order for line in ("", entry.sentence())]
     if table.note:
         lines += ["", table.note]
     return "\n".join(lines) + "\n"
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """The cells, and the explanations below them, each once."""
+    """Format the cells as a Markdown table, followed by numbered explanations."""
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
     notes: dict[str, int] = {}
@@ -50,62 +54,71 @@ def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[
         unit = f", {column.unit}" if column.unit else ""
         note = _note(paper, cell, column, notes)
         rows.append(
-            (table.rows[cell.row].title, column.title + unit, cell.printed or "-",
-             ours(cell, column), how(cell, tier), deviation(cell), note)
-        )  # fmt: skip
-    grid = [f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in rows]
+            (
+                table.rows[cell.row].title,
+                column.title + unit,
+                cell.printed or "-",
+                ours(cell, column),
+                method(cell, tier),
+                deviation(cell),
+                note,
+            )
+        )
+    grid = [f"| {' | '.join(text.replace('|', '/') for text in row)} |" for row in rows]
     below = [f"[{n}] {text}" for text, n in notes.items()]
     return [*grid, *(line for note in below for line in ("", note))]
 
 
 def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> str:
-    """The number of a cell's explanation, and what its change gives."""
+    """Format the reference of a cell's explanation, with the value that its change yields."""
     if not cell.why:
         return ""
     text = f"{cell.why} Source: {'; '.join(paper.sources[s] for s in cell.source)}."
     number = notes.setdefault(text, len(notes) + 1)
-    return f"[{number}]" + ("" if cell.changed is None else f" gives {shown(cell.changed, column)}")
+    return f"[{number}]" + (
+        "" if cell.changed is None else f" gives {format_value(cell.changed, column)}"
+    )
 
 
 def ours(cell: Cell, column: Column) -> str:
-    """What was found: a number, or mean and standard deviation over seeds."""
+    """Format our value: a number, or mean and standard deviation over seeds."""
     if not cell.values:
         return "not run"
     if cell.spread is None:
-        return shown(cell.values[0], column)
-    return f"{shown(cell.mean, column)} ± {number(float(f'{cell.spread:.2g}'))}"
+        return format_value(cell.values[0], column)
+    return f"{format_value(cell.mean, column)} ± {format_number(float(f'{cell.spread:.2g}'))}"
 
 
-def how(cell: Cell, tier: str) -> str:
-    """The tier and how it obtained the cell."""
+def method(cell: Cell, tier: str) -> str:
+    """Describe the method that produced a cell."""
     if not cell.values:
         return f"{tier}, not run"
     n = len(cell.seeds)
-    return f"{tier}, {HOW.get(tier) or 'trained, ' + (f'{n} seeds' if n > 1 else '1 seed')}"
+    return f"{tier}, {METHODS.get(tier) or 'trained, ' + (f'{n} seeds' if n > 1 else '1 seed')}"
 
 
 def deviation(cell: Cell) -> str:
-    """How far off it is, and what to make of that."""
+    """Format the deviation of a cell and its verdict."""
     if cell.verdict in ("not run", "not printed"):
         return ""
     if cell.verdict == "agrees" or cell.deviation is None:
         return cell.verdict
-    far = f"{100 * cell.deviation:+.1f} %"
-    return far if cell.verdict == "measured" else f"{far}, {cell.verdict}"
+    percent = f"{100 * cell.deviation:+.1f} %"
+    return percent if cell.verdict == "measured" else f"{percent}, {cell.verdict}"
 
 
 def has_printed(table: Table) -> bool:
-    """Whether there is a number to set ours beside."""
+    """Return True if the paper prints at least one number."""
     return any(row.printed for row in table.rows.values())
 
 
 def left_out(table: Table, tier: str) -> str:
-    """Columns with printed numbers that a tier does not give."""
-    there = {(row.name, column) for row, column in table.cells(tier)}
+    """List the columns with printed numbers that a tier does not fill."""
+    filled = {(row.name, column) for row, column in table.cells(tier)}
     missing: dict[str, int] = {}
     for row in table.rows.values():
         for column in row.printed:
-            if (row.name, column) not in there:
+            if (row.name, column) not in filled:
                 missing[column] = missing.get(column, 0) + 1
     return ", ".join(
         f"{table.columns[c].title} of {n} row{'s' * (n > 1)}" for c, n in missing.items()
@@ -113,24 +126,35 @@ def left_out(table: Table, tier: str) -> str:
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
-    """One line a cell."""
+    """Format the cells as CSV, one line per cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("row", "column", "unit", "paper", "ours", "std", "seeds", "deviation",
-                     "verdict", "why"))  # fmt: skip
+    writer.writerow(
+        ("row", "column", "unit", "paper", "ours", "std", "seeds", "deviation", "verdict", "why")
+    )
     for cell in cells:
         mean = cell.mean if cell.mean is not None else "".join(map(str, cell.values))
         writer.writerow(
-            (cell.row, cell.column, table.columns[cell.column].unit, cell.printed, mean,
-             cell.spread, " ".join(map(str, cell.seeds)), cell.deviation, cell.verdict, cell.why)
-        )  # fmt: skip
+            (
+                cell.row,
+                cell.column,
+                table.columns[cell.column].unit,
+                cell.printed,
+                mean,
+                cell.spread,
+                " ".join(map(str, cell.seeds)),
+                cell.deviation,
+                cell.verdict,
+                cell.why,
+            )
+        )
     return out.getvalue()
 
 
 def content(
-    table: Table, tier: str, cells: Sequence[Cell], order: Sequence[Order]
+    table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> dict[str, Any]:
-    """Everything, for JSON."""
+    """Return all cells and rank correlations for JSON."""
     return {
         "table": table.name,
         "title": table.title,
@@ -139,5 +163,5 @@ def content(
             {**asdict(cell), "mean": cell.mean, "std": cell.spread, "deviation": cell.deviation}
             for cell in cells
         ],
-        "order": [asdict(found) for found in order],
+        "order": [asdict(entry) for entry in order],
     }

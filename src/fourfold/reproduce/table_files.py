@@ -1,6 +1,6 @@
-"""A table that was obtained, put where results are kept.
+"""Files of a reproduced table: pages, plot and provenance.
 
-OUT/PAPER/TABLE/TIER/  table.md  table.csv  table.json  table.png  provenance.json
+The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json}.
 """
 
 import json
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fourfold.commands.results import plain
-from fourfold.core.errors import InputError
-from fourfold.files import write_whole
-from fourfold.papers.cells import Cell
-from fourfold.papers.order import compare_orders
-from fourfold.papers.plot import draw
-from fourfold.papers.report import as_csv, content, markdown
-from fourfold.papers.tables import Paper, Table
+from fourfold.atomic_files import write_atomically
+from fourfold.commands.train.metrics_report import to_json
+from fourfold.errors import InputError
+from fourfold.reproduce.cells import Cell
+from fourfold.reproduce.plot import draw
+from fourfold.reproduce.rank_correlation import compare_orders
+from fourfold.reproduce.report import as_csv, content, markdown
+from fourfold.reproduce.tables import Paper, Table
 
 
 def write(
@@ -28,74 +28,72 @@ def write(
     provenance: dict[str, Any],
     out: Path,
 ) -> str:
-    """Write all files, each whole or as it was before; returns the page, to be printed.
+    """Write all files of a table atomically; return the page as text.
 
-    The runs come first: they are what the next command goes by. Where they are those that were
-    written before, so is how they were obtained.
+    provenance.json is written first, because later commands read the finished runs from it. If it
+    would contain the same runs as before, the previous command and date are kept.
     """
     order = compare_orders(table, cells) if tier != "exact" else []
     page = markdown(paper, table, tier, cells, order)
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
-    text, record = _json(provenance), folder / "provenance.json"
+    text = _json(provenance)
+    record = folder / "provenance.json"
     if "runs" in provenance and record.exists():
-        with reading(record):
-            before, now = json.loads(record.read_text(encoding="utf-8")), json.loads(text)
-            if all(before.get(key) == now.get(key) for key in ("runs", "outdated", "data")):
-                text, provenance = _json(before), before
-    write_whole(record, text)
-    write_whole(folder / "table.md", with_trace(page, provenance))
-    write_whole(folder / "table.csv", as_csv(table, cells))
-    write_whole(folder / "table.json", _json(content(table, tier, cells, order)))
+        with raise_if_damaged(record):
+            previous = json.loads(record.read_text(encoding="utf-8"))
+            current = json.loads(text)
+            if all(previous.get(key) == current.get(key) for key in ("runs", "outdated", "data")):
+                text = _json(previous)
+                provenance = previous
+    write_atomically(record, text)
+    write_atomically(folder / "table.md", with_provenance(page, provenance))
+    write_atomically(folder / "table.csv", as_csv(table, cells))
+    write_atomically(folder / "table.json", _json(content(table, tier, cells, order)))
     draw(table, cells, folder / "table.png")
     return f"{page}\nwrote {folder}\n"
 
 
 def check_folder(out: Path, table: Table, tier: str) -> None:
-    """What hours of training find must not be lost for want of a directory.
-
-    Raises:
-        InputError: A file stands in its place, or nobody may write there.
-    """
+    """Raise InputError, before any training starts, if the table's folder cannot be written."""
     folder = out / table.name / tier
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise InputError(f"--out {out}: {there} is no directory that can be written to")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise InputError(
+            f"must be a writable directory, got {out} ({existing} is not one)", option="--out"
+        )
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Whatever is wrong in a record that is read here, in one sentence.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+def raise_if_damaged(file: Path) -> Iterator[None]:
+    """Convert any error while a provenance file is read to an InputError that names the file."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{file} is damaged ({error}): remove it, or restore it") from None
+        message = f"the record is damaged ({error}); remove or restore it"
+        raise InputError(message, file=file) from None
 
 
-def kept_runs(file: Path) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """The runs that earlier commands wrote down in provenance.json; none if there is no such file.
+def recorded_runs(file: Path) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Return the runs recorded in a provenance file, each with the hashes of its data by name.
 
-    Each with the hashes of the data it learned from, by name: also those that do not count any
-    more, since data or recipes have changed.
+    Outdated runs, whose data or recipes have changed since, are included. The list is empty if
+    there is no such file.
 
     Raises:
         InputError: The file is damaged.
     """
     if not file.exists():
         return []
-    with reading(file):
+    with raise_if_damaged(file):
         about = json.loads(file.read_text(encoding="utf-8"))
         data = dict(about.get("data", {}))
         outdated = [(run, dict(run.pop("data"))) for run in about.get("outdated", [])]
         return [(dict(run), data) for run in about["runs"]] + outdated
 
 
-def with_trace(page: str, provenance: dict[str, Any]) -> str:
-    """A table's page, and below it how it was obtained."""
+def with_provenance(page: str, provenance: dict[str, Any]) -> str:
+    """Append the command, commit and date to the page of a table."""
     commit = provenance["machine"].get("commit", "unknown")
     return (
         f"{page}\n`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware,"
@@ -104,4 +102,4 @@ def with_trace(page: str, provenance: dict[str, Any]) -> str:
 
 
 def _json(content: Any) -> str:
-    return json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(to_json(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"

@@ -1,7 +1,8 @@
-"""The published tables as data: what the YAML files beside this module hold.
+"""Dataclasses of published tables: papers, tables, rows, columns, tiers and recipes.
 
-A number is kept as it is printed ("5.00", "3.3e18"), so that its last digit says how exactly it can
-be compared. Facts and figures only; `source` says where each was read, `confirmed` whether it was.
+The YAML files in `data/` hold their content. A number is stored as it is printed ("5.00",
+"3.3e18"), because its last digit determines the precision of a comparison. Each table names the
+`source` that its numbers were read from.
 """
 
 from collections.abc import Mapping
@@ -9,27 +10,27 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from fourfold.core.config import check_types
-from fourfold.core.errors import InputError
+from fourfold.core.validation import check_types
+from fourfold.errors import InputError
 
-RECIPES = ("weights", "laptop", "single-gpu", "paper")  # from nothing to a cluster
-TIERS = ("exact", "measured", *RECIPES)  # computed, timed here, or by recipes
-RANDOM = "random"  # of a row that starts from no other training
+RECIPES = ("weights", "laptop", "single-gpu", "paper")  # in the order of required compute
+TIERS = ("exact", "measured", *RECIPES)  # computed, timed, or obtained by running recipes
+RANDOM = "random"  # start of a row that is initialized at random
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What stands in a cell of a paper.
+    """Content of a cell of a paper.
 
     Args:
-        text: As it is printed, without a unit.
+        text: Text of the cell as printed, without a unit.
     """
 
     text: str
 
     @cached_property
     def number(self) -> float | None:
-        """Its value; None where it is a formula."""
+        """Value of the cell; None if it is a formula."""
         try:
             return float(self.text)
         except ValueError:
@@ -37,7 +38,7 @@ class Printed:
 
     @cached_property
     def step(self) -> float:
-        """What its last digit is worth: 0.01 for 4.92, 1e17 for 3.3e18."""
+        """Unit of the last printed digit: 0.01 for 4.92, 1e17 for 3.3e18."""
         mantissa, _, exponent = self.text.lower().partition("e")
         decimals = len(mantissa.partition(".")[2])
         return float(f"1e{int(exponent or 0) - decimals}")
@@ -45,17 +46,17 @@ class Printed:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers.
+    """Column of a table.
 
     Args:
-        title: Its heading.
-        unit: What it counts, for the heading.
-        scale: What one printed unit is: 1e6 where millions are printed.
-        step: To what the paper rounds, in printed units; None means its last digit.
-        exact: The row of `EXACT` that computes it without training.
-        measured: The layer whose time on this machine it comes from, a row of `bench.layers`.
-        whole: Whether ours is a count that is shown to the last one.
-        at: Where it stands on the axis of a picture, where the columns are such numbers.
+        title: Heading.
+        unit: Unit, appended to the heading.
+        scale: Value of one printed unit: 1e6 if the paper prints millions.
+        step: Rounding of the paper in printed units; None means its last digit.
+        exact: Key of `exact_values.EXACT`, the function that computes the column.
+        measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column.
+        whole: True if our value is a count that is shown with all digits.
+        at: Coordinate of the column on the horizontal axis of a figure.
     """
 
     title: str
@@ -70,16 +71,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why what is computed here is not what is printed, and what would be.
+    """Explanation of a difference between a computed and a printed number.
 
     Args:
-        why: In a sentence or two.
-        source: Where that is known from.
-        rows: Which rows it explains.
-        columns: Which columns.
-        changes: A change of the rows' setup with which the printed number comes out.
-        rounding: nearest, or down where the paper cuts digits off.
-        unknown: Whether the cause is not known; the sentence then says what has been ruled out.
+        why: Explanation in one or two sentences.
+        source: Keys of the sources of the explanation.
+        rows: Rows that it applies to.
+        columns: Columns that it applies to.
+        changes: Change of the rows' setup that results in the printed number.
+        rounding: "nearest", or "down" if the paper truncates.
+        unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
     """
 
     why: str
@@ -93,19 +94,19 @@ class Reason:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what is printed, and what it takes to obtain it.
+    """Row of a table: its printed numbers and the changes of the recipe that reproduce it.
 
     Args:
-        name: Its name on the command line.
-        title: What the paper calls it.
-        printed: Cells by column; what is not printed is left out.
-        setup: What computes the exact columns; None where nothing of it can be computed here.
-        runs: By tier, what the row changes in the tier's recipes: sections for the first training,
-            `each` for every one, another part's name for that part alone, or null to leave it out;
-            in these a `recipe` and `minutes` in place of the tier's; and `start`, whose first
-            training it takes for its own (see `Tier.then`), or beside a random start `words`, the
-            row of whose first training the tokenizer is; `teacher`, the row from whose first
-            training its own learns; and `columns`, metrics in place of the tier's.
+        name: Name on the command line.
+        title: Name in the paper.
+        printed: Printed cells by column; columns without a printed number are missing.
+        setup: Input of the functions that compute exact columns; None if there are none.
+        runs: Changes of the recipe by tier. Keys are the sections of the first training; `each`
+            for changes of every training; the name of another part for changes of that part, or
+            null to omit it; `recipe` and `minutes` to replace those of the tier; `start` for the
+            row whose first training is reused (see `Tier.then`); `words` for the row whose
+            tokenizer is reused with random weights; `teacher` for the row that is distilled; and
+            `columns` for metrics that replace those of the tier.
     """
 
     name: str
@@ -117,14 +118,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One training and its test, and the columns that the test gives.
+    """Training and test that fill columns of a table.
 
     Args:
-        config: The recipe's file, which the rows change.
-        columns: Which metric of `fourfold test` stands for which column.
-        options: What all rows change, by section: config, model, data, trainer, run.
-        test: What the test changes besides.
-        minutes: That it takes, from a measurement; None if there was none.
+        config: Config file, which the rows modify.
+        columns: Metric of `fourfold test` by column.
+        options: Changes shared by all rows, by section: config, model, data, trainer, run.
+        test: Additional changes of the test.
+        minutes: Measured duration; None if it was never measured.
     """
 
     config: str
@@ -136,21 +137,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(Recipe):
-    """A way to obtain columns by running recipes: one, or one and then others from its weights.
+    """Recipes that fill columns of a table on one class of hardware.
 
     Args:
-        config: As of any recipe; none where the parts of `then` all begin at random.
-        about: How it differs from the paper.
-        files: Files and directories that have to lie here or under $FOURFOLD_DATA; their hashes are
-            kept with results. What comes from a hub is not among them.
-        origin: What these files are and where they come from.
-        train: Whether there is anything to train.
-        like: Another tier, whose changes a row makes here where it says nothing of its own.
-        then: What is learned from the weights of the first training, by name. A row's `start` is
-            the row whose first training that is, ROW or PAPER/TABLE/ROW, if not its own; "random"
-            leaves it out.
-        also: What is learned beside the first training from random weights, by name: columns that
-            take a training each.
+        config: Config of the first training; "" if all parts of `then` start from random weights.
+        about: Differences from the paper.
+        files: Required files and directories, relative to the current directory or $FOURFOLD_DATA.
+            Their hashes are recorded with the results. Downloads from a hub are not listed.
+        origin: Description and source of these files.
+        train: False if the tier only tests given weights.
+        like: Other tier whose changes apply to a row that has none for this tier.
+        then: Trainings that start from the weights of the first one, by name. The `start` of a row
+            names the row, ROW or PAPER/TABLE/ROW, whose first training is used instead of its
+            own; "random" omits the first training.
+        also: Trainings that start from random weights, by name.
     """
 
     config: str = ""
@@ -164,33 +164,45 @@ class Tier(Recipe):
 
     @property
     def parts(self) -> dict[str, Recipe]:
-        """What there is besides the first training, by name."""
+        """Trainings other than the first one, by name."""
         return self.then | self.also
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
-        """By column, the part that gives it ("" is the first training), and its metric there."""
+        """Part ("" for the first training) and metric of each column."""
         parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def metric_of(self, column: str, changes: Mapping[str, Any]) -> tuple[str, str]:
-        """The part that gives a column of a row with these changes, and its metric there."""
+        """Return part and metric of a column for a row with these changes."""
         part, metric = self.metrics[column]
         return part, changes.get("columns", {}).get(column, metric)
 
-    def gives(self, changes: Mapping[str, Any]) -> list[str]:
-        """The columns that it gives of a row with these changes."""
-        first = bool(self.config) and changes.get("start") != RANDOM
-        there = {"": first} | {part: changes.get(part, {}) is not None for part in self.parts}
-        return [column for column, (part, _) in self.metrics.items() if there[part]]
+    def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
+        """Return the columns that the tier fills for a row with these changes."""
+        has_first = bool(self.config) and changes.get("start") != RANDOM
+        runs = {"": has_first}
+        runs |= {part: changes.get(part, {}) is not None for part in self.parts}
+        return [column for column, (part, _) in self.metrics.items() if runs[part]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper, or one of our own, of which nothing is printed.
+    """Table or figure of a paper, or a table of this project without printed numbers.
 
-    Its `name` is PAPER/TABLE, and its `axis` what its columns are `at`. What is `derived` is not
-    printed itself, but follows from formulas that are.
+    Args:
+        name: PAPER/TABLE.
+        title: Title.
+        setting: Description of the experiment.
+        source: Keys of the sources that the numbers were read from.
+        confirmed: True if the numbers were read in the source itself.
+        columns: Columns by name.
+        rows: Rows by name.
+        tiers: Recipes by tier.
+        reasons: Explanations of differences.
+        note: Remark below the table.
+        axis: Label of the axis on which the columns have the coordinates `at`.
+        derived: True if the numbers follow from printed formulas but are not printed themselves.
     """
 
     name: str
@@ -208,26 +220,27 @@ class Table:
 
     @property
     def obtainable(self) -> list[str]:
-        """The tiers that give any of its cells."""
+        """Tiers that fill at least one cell."""
         return [tier for tier in TIERS if self.cells(tier)]
 
     def cells(self, tier: str) -> list[tuple[Row, str]]:
-        """Row and column of each number that a tier gives."""
+        """Return row and column of each cell that a tier fills."""
         if tier not in RECIPES:
-            found = [name for name, column in self.columns.items() if getattr(column, tier)]
-            return [(r, c) for r in self.rows.values() if r.setup is not None for c in found]
-        recipe, rows = self.tiers.get(tier), [r for r in self.rows.values() if tier in r.runs]
-        return [(r, c) for r in rows for c in recipe.gives(r.runs[tier])] if recipe else []
+            columns = [name for name, column in self.columns.items() if getattr(column, tier)]
+            return [(r, c) for r in self.rows.values() if r.setup is not None for c in columns]
+        recipe = self.tiers.get(tier)
+        rows = [r for r in self.rows.values() if tier in r.runs]
+        return [(r, c) for r in rows for c in recipe.columns_of(r.runs[tier])] if recipe else []
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Why a cell may differ."""
-        hits = (r for r in self.reasons if row in r.rows and column in r.columns)
-        return next(hits, None)
+        """Return the explanation of a cell's difference, or None."""
+        matches = (r for r in self.reasons if row in r.rows and column in r.columns)
+        return next(matches, None)
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and those of its tables that are followed here; and what is ours alone."""
+    """Paper, or this project itself, with the tables that are reproduced."""
 
     name: str
     title: str
@@ -239,30 +252,36 @@ class Paper:
 
     @property
     def citation(self) -> str:
-        """Who wrote it, title, where and when."""
+        """Citation: authors, title, venue and year."""
         first, *others = self.authors.split(",")
         return f"{first}{' et al.' if others else ''}, {self.title}, {self.venue} {self.year}"
 
 
 def make(cls: type[Any], where: str, given: object, **more: Any) -> Any:
-    """A dataclass of a mapping.
+    """Create a dataclass from a mapping.
+
+    Args:
+        cls: Dataclass.
+        where: Location of the mapping in its file, for messages.
+        given: Mapping.
+        more: Fields that the mapping must not contain.
 
     Raises:
-        InputError: A key is missing, not known, or of the wrong kind.
+        InputError: A key is missing or unknown, or its value has the wrong type.
     """
     if not isinstance(given, dict):
-        raise InputError(f"{where}: must be a mapping, not {str(given)[:60]!r}")
+        raise InputError(f"must be a mapping, got {str(given)[:60]!r}", option=where)
     known = {f.name for f in fields(cls)} - more.keys()
-    if strange := given.keys() - known:
-        raise InputError(f"{where}: there is no {sorted(strange)[0]} here")
+    if unknown := given.keys() - known:
+        raise InputError(f"has the unknown key {sorted(unknown)[0]}", option=where)
     optional = {
         f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING
     }
     if missing := known - optional - given.keys():
-        raise InputError(f"{where}: {sorted(missing)[0]} is missing")
+        raise InputError(f"must have the key {sorted(missing)[0]}", option=where)
     made = cls(**given, **more)
     try:
         check_types(made)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(error.message, option=f"{where}, {error.option}") from error
     return made

@@ -1,217 +1,297 @@
-"""A model meets a batch: what all tasks share.
+"""Base class of all tasks: a LightningModule with a model, its loss, metrics and optimizer.
 
-From `fourfold fit` to the loss: Lightning calls `training_step`, that calls the family's `step`,
-which returns a sum over targets and their number; here the one is divided by the other, over all
-micro-batches and devices of an optimizer step.
+From `fourfold fit` to the loss: Lightning calls `training_step`, which calls the subclass's `step`.
+It returns the sum of the loss over all targets and their number. The loss is normalized by the
+number of targets in all micro-batches and processes of an optimizer step.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fourfold.callbacks.step_metrics import is_logged
+from fourfold.callbacks.monitoring.throughput import is_logged
+from fourfold.checkpoints.classes import class_path, model_name
+from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
+from fourfold.checkpoints.format import (
+    VERSION,
+    check_version,
+    config_from_dict,
+    dataclass_from_dict,
+    init_annotations,
+)
+from fourfold.checkpoints.init_from import InitFrom, initialize_from
 from fourfold.core.config import ModelConfig
-from fourfold.core.errors import InputError
-from fourfold.data.tokenizer import Tokenizer
-from fourfold.models.depths import depths
+from fourfold.errors import InputError
+from fourfold.lightning_internals import attached_trainer
+from fourfold.models.base import Model
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.models.finetuning.layer_groups import layer_ids
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, make_schedule
-from fourfold.tasks.plain import from_plain
-from fourfold.tasks.sameness import (
-    refuse_another,
-    refuse_lost_average,
-    refuse_other_settings,
+from fourfold.tasks.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
+from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
+from fourfold.tasks.training.loss_normalization import (
+    LossNormalizer,
+    check_unused_parameters,
+    gradient_norm,
 )
-from fourfold.tasks.sharding import FSDP2, fit_strategy
-from fourfold.tasks.start import InitFrom, start_from
-from fourfold.tasks.steps import optimizer_steps, warn_of_warm_up
-from fourfold.tasks.tuning import TuningConfig, adapt, hold_statistics, still_frozen
-from fourfold.tasks.window import Window, gradient_norm, refuse_idle
+from fourfold.tasks.training.total_steps import total_optimizer_steps, warn_if_warmup_never_ends
+from fourfold.tokenization.tokenizer import Tokenizer
+
+ModelT = TypeVar("ModelT", bound=Model)
+BatchT = TypeVar("BatchT")
 
 
-class Task(LightningModule):
-    """A family's model with its loss, metrics, optimizer and schedule.
+class Task(LightningModule, Generic[ModelT, BatchT]):
+    """Base class of all tasks.
 
-    A subclass names its model and config class, and gives `step` and `evaluate`.
+    A subclass sets `model_class` and `config_class`, and implements `step`, `update_metrics`,
+    `compute_metrics` and `n_units`. If its constructor has more arguments, it stores each of them
+    in an attribute of the same name, from which checkpoints take their values.
+
+    The DataModule may be any LightningDataModule. If it has the attributes and methods of
+    `ResumableDataModule`, the task takes the vocabulary size, the number of classes and the
+    artifacts (tokenizer, class names, preprocessing) from it.
 
     Args:
-        config: The model's description; what is None in it is taken from the data.
-        optimizer: How weights are moved.
-        schedule: How the learning rate moves.
-        init_from: Weights to begin with: a checkpoint or run directory of ours, a directory or hub
-            name of transformers or timm, a file of timm, nanoGPT or minGPT; of an encoder-decoder
-            also two of them, `{encoder: PATH, decoder: PATH}`. What was loaded, resized, new or
-            left out is printed.
-        tuning: What of the model learns, and how it is fitted to those weights.
-        options: The subclass's own arguments, kept in the checkpoint.
+        config: Config of the model; a size that is None is taken from the data.
+        optimizer: Options of the optimizer.
+        schedule: Options of the learning-rate schedule.
+        init_from: Path of the weights that the model starts with: anything that `fourfold.load`
+            accepts. For an encoder-decoder also two paths, `{encoder: PATH, decoder: PATH}`. A
+            report of loaded, resized, new and unused tensors is printed.
+        tuning: Options of fine-tuning.
+
+    Attributes:
+        model: The model; None until `configure_model` has built it.
+        allowed_classes: The user's classes, or their import paths, that the checkpoint of
+            `init_from` may name.
+        artifacts: Plain values of the data that a checkpoint stores: tokenizer, class names,
+            preprocessing.
+        summary: Metrics of the last evaluation, including those that are not numbers.
+        resumes: The weights will be loaded from a checkpoint, so `init_from` is not read. The
+            command line sets it; Lightning knows the checkpoint only after the model is built.
     """
 
-    model_class: ClassVar[Callable[..., nn.Module]]
+    model_class: ClassVar[type[Model]]
     config_class: ClassVar[type[ModelConfig]]
-    config: Any  # of that class
-    batch_class: ClassVar[type]  # what it learns from
-    unit: ClassVar[str] = "tokens"  # what throughput counts
-    from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config the data know
-    exact: ClassVar[tuple[str, ...]] = ()  # those of them that may not be more than the data's
+    config: Any
+    model: ModelT
+    batch_class: ClassVar[type[Any]]
+    unit: ClassVar[str] = "tokens"  # of the throughput
+    inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config
+    must_equal_data: ClassVar[tuple[str, ...]] = ()  # those that must not be larger than the data's
 
     def __init__(
         self,
-        config: ModelConfig,  # no transformer's: its defaults would be laid under another's
+        # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.
+        config: ModelConfig,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
         init_from: InitFrom = None,
         tuning: TuningConfig = TuningConfig(),  # noqa: B008  (frozen)
-        **options: Any,
     ) -> None:
         super().__init__()
-        self.init_from, self.tuning = init_from, tuning
-        self.config, self.optimizer_config, self.schedule_config = config, optimizer, schedule
-        # Plain values only: a pickled dataclass could not be loaded with weights_only.
-        self.init_args = {"config": asdict(config), "optimizer": asdict(optimizer),
-                          "schedule": asdict(schedule), "init_from": init_from,
-                          "tuning": asdict(tuning), **options}  # fmt: skip
-        self.save_hyperparameters(self.init_args)
-        self.model: Any = None
+        self.config = config
+        self.optimizer_config = optimizer
+        self.schedule_config = schedule
+        self.init_from = init_from
+        self.tuning = tuning
+        self.model = None  # type: ignore[assignment]
+        self.allowed_classes: tuple[type[Any] | str, ...] = ()
+        self.resumes = False
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
+        self.loss_normalizer = LossNormalizer()
         self._tokenizer: Tokenizer | None = None
-        self.window = Window()
 
-    # What a family gives.
+    # Implemented by subclasses.
 
-    def step(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Sum of the loss over the batch's targets, and their number."""
+    def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
+        """Return the sum of the loss over the targets of a batch, and the number of targets."""
         raise NotImplementedError
 
-    def evaluate(self, batch: Any, split: str) -> None:
-        """Update the metrics of `split` (val or test) with a batch."""
+    def update_metrics(self, batch: BatchT, split: str) -> None:
+        """Update the metrics of a split with a batch.
+
+        Args:
+            batch: The batch.
+            split: val or test.
+        """
         raise NotImplementedError
 
-    def results(self, split: str) -> dict[str, Any]:
-        """Compute and reset the metrics of `split`."""
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Compute and reset the metrics of a split, val or test."""
         raise NotImplementedError
 
-    def size(self, batch: Any) -> int:
-        """How many tokens or images a batch holds, for throughput."""
+    def n_units(self, batch: BatchT) -> int:
+        """Return the number of tokens or images in a batch, for the throughput."""
         raise NotImplementedError
 
-    # From the data to the model.
+    # Data and model.
+
+    @property
+    def datamodule(self) -> Any:
+        """DataModule of the Trainer, or None; subclasses narrow the type."""
+        return getattr(self.trainer, "datamodule", None)
 
     def setup(self, stage: str) -> None:
-        """Take from the data what a checkpoint carries: tokenizer, classes, preprocessing.
+        """Take the artifacts from the DataModule.
 
         Raises:
-            InputError: The data are those of another family.
+            InputError: Its batches are those of another task.
         """
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        if not issubclass(data.batch_class, self.batch_class):
+        made: type[Any] = getattr(self.datamodule, "batch_class", self.batch_class)
+        if not issubclass(made, self.batch_class):
             raise InputError(
-                f"{type(self).__name__} learns from a {self.batch_class.__name__},"
-                f" but {type(data).__name__} makes a {data.batch_class.__name__}"
+                f"must make a {self.batch_class.__name__} for {type(self).__name__}, but"
+                f" {type(self.datamodule).__name__} makes a {made.__name__}",
+                option="--data",
             )
-        self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
+        self.artifacts = artifacts_of(self.datamodule)
+        self.save_hyperparameters({"config": asdict(self.config), **self.init_args()})
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the data or the checkpoint brought (text tasks).
+        """Tokenizer of the data or of the checkpoint.
 
         Raises:
-            InputError: The checkpoint was imported without one.
+            InputError: The checkpoint was imported from weights without a tokenizer.
         """
         if self._tokenizer is None:
             if "tokenizer" not in self.artifacts:
-                raise InputError("the checkpoint has no tokenizer: it was imported without one")
+                raise InputError(
+                    "has no tokenizer: it was imported from weights without one",
+                    option="--checkpoint",
+                )
             self._tokenizer = Tokenizer.from_str(self.artifacts["tokenizer"])
         return self._tokenizer
 
     def configure_model(self) -> None:
-        """Build the model, once the data are there to complete the config.
+        """Build the model, after completing the config from the data if a Trainer is attached.
 
         Raises:
-            InputError: The config's vocabulary or classes are fewer than the data's, or its
-                longest sequence is shorter; or `init_from` does not fit.
+            InputError: The config's vocabulary or number of classes is smaller than that of the
+                data; a row is longer than `max_len`; or `init_from` does not match.
         """
         if self.model is not None:
             return
-        if self._trainer is not None:
-            self._complete_config()
-            self._refuse_long_rows()
-        self.model = self.model_class(self.config)
-        # Not for a task out of a checkpoint, which has all weights itself.
-        if self.init_from and self._trainer is not None:
-            # Asked of the data: an averaging callback builds the model before `setup` is called.
-            words = self.trainer.datamodule.artifacts().get("tokenizer")  # type: ignore[attr-defined]
-            report = start_from(self.model, self.init_from, words, self.tuning.resize)
-            if self.trainer.is_global_zero:
+        trainer = attached_trainer(self)
+        if trainer is None:  # a task from a checkpoint, or one without data
+            self.model = self._build_model()
+            apply_finetuning(self.model, self.tuning)
+            return
+        self._complete_config()
+        self._check_row_lengths()
+        self.model = self._build_model()
+        if self.init_from and not self.resumes and trainer.ckpt_path is None:
+            # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
+            tokenizer = artifacts_of(self.datamodule).get("tokenizer")
+            interpolation = self.tuning.pos_embed_interpolation
+            report = initialize_from(
+                self.model, self.init_from, tokenizer, interpolation, self.allowed_classes
+            )
+            if trainer.is_global_zero:
                 print(report, flush=True)
-        adapt(self.model, self.tuning)
-        if self._trainer is not None:
-            fit_strategy(self.model, self.trainer)
+        apply_finetuning(self.model, self.tuning)
+        prepare_for_strategy(self.model, trainer)
+
+    def _build_model(self) -> ModelT:
+        try:
+            return self.model_class(self.config)  # type: ignore[return-value]
+        except RuntimeError as error:
+            # torch has no exception class of its own for these two failures.
+            if "allocate memory" in str(error) or "size calculation overflowed" in str(error):
+                raise InputError(
+                    "describes a model for which the machine has too little memory",
+                    option="model.config",
+                ) from error
+            raise
 
     def _complete_config(self) -> None:
-        for field in self.from_data:
-            given = getattr(self.config, field)
-            found = getattr(self.trainer.datamodule, field)  # type: ignore[attr-defined]
-            if given is not None and (given < found or (field in self.exact and given != found)):
-                raise InputError(
-                    f"the model's {field} is {given}, but the data need {found}: null takes theirs"
-                )
-            if given is None:
-                self.config = replace(self.config, **{field: found})
-                self.init_args["config"][field] = found
+        """Take the sizes that are None from the data, and compare the others with the data."""
+        for name in self.inferred_from_data:
+            self._check_size(name, getattr(self.config, name))
+            if getattr(self.config, name) is None:
+                self.config = replace(self.config, **{name: getattr(self.datamodule, name)})
 
-    def _refuse_long_rows(self) -> None:
-        """Now, rather than in the middle of the training."""
-        # Of two stacks with positions of their own, each has a limit.
-        parts = (self.config, getattr(self.config, "encoder", None))
-        limits = [limit for part in parts if (limit := getattr(part, "max_len", None))]
+    def _check_size(self, name: str, size: int | None, section: str = "model.config") -> None:
+        needed = getattr(self.datamodule, name, None)
+        option = f"{section}.{name}"
+        if needed is None and size is None:
+            raise InputError(
+                f"must be given: {type(self.datamodule).__name__} has no attribute {name}",
+                option=option,
+            )
+        if needed is None or size is None:
+            return
+        if size < needed:
+            raise InputError(
+                f"must be at least {needed}, the number in the data, or null, got {size}",
+                option=option,
+            )
+        if name in self.must_equal_data and size != needed:
+            raise InputError(
+                f"must be {needed}, the number in the data, or null, got {size}", option=option
+            )
+
+    def _check_row_lengths(self) -> None:
+        """Check the longest row of each split before the training rather than in the middle."""
+        configs = (self.config, getattr(self.config, "encoder", None))
+        limits = [limit for config in configs if (limit := getattr(config, "max_len", None))]
         limit = min(limits, default=None)
-        for name, split in self.trainer.datamodule.splits.items():  # type: ignore[attr-defined]
-            if limit is not None and split.longest > limit:
+        for name, split in getattr(self.datamodule, "splits", {}).items():
+            if limit is not None and split.max_length > limit:
                 raise InputError(
-                    f"the longest row of the {name} split has {split.longest} tokens, but the"
-                    f" model's max_len is {limit}: raise it, or make the data's rows shorter"
+                    f"is {limit}, but the longest row of the {name} split has {split.max_length}"
+                    " tokens: raise it, or shorten the rows",
+                    option="model.config.max_len",
                 )
 
     # Training.
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Also behind a validation, and in an epoch that is taken up within."""
-        hold_statistics(self.model, self.tuning, self.current_epoch)
+    def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
+        """Freeze the batch norms again, which a validation has set to training mode."""
+        freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Loss whose gradient, after Lightning's own averaging, is that of the global mean."""
-        return self.window.add(*self.step(batch), self.trainer)
+    def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
+        """Return a loss whose gradient, after Lightning's averaging, is that of the global mean."""
+        return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """All micro-batches are in: set the gradients right, and look at what they are."""
+        """Normalize the gradients of all micro-batches, and log loss and gradient norm."""
         if self.trainer.global_step == 0:
-            refuse_idle(self.model, self.trainer)
-        for parameter in still_frozen(self.model, self.tuning, self.current_epoch):
+            check_unused_parameters(self.model, self.trainer)
+        for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
             parameter.grad = None
-        self.window.close(self.parameters(), self.trainer)
-        self.log("train/loss", self.window.mean, prog_bar=True)
-        if is_logged(self.trainer):  # before clipping, and after fp16's scale is taken out
+        self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer)
+        self.log("train/loss", self.loss_normalizer.mean, prog_bar=True)
+        if is_logged(self.trainer):  # before clipping, and after unscaling under fp16
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Optimizer and a schedule that steps with it."""
-        # A fused step unscales by itself, which Lightning's clipping under fp16 cannot wait for.
+        """Build the optimizer, and a schedule that is updated in every optimizer step."""
+        # A fused step unscales the gradients itself, but Lightning clips them before under fp16.
         fused = not self.trainer.precision.startswith("16")
         if self.optimizer_config.name == "sgd" and (
-            isinstance(self.trainer.strategy, FSDP2) or self.tuning.unfreeze_every is not None
+            isinstance(self.trainer.strategy, FSDP2)
+            or self.tuning.gradual_unfreezing_epochs is not None
         ):
-            fused = False  # torch has none for split weights, nor for some with momenta alone
-        optimizer = make_optimizer(
-            self.model, self.optimizer_config, depths(self.model), fused=fused
+            # torch has no fused SGD for sharded weights, nor for weights without a momentum.
+            fused = False
+        layers = layer_ids(self.model)
+        optimizer = make_optimizer(self.model, self.optimizer_config, layers, fused=fused)
+        steps = self.total_steps()
+        warn_if_warmup_never_ends(self.schedule_config, steps)
+        schedule = make_schedule(
+            optimizer, self.schedule_config, self.optimizer_config.lr, steps, self.config.d_model
         )
-        lr, width, steps = self.optimizer_config.lr, self.config.d_model, self.total_steps()
-        warn_of_warm_up(self.schedule_config, steps)
-        schedule = make_schedule(optimizer, self.schedule_config, lr, steps, width)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def configure_gradient_clipping(
@@ -220,80 +300,136 @@ class Task(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as Lightning does, which beside a fused step refuses to also without a scaler."""
-        if gradient_clip_val and self.trainer.precision == "bf16-mixed":
-            limit, by_value = float(gradient_clip_val), gradient_clip_algorithm == "value"
-            clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
-            clip([p for group in optimizer.param_groups for p in group["params"]], limit)
+        """Clip gradients also with a fused optimizer under bf16-mixed, where Lightning refuses."""
+        if not gradient_clip_val or self.trainer.precision != "bf16-mixed":
+            super().configure_gradient_clipping(
+                optimizer, gradient_clip_val, gradient_clip_algorithm
+            )
             return
-        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        by_value = gradient_clip_algorithm == "value"
+        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+        clip(parameters, float(gradient_clip_val))
 
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run, if it has an end."""
-        return optimizer_steps(self.trainer, self.schedule_config)
+        """Return the number of optimizer steps of the whole training, None if it has no end."""
+        return total_optimizer_steps(self.trainer, self.schedule_config)
 
     # Evaluation.
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Update validation metrics."""
-        self.evaluate(batch, "val")
+    def validation_step(self, batch: BatchT, batch_idx: int) -> None:
+        self.update_metrics(batch, "val")
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Update test metrics."""
-        self.evaluate(batch, "test")
+    def test_step(self, batch: BatchT, batch_idx: int) -> None:
+        self.update_metrics(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
-        """Log validation metrics, and keep them, also those that are no numbers."""
-        self.summary = self._finish("val")
+        self.summary = self._log_metrics("val")
 
     def on_test_epoch_end(self) -> None:
-        """Log test metrics and keep them as the summary of the run."""
-        self.summary = self._finish("test")
+        self.summary = self._log_metrics("test")
 
-    def _finish(self, split: str) -> dict[str, Any]:
-        results = {f"{split}/{name}": value for name, value in self.results(split).items()}
-        numbers = {k: float(v) for k, v in results.items() if isinstance(v, int | float)}
+    def _log_metrics(self, split: str) -> dict[str, Any]:
+        """Log the metrics that are numbers, and return all."""
+        metrics = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
+        numbers = {name: float(x) for name, x in metrics.items() if isinstance(x, int | float)}
         self.log_dict(numbers, prog_bar=split == "val", rank_zero_only=False, sync_dist=False)
-        return results
+        return metrics
 
     # Checkpoints.
 
+    def init_args(self) -> dict[str, Any]:
+        """Return the arguments of the constructor without the config, as plain values.
+
+        A pickled dataclass could not be loaded with `weights_only=True`.
+
+        Raises:
+            AttributeError: An argument is not stored in an attribute of the same name.
+        """
+        init_args: dict[str, Any] = {
+            "optimizer": asdict(self.optimizer_config),
+            "schedule": asdict(self.schedule_config),
+            "init_from": self.init_from,
+            "tuning": asdict(self.tuning),
+        }
+        for name in init_annotations(type(self)):
+            if name not in ("self", "config", *init_args):
+                init_args[name] = getattr(self, name)
+        return init_args
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what rebuilds the task from the file alone."""
+        """Add everything that is needed to build the model and the task from the file alone."""
         checkpoint["fourfold"] = {
-            "version": 1,
-            "task": type(self).__name__,
-            "init_args": self.init_args,
+            "version": VERSION,
+            "model": {"class": model_name(self.model_class), "config": asdict(self.config)},
+            "task": {"class": class_path(type(self)), "init_args": self.init_args()},
             "data": self.artifacts,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another family, or of another tokenizer or classes.
+        """Check that the checkpoint matches this task, its settings and its data.
 
         Raises:
-            InputError: Names what differs.
+            InputError: The checkpoint is of another task, or a setting differs.
         """
-        path = self.trainer.ckpt_path if self._trainer is not None else None
+        trainer = attached_trainer(self)
+        path = None if trainer is None else trainer.ckpt_path
+        check_version(checkpoint, path)
         try:
-            if self._trainer is not None:  # the data may just have taken over the checkpoint's own
-                self.artifacts = self.trainer.datamodule.artifacts()  # type: ignore[attr-defined]
-            refuse_another(checkpoint.get("fourfold"), type(self).__name__, self.artifacts)
-            training = self._trainer is not None and self.trainer.state.fn == "fit"
-            if training:
-                refuse_lost_average(checkpoint, self.trainer.callbacks)  # type: ignore[attr-defined]
-            saved = checkpoint["fourfold"]["init_args"]
-            refuse_other_settings(saved, self.init_args, training=training)
+            self._check_matches(checkpoint, trainer)
         except InputError as error:
-            raise InputError(f"{path}: {error}" if path else str(error)) from error
+            raise (error.in_file(path) if path else error) from error
+
+    def _check_matches(self, checkpoint: Mapping[str, Any], trainer: Any) -> None:
+        saved = checkpoint["fourfold"]
+        if trainer is not None:  # the DataModule may just have adopted the checkpoint's artifacts
+            self.artifacts = artifacts_of(self.datamodule)
+        check_same_task(saved, class_path(type(self)), self.artifacts)
+        is_training = trainer is not None and trainer.state.fn == "fit"
+        if is_training:
+            check_weight_averaging(checkpoint, trainer.callbacks)
+        check_same_settings(
+            {"config": saved["model"]["config"], **saved["task"]["init_args"]},
+            {"config": asdict(self.config), **self.init_args()},
+            training=is_training,
+        )
 
     @classmethod
-    def from_init_args(cls, init_args: dict[str, Any]) -> "Task":
-        """The task that was made with `init_args` (plain values), its model built."""
-        args = dict(init_args)
-        args["config"] = from_plain(cls.config_class, args["config"])
-        args["optimizer"] = OptimizerConfig(**args["optimizer"])
-        args["schedule"] = ScheduleConfig(**args["schedule"])
-        args["tuning"] = TuningConfig(**args.get("tuning", {}))
-        task = cls(**args)
+    def from_checkpoint(cls, config: Mapping[str, Any], init_args: Mapping[str, Any]) -> Self:
+        """Build a task with its model, with initial weights, from plain values.
+
+        Args:
+            config: Fields of the model's config.
+            init_args: Arguments of the constructor.
+        """
+        arguments = dict(init_args)
+        arguments["config"] = config_from_dict(cls.config_class, config)
+        arguments["optimizer"] = dataclass_from_dict(OptimizerConfig, arguments["optimizer"])
+        arguments["schedule"] = dataclass_from_dict(ScheduleConfig, arguments["schedule"])
+        arguments["tuning"] = dataclass_from_dict(TuningConfig, arguments["tuning"])
+        parameters = inspect.signature(cls).parameters
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+            # A user's constructor may set its own optimizer, schedule or tuning.
+            arguments = {name: x for name, x in arguments.items() if name in parameters}
+        task = cls(**arguments)
         task.configure_model()
         return task
+
+
+def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
+    """Return the artifacts of a DataModule; a plain LightningDataModule has none."""
+    artifacts = getattr(datamodule, "artifacts", None)
+    return dict(artifacts()) if callable(artifacts) else {}
+
+
+def check_weight_averaging(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
+    """Check that training does not resume from averaged weights as if they were the weights.
+
+    Raises:
+        InputError: The checkpoint holds both, and no callback tells them apart.
+    """
+    averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
+    if "current_model_state" in checkpoint and not averages:
+        raise InputError(
+            "must be given again: the checkpoint holds averaged weights", option="--ema_decay"
+        )

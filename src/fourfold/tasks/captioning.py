@@ -1,46 +1,64 @@
-"""Saying what is on an image: an encoder of images and a decoder of texts, joined."""
+"""Task of image captioning with an image encoder and a text decoder."""
 
-from typing import Any
-
-from fourfold.data.batch import CaptionBatch, PairBatch
-from fourfold.models import CaptionerConfig, Joined
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.data.loading.batches import CaptionBatch, PairBatch
+from fourfold.models import CompositeEncoderDecoder, ImageToTextConfig
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.tasks.writing import Writing
+from fourfold.tasks.seq2seq import Seq2SeqTask
 
 
-class Captioning(Writing):
-    """Learns to write an image's text; is tested by beam search with sacreBLEU and chrF.
+class Captioning(Seq2SeqTask[CaptionBatch]):
+    """Image captioning, evaluated by beam search with sacreBLEU and chrF.
 
-    Perplexity is that of the text which a batch has for an image, in evaluation its first. What is
-    written is compared with all texts of the image.
+    The perplexity is that of the caption in the batch, which in evaluation is the first one of the
+    image. A generated caption is compared with all captions of the image.
 
     Args:
-        config: The model.
-        optimizer: Default: AdamW with a rate at which pre-trained weights survive.
-        schedule: Default: warm-up and cosine.
-        options: As `Writing`: smoothing of the labels, beams, `init_from` and `tuning`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is AdamW with a rate that preserves
+            pre-trained weights.
+        schedule: Options of the schedule; the default is warm-up and cosine decay.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments.
     """
 
-    model_class = Joined
+    model_class = CompositeEncoderDecoder
     batch_class = CaptionBatch
-    config_class = CaptionerConfig
+    config_class = ImageToTextConfig
     unit = "images"
 
     def __init__(
         self,
-        config: CaptionerConfig = CaptionerConfig(),  # noqa: B008  (frozen)
+        config: ImageToTextConfig = ImageToTextConfig(),  # noqa: B008  (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=500),  # noqa: B008
-        **options: Any,
+        label_smoothing: float = 0.0,
+        label_smoothing_type: str = "uniform",
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        length_penalty_type: str = "gnmt",
+        val_num_beams: int = 1,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, **options)
+        super().__init__(
+            config,
+            optimizer,
+            schedule,
+            label_smoothing,
+            label_smoothing_type,
+            num_beams,
+            length_penalty,
+            length_penalty_type,
+            val_num_beams,
+            init_from,
+            tuning,
+        )
 
-    def pairs(self, batch: CaptionBatch) -> PairBatch:
-        """Images as sources, which have no mask, and texts as targets."""
-        # A source is a Tensor of any kind; only its mask may be missing.
-        return PairBatch(batch.images, batch.ids, None, batch.mask, batch.index)  # type: ignore[arg-type]
+    def as_pairs(self, batch: CaptionBatch) -> PairBatch:
+        """Return images as sources, which have no mask, and captions as targets."""
+        return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]
 
-    def size(self, batch: CaptionBatch) -> int:
-        """Images in the batch."""
+    def n_units(self, batch: CaptionBatch) -> int:
         return len(batch.images)

@@ -1,29 +1,35 @@
-"""Causal language modelling (GPT, GPT-2)."""
+"""Task of causal language modelling (GPT, GPT-2)."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fourfold.callbacks.media import Media, Table
-from fourfold.data.batch import CausalBatch
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.data.loading.batches import CausalBatch
 from fourfold.generation import generate
-from fourfold.losses import IGNORED, linear_cross_entropy, token_scores
+from fourfold.loggers.media import Media, Table
+from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.showing import self_attention
+from fourfold.tasks.samples import self_attention
+
+MAX_PROMPT_TOKENS = 32  # of a logged sample
 
 
-class CausalLanguageModeling(Task):
-    """Learns to predict the next token; is tested by perplexity per token, word and byte.
+class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
+    """Causal language modelling, evaluated by perplexity per token, word and byte.
 
     Args:
-        config: The model.
-        optimizer: Default: nanoGPT's AdamW.
-        schedule: Default: linear warm-up, then cosine to a tenth.
-        start: `init_from` and `tuning` of `Task`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
+        schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
+            tenth.
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = CausalLM
@@ -39,16 +45,17 @@ class CausalLanguageModeling(Task):
         schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
             name="cosine", warmup_steps=2000, min_lr=6e-5
         ),
-        **start: Any,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, **start)
+        super().__init__(config, optimizer, schedule, init_from, tuning)
         self.ppl = Perplexity()
 
-    def size(self, batch: CausalBatch) -> int:
-        """Tokens in the batch."""
+    def n_units(self, batch: CausalBatch) -> int:
         return batch.ids.numel()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Return hidden states (B T, D), matrix and bias of the head, and targets (B T,)."""
         h = self.model.hidden(batch.ids, documents=batch.documents)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
@@ -56,37 +63,41 @@ class CausalLanguageModeling(Task):
         """Cross-entropy of each next token."""
         h, weight, bias, targets = self._output(batch)
         loss = linear_cross_entropy(h, weight, bias, targets, normalizer=1.0)
-        return loss, (targets != IGNORED).sum()
+        return loss, (targets != IGNORE_INDEX).sum()
 
-    def evaluate(self, batch: CausalBatch, split: str) -> None:
-        """Likelihood of all targets, and how much raw text they are."""
+    def update_metrics(self, batch: CausalBatch, split: str) -> None:
+        """Update the perplexity with the likelihood of all targets and the length of the text."""
         h, weight, bias, targets = self._output(batch)
         nll, prediction = token_scores(h, weight, bias, targets)
-        valid = targets != IGNORED
+        valid = targets != IGNORE_INDEX
         correct = ((prediction == targets) & valid).sum()
         self.ppl.update(nll.double().sum(), valid.sum(), batch.n_words, batch.n_bytes, correct)
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss, accuracy, ppl_token, ppl_word, ppl_byte."""
-        results = self.ppl.compute()
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, accuracy, ppl_token, ppl_word and ppl_byte."""
+        metrics = self.ppl.compute()
         self.ppl.reset()
-        return results
+        return metrics
 
-    def show(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """The beginning of the first rows, how the model goes on and how the text does."""
-        half = max(1, min(batch.ids.shape[1] // 2, 32))
-        prompt, rest = batch.ids[:, :half], batch.ids[:, half : 2 * half]
-        # Drawn with numbers that are made from the prompt, not taken out of torch's generator.
+    def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
+        """Continue the first half of each row, beside the row's own continuation."""
+        half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
+        prompt = batch.ids[:, :half]
+        rest = batch.ids[:, half : 2 * half]
+        # With a seed, the random numbers do not come from torch's generator, so that training
+        # continues as without these samples.
         ids = generate(self.model, prompt, max_new=half, temperature=0.8, top_p=0.95, seed=0)
         texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
         rows = [list(row) for row in zip(*texts, strict=True)]
-        attention = self_attention(
-            self.model, self.tokenizer, batch,
-            lambda row: self.model.hidden(row.ids, documents=row.documents),
-        )  # fmt: skip
-        return {"samples": Table(["text", "goes on", "generated"], rows), "attention": attention}
+
+        def forward(row: CausalBatch) -> Tensor:
+            return self.model.hidden(row.ids, documents=row.documents)
+
+        attention = self_attention(self.model, self.tokenizer, batch, forward)
+        table = Table(["prompt", "continuation", "generated"], rows)
+        return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
-        """Each target's negative log-likelihood in nats, (B, T); 0 where there is none."""
+        """Return the negative log-likelihood of each target in nats (B, T); 0 without a target."""
         nll, _ = token_scores(*self._output(batch))
         return nll.view_as(batch.targets)

@@ -1,4 +1,7 @@
-"""Learning from images and their captions which belong together (CLIP; Radford et al. 2021)."""
+"""Task of contrastive learning from images and their captions (CLIP; Radford et al. 2021).
+
+Shapes: B pairs of the global batch, b pairs of this process, E width of the embeddings.
+"""
 
 import math
 from dataclasses import replace
@@ -10,36 +13,40 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
-from fourfold.core.errors import InputError
-from fourfold.data.batch import CaptionBatch
-from fourfold.metrics import Retrieval
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.data.loading.batches import CaptionBatch
+from fourfold.errors import InputError
+from fourfold.lightning_internals import attached_trainer
+from fourfold.metrics import RetrievalScores
 from fourfold.models import CLIP, CLIPConfig
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.window import count_of
+from fourfold.tasks.training.loss_normalization import count_of
 
-LARGEST = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
+MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
 
 
-class ContrastiveLearning(Task):
-    """Each image is to find its text in the batch, and each text its image (section 2.3, Figure 3).
+class ContrastiveLearning(Task[CLIP, CaptionBatch]):
+    """Contrastive learning: matching images and captions in a batch (section 2.3, Figure 3).
 
-    The loss is the mean over the pairs of both cross-entropies, halved. That of one pair depends on
-    the others it is compared with, so here, and only here, the cut into batches is part of the
-    recipe. Over several devices the vectors of all are gathered, and the loss is that of the global
-    batch: N devices with a batch of B are one device with N x B. Accumulation is not: a pair is
-    compared with its micro-batch alone, and the gradient is the mean over the pairs of the window.
+    The loss is the mean over all pairs of the two cross-entropies, image to text and text to image,
+    divided by two. The loss of a pair depends on the other pairs in the batch, so the batch size is
+    part of the recipe. Embeddings are gathered over all devices: N devices with a batch of B train
+    like one device with a batch of N x B. Gradient accumulation is different: a pair is compared
+    with the pairs of its micro-batch only, and the gradient is the mean over all micro-batches.
 
-    Evaluation compares every image with every text of the split, whatever the batches: `loss` is
-    that of the whole split as one batch, so it grows with the logarithm of the split's size, and
-    recall at 1, 5 and 10 says how often what belongs together is among so many best.
+    Evaluation compares every image with every text of the split, whatever the batch size. Its loss
+    is that of the whole split as one batch, so it grows with the logarithm of the number of pairs.
 
     Args:
-        config: The model; an end of text that is left out is the tokenizer's.
-        optimizer: Default: that of the paper's Vision Transformers (Tables 18, 20).
-        schedule: Default: the paper's warm-up and cosine.
-        start: `init_from` and `tuning` of `Task`.
+        config: Config of the model; `eos_id` is taken from the tokenizer if it is None.
+        optimizer: Options of the optimizer; the default is that of the paper's Vision Transformers
+            (Tables 18 and 20).
+        schedule: Options of the schedule; the default is the paper's warm-up and cosine decay.
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = CLIP
@@ -57,76 +64,89 @@ class ContrastiveLearning(Task):
         schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
             name="cosine", warmup_steps=2000
         ),
-        **start: Any,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, **start)
-        self.retrieval = Retrieval()
+        super().__init__(config, optimizer, schedule, init_from, tuning)
+        self.retrieval = RetrievalScores()
 
     def configure_model(self) -> None:
-        """Build the model, which reads texts off at the tokenizer's end of text.
+        """Build the model, which takes the embedding of a text from its end token.
 
         Raises:
-            InputError: The config names another end of text than the tokenizer.
+            InputError: The config has another end token than the tokenizer.
         """
-        if self.model is None and self._trainer is not None:
-            tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
-            given, end = self.config.eos_id, tokenizer.eos_id
-            if given not in (None, end):
-                raise InputError(f"the model's eos_id is {given}, but the tokenizer's is {end}")
-            if given is None and end != tokenizer.vocab_size - 1:  # else the highest is the end
-                self.config = replace(self.config, eos_id=end)
-                self.init_args["config"]["eos_id"] = end
+        tokenizer = None
+        if self.model is None and attached_trainer(self) is not None:
+            tokenizer = getattr(self.datamodule, "tokenizer", None)
+        if tokenizer is not None:
+            given = self.config.eos_id
+            if given not in (None, tokenizer.eos_id):
+                raise InputError(
+                    f"must be {tokenizer.eos_id}, as in the tokenizer, or null, got {given}",
+                    option="model.config.eos_id",
+                )
+            # By default the model takes the largest id for the end token.
+            if given is None and tokenizer.eos_id != tokenizer.vocab_size - 1:
+                self.config = replace(self.config, eos_id=tokenizer.eos_id)
         super().configure_model()
 
-    def size(self, batch: CaptionBatch) -> int:
-        """Images in the batch."""
+    def n_units(self, batch: CaptionBatch) -> int:
         return len(batch.images)
 
     def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Both cross-entropies of this device's pairs among those of all devices, halved."""
+        """Both cross-entropies of this process's pairs among the pairs of all processes."""
         images, texts = self._encode(batch)
-        (all_images, first), (all_texts, _) = gather(images), gather(texts)
-        places = torch.arange(first, first + len(images), device=images.device)
+        all_images, offset = gather(images)
+        all_texts, _ = gather(texts)
+        targets = torch.arange(offset, offset + len(images), device=images.device)
         to_texts = self.model.similarity(images, all_texts)  # (b, B)
         to_images = self.model.similarity(all_images, texts).T  # (b, B)
-        losses = [F.cross_entropy(x, places, reduction="sum") for x in (to_texts, to_images)]
+        losses = [F.cross_entropy(x, targets, reduction="sum") for x in (to_texts, to_images)]
         return (losses[0] + losses[1]) / 2, count_of(len(images), images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        # Padding is behind the end of a text, where it does not matter; a mask would be slower.
+        """Return the embeddings (b, E) of images and texts.
+
+        The texts need no mask: padding is behind the end token, where the causal mask hides it.
+        """
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, then keep the scale from growing; before a callback saves what was stepped to."""
+        """Limit the learned scale after each step, before a callback can save it."""
         super().optimizer_step(*args, **kwargs)
         with torch.no_grad():
-            self.model.log_scale.clamp_(max=LARGEST)
+            self.model.log_scale.clamp_(max=MAX_LOG_SCALE)
 
-    def evaluate(self, batch: CaptionBatch, split: str) -> None:
-        """Keep the vectors of the batch."""
+    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
+        """Store the normalized embeddings of a batch."""
         scale = self.model.scale
         images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
-        ids, mask = batch.ids.cpu(), batch.mask.cpu()  # at once, and not row by row
-        said = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
-        self.retrieval.update(batch.index.tolist(), scale * images, texts, said)
+        ids = batch.ids.cpu()
+        mask = batch.mask.cpu()
+        captions = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
+        self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss, and recall at 1, 5 and 10 of texts for images and of images for texts."""
-        results: dict[str, Any] = self.retrieval.compute()
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, and recall at 1, 5 and 10 of texts for images and of images for texts."""
+        metrics: dict[str, Any] = self.retrieval.compute()
         self.retrieval.reset()
-        return results
+        return metrics
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows (B,) of the split, and the vectors of their images and texts (B, E)."""
+        """Return row numbers (b,), and the embeddings of images and texts (b, E)."""
         images, texts = self._encode(batch)
-        return batch.index.cpu(), images.float().cpu(), texts.float().cpu()
+        return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()
 
 
 def gather(x: Tensor) -> tuple[Tensor, int]:
-    """The rows of all ranks, gradients included, and where ours begin among them.
+    """Concatenate the rows of all processes; gradients flow back to each.
 
     Args:
-        x: (b, E), on each rank as many rows as it has: the last batch may be shared unevenly.
+        x: Rows (b, E) of this process; b may differ between processes.
+
+    Returns:
+        All rows (B, E), and the number of the first row of this process.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x, 0
@@ -135,6 +155,6 @@ def gather(x: Tensor) -> tuple[Tensor, int]:
     ]
     dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
     lengths = [int(count) for count in counts]
-    parts = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))))
-    rows = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))))
+    rows = [of_rank[:length] for of_rank, length in zip(padded, lengths, strict=True)]
     return torch.cat(rows), sum(lengths[: dist.get_rank()])

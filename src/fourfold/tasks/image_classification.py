@@ -1,4 +1,7 @@
-"""Image classification with a Vision Transformer (ViT, DeiT)."""
+"""Task of image classification with a Vision Transformer, with distillation (ViT, DeiT).
+
+Shapes: B images, C channels, K classes.
+"""
 
 from typing import Any
 
@@ -6,38 +9,42 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from fourfold.callbacks.media import Gallery, Media, Table
-from fourfold.core.config import check_word
-from fourfold.data.batch import ImageBatch
-from fourfold.losses import DISTILLATIONS, classification_loss, distillation_loss
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.core.validation import check_choice, check_range
+from fourfold.data.loading.batches import ImageBatch
+from fourfold.loggers.media import ImageGrid, Media, Table
+from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.attention_maps import attention_maps
-from fourfold.optim import OptimizerConfig, check_range
+from fourfold.models.analysis.attention_maps import attention_maps
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.showing import class_rows, layers
-from fourfold.tasks.teacher import Teacher
-from fourfold.tasks.window import count_of
+from fourfold.tasks.samples import layer_maps, prediction_rows
+from fourfold.tasks.training.distillation import Teacher
+from fourfold.tasks.training.loss_normalization import count_of
 
-CONFUSED = 5000  # classes; the matrix has as many numbers as their square
+MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
 
 
-class ImageClassification(Task):
-    """Learns classes of images; is tested by top-1 and top-5 accuracy and a confusion matrix.
+class ImageClassification(Task[ViT, ImageBatch]):
+    """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
 
     Args:
-        config: The model.
-        optimizer: Default: DeiT's AdamW at batch 1,024.
-        schedule: Default: linear warm-up, then cosine.
-        label_smoothing: Spread evenly over all classes (DeiT: 0.1).
-        teacher: A trained classifier, run directory or checkpoint, from which the last head learns
-            while the first one learns from the labels; without a distillation token they are one.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
+        schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
+        label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
+        teacher: Checkpoint or run directory of a trained classifier. The last head is trained on
+            its predictions and the first one on the labels; without a distillation token both are
+            one head.
         distillation: hard or soft, see `distillation_loss`.
-        teacher_weight: Of what the teacher teaches; the labels have the rest (DeiT: 0.5 hard, 0.1
-            soft).
-        temperature: Of soft distillation (DeiT: 3).
-        start: `init_from` and `tuning` of `Task`.
+        teacher_weight: Weight of the teacher's loss; that of the labels is one minus this (DeiT:
+            0.5 hard, 0.1 soft).
+        temperature: Temperature of soft distillation (DeiT: 3).
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = ViT
@@ -45,14 +52,17 @@ class ImageClassification(Task):
     config_class = ViTConfig
     config: ViTConfig
     unit = "images"
-    from_data = ("n_classes",)
-    exact = ("n_classes",)
+    inferred_from_data = ("n_classes",)
+    must_equal_data = ("n_classes",)
+    loss: Mean
+    top1: MulticlassAccuracy
+    top5: MulticlassAccuracy
 
     def __init__(
         self,
         config: ViTConfig = ViTConfig(),  # noqa: B008  (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
-            lr=1e-3, weight_decay=0.05, decay="linear"
+            lr=1e-3, weight_decay=0.05, weight_decay_params="linear"
         ),
         schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5),  # noqa: B008
         label_smoothing: float = 0.0,
@@ -60,121 +70,125 @@ class ImageClassification(Task):
         distillation: str = "hard",
         teacher_weight: float = 0.5,
         temperature: float = 3.0,
-        **start: Any,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        check_range("label_smoothing", label_smoothing, least=0.0, below=1.0)
-        check_word("distillation", distillation, DISTILLATIONS)
+        check_range("label_smoothing", label_smoothing, minimum=0.0, below=1.0)
+        check_choice("distillation", distillation, DISTILLATION_TYPES)
         check_range("teacher_weight", teacher_weight, above=0.0, below=1.0)
         check_range("temperature", temperature, above=0.0)
-        super().__init__(
-            config, optimizer, schedule, label_smoothing=label_smoothing, teacher=teacher,
-            distillation=distillation, teacher_weight=teacher_weight, temperature=temperature,
-            **start,
-        )  # fmt: skip
-        self.label_smoothing, self.teacher_path = label_smoothing, teacher
-        self.distillation, self.temperature = distillation, temperature
+        super().__init__(config, optimizer, schedule, init_from, tuning)
+        self.label_smoothing = label_smoothing
+        self.teacher = teacher
+        self.distillation = distillation
         self.teacher_weight = teacher_weight
-        self.teacher: Teacher | None = None
+        self.temperature = temperature
+        self.teacher_model: Teacher | None = None
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics that need the number of classes."""
+        """Build the model, and the metrics, which need the number of classes."""
         if self.model is not None:
             return
         super().configure_model()
-        k = self.config.n_classes
-        assert k is not None  # the model is built
-        top5 = MulticlassAccuracy(k, top_k=min(5, k), average="micro")
-        self.loss, self.top1, self.top5 = Mean(), MulticlassAccuracy(k, average="micro"), top5
+        n_classes = self.config.n_classes
+        assert n_classes is not None  # the model is built
+        self.loss = Mean()
+        self.top1 = MulticlassAccuracy(n_classes, average="micro")
+        self.top5 = MulticlassAccuracy(n_classes, top_k=min(5, n_classes), average="micro")
         self.confusion: MulticlassConfusionMatrix | None = None
-        names = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
-        self.by_head: Any = nn.ModuleDict(
-            {name: MulticlassAccuracy(k, average="micro") for name in names}
+        heads = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
+        self.top1_per_head: Any = nn.ModuleDict(
+            {name: MulticlassAccuracy(n_classes, average="micro") for name in heads}
         )
 
     def on_fit_start(self) -> None:
-        """Fetch the teacher: only a training needs it.
+        """Load the teacher, which only training needs.
 
         Raises:
-            InputError: As of `Teacher`.
+            InputError: See `Teacher`.
         """
-        if self.teacher_path is not None:
-            self.teacher = Teacher(self.teacher_path, self.artifacts)
+        if self.teacher is not None:
+            self.teacher_model = Teacher(self.teacher, self.artifacts)
 
     def on_test_start(self) -> None:
-        """Make the confusion matrix, which of many classes is large, and only a test reports."""
-        k = self.config.n_classes
-        assert k is not None  # the model is built
-        if k <= CONFUSED:
-            self.confusion = MulticlassConfusionMatrix(k).to(self.device)
+        """Create the confusion matrix, which only a test reports."""
+        n_classes = self.config.n_classes
+        assert n_classes is not None  # the model is built
+        if n_classes <= MAX_CONFUSION_CLASSES:
+            self.confusion = MulticlassConfusionMatrix(n_classes).to(self.device)
 
-    def heads(self, images: Tensor) -> list[Tensor]:
-        """Logits (B, K) of each head, whose mean classifies."""
-        logits: list[Tensor] = self.model.logits(self.model.encode(images))
-        return logits
+    def head_logits(self, images: Tensor) -> list[Tensor]:
+        """Return the logits (B, K) of each head; the model's prediction is their mean."""
+        return self.model.logits_per_head(self.model.hidden(images))
 
-    def size(self, batch: ImageBatch) -> int:
-        """Images in the batch."""
+    def n_units(self, batch: ImageBatch) -> int:
         return len(batch.images)
 
     def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the class, hard or mixed, and of what a teacher says."""
-        heads = self.heads(batch.images)
-        own = heads[0] if self.teacher else torch.stack(heads).mean(0)
+        """Cross-entropy of the labels, which may be mixed, and of the teacher's predictions."""
+        heads = self.head_logits(batch.images)
+        logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
         loss = classification_loss(
-            own, batch.labels, label_smoothing=self.label_smoothing, normalizer=1.0
+            logits, batch.labels, label_smoothing=self.label_smoothing, normalizer=1.0
         )
-        if self.teacher:
-            said = self.teacher(batch.images)
-            taught = distillation_loss(heads[-1], said, self.distillation, self.temperature)
-            loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * taught
+        if self.teacher_model:
+            targets = self.teacher_model(batch.images)
+            distilled = distillation_loss(heads[-1], targets, self.distillation, self.temperature)
+            loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * distilled
         return loss, count_of(len(batch.images), loss)
 
-    def evaluate(self, batch: ImageBatch, split: str) -> None:
-        """Loss without smoothing, accuracies, and of a test the confusion matrix."""
-        heads = self.heads(batch.images)
+    def update_metrics(self, batch: ImageBatch, split: str) -> None:
+        """Update the loss, without label smoothing, the accuracies and the confusion matrix."""
+        heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
         for metric in (self.top1, self.top5, self.confusion):
             if metric is not None:
                 metric.update(logits, batch.labels)
-        for metric, one in zip(self.by_head.values(), heads, strict=False):
-            metric.update(one.float(), batch.labels)
+        for metric, of_head in zip(self.top1_per_head.values(), heads, strict=False):
+            metric.update(of_head.float(), batch.labels)
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss, top1, top5 (top-k with k = K for fewer classes); of a test rows of true classes.
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, top1 and top5; in a test also the confusion matrix (rows: true classes).
 
-        Of two heads also top1_class and top1_distillation, of each alone.
+        With fewer than five classes top5 is 1. A model with two heads also has top1_class and
+        top1_distillation.
         """
-        results: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "loss": self.loss.compute(),
             "top1": self.top1.compute().item(),
             "top5": self.top5.compute().item(),
-            **{f"top1_{name}": metric.compute().item() for name, metric in self.by_head.items()},
         }
+        for name, metric in self.top1_per_head.items():
+            metrics[f"top1_{name}"] = metric.compute().item()
         if self.confusion is not None:
-            results["confusion"] = self.confusion.compute().tolist()
+            metrics["confusion"] = self.confusion.compute().tolist()
             self.confusion = None
-        for metric in (self.loss, self.top1, self.top5, *self.by_head.values()):
+        for metric in (self.loss, self.top1, self.top5, *self.top1_per_head.values()):
             metric.reset()
-        return results
+        return metrics
 
-    def show(self, batch: ImageBatch, split: str) -> dict[str, Media]:
-        """The first images with their classes, and what the layers look at in the first of them."""
+    def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
+        """Return the first images with true and predicted classes, and attention in the first."""
         names = self.artifacts["class_names"]
-        rows = class_rows(names, batch.labels, self.predict_step(batch, 0))
-        captions = [true if true == guess else f"{guess}\nnot {true}" for true, guess, _ in rows]
-        maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
+        rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
+        captions = [
+            true if true == predicted else f"{predicted}\nnot {true}" for true, predicted, _ in rows
+        ]
         media: dict[str, Media] = {
             "samples": Table(["true", "predicted", "probability"], rows),
-            "images": Gallery(list(batch.images), captions),
+            "images": ImageGrid(list(batch.images), captions),
         }
-        if maps:  # not of a network without attention
-            # From the class token, or from all patches where there is none, to the patches.
-            first, side = self.model.n_prefix, self.config.image_size // self.config.patch_size
-            seen = [(x[:1] if first else x).mean(0)[first:].view(side, side) for x in maps]
-            media["attention"] = layers(seen, [], [])
+        maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
+        if maps:  # a ResNet has none
+            n_prefix = self.model.n_prefix
+            side = self.config.image_size // self.config.patch_size
+            # Attention of the class token to the patches; without one, the mean of all patches.
+            seen = [(x[:1] if n_prefix else x).mean(0)[n_prefix:].view(side, side) for x in maps]
+            media["attention"] = layer_maps(seen, [], [])
         return media
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """Class probabilities (B, K)."""
-        return self.model(batch.images).float().softmax(-1)
+        """Return class probabilities (B, K)."""
+        logits: Tensor = self.model(batch.images)
+        return logits.float().softmax(-1)

@@ -1,32 +1,36 @@
-"""Masked language modelling, with BERT's next-sentence task if the model has its head."""
+"""Task of masked language modelling, with next-sentence prediction if the model has that head."""
 
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.callbacks.media import Media, Table
-from fourfold.data.batch import MaskedBatch
-from fourfold.losses import IGNORED, exact, linear_cross_entropy, token_scores
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.data.loading.batches import MaskedBatch
+from fourfold.loggers.media import Media, Table
+from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores, upcast_fp32
 from fourfold.metrics import Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.showing import self_attention
-from fourfold.tasks.window import count_of
+from fourfold.tasks.samples import self_attention
+from fourfold.tasks.training.loss_normalization import count_of
 
 
-class MaskedLanguageModeling(Task):
-    """Learns to fill in hidden tokens; is tested by their perplexity and accuracy.
+class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
+    """Masked language modelling, evaluated by perplexity and accuracy of the masked tokens.
 
-    Vocabulary logits are only ever made at masked places.
+    Vocabulary logits are computed at masked positions only.
 
     Args:
-        config: The model.
-        optimizer: Default: BERT's (appendix A.2).
-        schedule: Default: BERT's: 10,000 steps of warm-up, then linear to 0.
-        start: `init_from` and `tuning` of `Task`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is BERT's (appendix A.2).
+        schedule: Options of the schedule; the default is BERT's: 10,000 steps of warm-up, then
+            linear decay to 0.
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = MaskedLM
@@ -38,40 +42,42 @@ class MaskedLanguageModeling(Task):
         config: MaskedLMConfig = MaskedLMConfig(),  # noqa: B008  (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(name="linear", warmup_steps=10000),  # noqa: B008
-        **start: Any,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, **start)
-        self.ppl, self.next_ppl = Perplexity(), Perplexity()
+        super().__init__(config, optimizer, schedule, init_from, tuning)
+        self.ppl = Perplexity()
+        self.next_ppl = Perplexity()
 
-    def size(self, batch: MaskedBatch) -> int:
-        """Places in the batch, padding included."""
+    def n_units(self, batch: MaskedBatch) -> int:
+        """Return the number of tokens, padding included."""
         return batch.ids.numel()
 
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-        """Hidden states (B, T, D), and the vocabulary head's parts at the masked places alone."""
+        """Return hidden states (B, T, D), and the input of the head at the masked positions."""
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
-        return h, self.model.head.output(h.flatten(0, 1)[_places(batch)])
+        return h, self.model.head.output(h.flatten(0, 1)[_masked_positions(batch)])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy at masked places, plus the next-sentence loss when pairs are given.
+        """Cross-entropy at masked positions, plus the next-sentence loss if pairs are given.
 
-        BERT adds two means. Here a pair counts as often as it has masked tokens, so that one count
-        normalises both, and a row weighs the same in whatever micro-batch it is; where all rows
-        have as many masked tokens it is BERT's sum.
+        BERT adds the means of both losses. Here each pair is weighted by its number of masked
+        tokens, so that one count normalizes both losses, and a row has the same weight in every
+        micro-batch. If all rows have equally many masked tokens, the result is BERT's sum.
         """
         h, output = self._encode(batch)
-        targets = batch.targets.flatten()[_places(batch)]
+        targets = batch.targets.flatten()[_masked_positions(batch)]
         loss = linear_cross_entropy(*output, targets, normalizer=1.0)
         if batch.is_next is not None and self.model.next_sentence is not None:
-            logits = exact(self.model.next_sentence_logits(h))
-            weights = (batch.targets != IGNORED).sum(1).to(logits.dtype)  # (B,)
+            logits = upcast_fp32(self.model.next_sentence_logits(h))
+            weights = (batch.targets != IGNORE_INDEX).sum(1).to(logits.dtype)  # (B,)
             loss = loss + F.cross_entropy(logits, batch.is_next, reduction="none") @ weights
         return loss, count_of(len(targets), h)
 
-    def evaluate(self, batch: MaskedBatch, split: str) -> None:
-        """Likelihood and accuracy at masked places, and of the next sentence."""
+    def update_metrics(self, batch: MaskedBatch, split: str) -> None:
+        """Update likelihood and accuracy of the masked tokens, and of the next sentence."""
         h, output = self._encode(batch)
-        targets = batch.targets.flatten()[_places(batch)]
+        targets = batch.targets.flatten()[_masked_positions(batch)]
         if len(targets):
             nll, prediction = token_scores(*output, targets)
             correct = (prediction == targets).sum()
@@ -82,48 +88,56 @@ class MaskedLanguageModeling(Task):
             correct = (logits.argmax(-1) == batch.is_next).sum()
             self.next_ppl.update(nll, len(logits), 0, 0, correct)
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss, accuracy and ppl_token of masked tokens; next_sentence_accuracy where trained."""
-        results: dict[str, Any] = self.ppl.compute()
-        if self.model.next_sentence is not None:  # asked of the model, which all ranks have alike
-            following = self.next_ppl.compute()
-            if "ppl_token" in following:  # there were pairs
-                results["next_sentence_accuracy"] = following["accuracy"]
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, accuracy and ppl_token; next_sentence_accuracy if there are pairs."""
+        metrics: dict[str, Any] = self.ppl.compute()
+        # The condition depends on the model only, so that all ranks take part in `compute`.
+        if self.model.next_sentence is not None:
+            next_sentence = self.next_ppl.compute()
+            if "ppl_token" in next_sentence:  # missing without any pair
+                metrics["next_sentence_accuracy"] = next_sentence["accuracy"]
         self.ppl.reset()
         self.next_ppl.reset()
-        return results
+        return metrics
 
-    def show(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
-        """The first rows with their hidden places, what is hidden there and what is filled in."""
-        places, filled = batch.targets != IGNORED, self.predict_step(batch, 0)
-        words = self.tokenizer
-        # Some hidden tokens are left as they are, or are another one: here all look the same.
-        read = batch.ids.masked_fill(
-            places, words.unk_id if words.mask_id is None else words.mask_id
-        )
+    def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
+        """Show the first rows with their masked tokens and the predictions for them."""
+        tokenizer = self.tokenizer
+        masked = batch.targets != IGNORE_INDEX
+        predicted = self.predict_step(batch, 0)
+        # Some targets are kept or replaced by random tokens; here all of them are shown as masked.
+        mask_id = tokenizer.unk_id if tokenizer.mask_id is None else tokenizer.mask_id
+        inputs = batch.ids.masked_fill(masked, mask_id)
         rows = []
-        for i, here in enumerate(places):
-            real = read[i] if batch.mask is None else read[i, batch.mask[i]]
-            text = words.core.decode(real.tolist(), skip_special_tokens=False)
-            pairs = [[words.decode([k]) for k in ids[i, here].tolist()]
-                     for ids in (batch.targets, filled)]  # fmt: skip
-            rows.append([text, *(" ".join(pair) for pair in pairs)])
-        attention = self_attention(
-            self.model, words, batch,
-            lambda row: self.model.encode(row.ids, row.segments, row.mask, row.documents),
-        )  # fmt: skip
-        return {"samples": Table(["text", "hidden", "filled"], rows), "attention": attention}
+        for i, positions in enumerate(masked):
+            real = inputs[i] if batch.mask is None else inputs[i, batch.mask[i]]
+            text = tokenizer.backend.decode(real.tolist(), skip_special_tokens=False)
+            columns = [
+                " ".join(tokenizer.decode([token]) for token in ids[i, positions].tolist())
+                for ids in (batch.targets, predicted)
+            ]
+            rows.append([text, *columns])
+
+        def forward(row: MaskedBatch) -> Tensor:
+            return self.model.encode(row.ids, row.segments, row.mask, row.documents)
+
+        attention = self_attention(self.model, tokenizer, batch, forward)
+        return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
-        """`ids` (B, T) with the most likely token at each masked place."""
+        """Return `ids` (B, T) with the most probable token at each masked position."""
         _, output = self._encode(batch)
-        places, filled = _places(batch), batch.ids.flatten().clone()
-        filled[places] = token_scores(*output, batch.targets.flatten()[places])[1]
-        return filled.view_as(batch.ids)
+        positions = _masked_positions(batch)
+        predicted = batch.ids.flatten().clone()
+        predicted[positions] = token_scores(*output, batch.targets.flatten()[positions])[1]
+        return predicted.view_as(batch.ids)
 
 
-def _places(batch: MaskedBatch) -> Tensor:
-    """(N,) where targets are among the B T places; asked of a device, it would have to wait."""
-    if batch.places is not None:
-        return batch.places
-    return (batch.targets.flatten() != IGNORED).nonzero().squeeze(1)
+def _masked_positions(batch: MaskedBatch) -> Tensor:
+    """Return the indices (N,) of the targets in the flattened batch.
+
+    The DataModule computes them on the CPU, since `nonzero` would synchronize with a GPU.
+    """
+    if batch.target_positions is not None:
+        return batch.target_positions
+    return (batch.targets.flatten() != IGNORE_INDEX).nonzero().squeeze(1)

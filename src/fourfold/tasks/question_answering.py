@@ -1,37 +1,44 @@
-"""Where in a text the answer to a question stands (SQuAD).
+"""Task of extractive question answering: the span of the answer in a context (SQuAD).
 
-Shapes: B windows, T tokens.
+Shapes: B context windows, T tokens, N best spans.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.callbacks.media import Media, Table
-from fourfold.data.batch import SpanBatch
-from fourfold.losses import exact
-from fourfold.metrics import Answer, AnswerScores, Mean
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.batches import SpanBatch
+from fourfold.loggers.media import Media, Table
+from fourfold.losses import upcast_fp32
+from fourfold.metrics import Answer, Mean, SquadScores
 from fourfold.models import SpanExtractor, SpanExtractorConfig
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.window import count_of
+from fourfold.tasks.training.loss_normalization import count_of
+
+if TYPE_CHECKING:
+    from fourfold.data.text.question_answering import QuestionData
 
 
-class QuestionAnswering(Task):
-    """Learns where an answer begins and ends; is tested by EM and F1 by the rules of SQuAD.
+class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
+    """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
     Args:
-        config: The model.
-        optimizer: Default: the rate that BERT's README gives for SQuAD; the paper's is 5e-5
-            (Devlin 2018, 4.2).
-        schedule: Default: linear to 0.
-        max_answer: Most tokens of an answer.
-        n_best: How many answers `predict` writes for a question.
-        start: `init_from` and `tuning` of `Task`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default has the learning rate of BERT's README for
+            SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        max_answer_length: Largest number of tokens in an answer.
+        n_best_size: Number of answers that `predict` writes for each question.
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = SpanExtractor
@@ -44,28 +51,37 @@ class QuestionAnswering(Task):
         config: SpanExtractorConfig = SpanExtractorConfig(),  # noqa: B008  (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
-        max_answer: int = 30,
-        n_best: int = 20,
-        **start: Any,
+        max_answer_length: int = 30,
+        n_best_size: int = 20,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, max_answer=max_answer, n_best=n_best, **start)
-        self.max_answer, self.n_best = max_answer, n_best
-        self.loss, self.scores = Mean(), AnswerScores()
+        check_positive("max_answer_length", max_answer_length)
+        check_positive("n_best_size", n_best_size)
+        super().__init__(config, optimizer, schedule, init_from, tuning)
+        self.max_answer_length = max_answer_length
+        self.n_best_size = n_best_size
+        self.loss = Mean()
+        self.scores = SquadScores()
+
+    @property
+    def datamodule(self) -> "QuestionData":
+        return cast("QuestionData", super().datamodule)
 
     def setup(self, stage: str) -> None:
-        """Take from the data whether a question may have no answer."""
+        """Take from the data, beside the artifacts, whether a question may have no answer."""
         super().setup(stage)
-        self.scores.may_be_none = self.artifacts["may_be_none"]
+        self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
 
-    def size(self, batch: SpanBatch) -> int:
-        """Places in the batch, padding included."""
+    def n_units(self, batch: SpanBatch) -> int:
+        """Return the number of tokens, padding included."""
         return batch.ids.numel()
 
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Of start and end, each (B, T) in fp32; -inf at padding."""
+        """Return the logits of start and end, each (B, T) in fp32; -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
-        logits = exact(logits)
+        logits = upcast_fp32(logits)
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
         return start, end
 
@@ -75,97 +91,109 @@ class QuestionAnswering(Task):
         return losses.sum(), count_of(len(losses), losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """(B,) of logits (B, T)."""
-        first = F.cross_entropy(start, batch.starts, reduction="none")
-        return (first + F.cross_entropy(end, batch.ends, reduction="none")) / 2
+        """Return the loss (B,) of each window, for logits (B, T)."""
+        start_loss = F.cross_entropy(start, batch.starts, reduction="none")
+        return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 
-    def evaluate(self, batch: SpanBatch, split: str) -> None:
-        """Loss, and the best answer of each window."""
+    def update_metrics(self, batch: SpanBatch, split: str) -> None:
+        """Update the loss, and the scores with the best answer of each window."""
         start, end = self.logits(batch)
-        # Windows without the answer are no targets, unless none may be given.
-        kept = batch.starts >= (0 if self.scores.may_be_none else 1)
+        # Windows without the answer are no targets, unless a question may have no answer.
+        kept = batch.starts >= (0 if self.scores.allow_no_answer else 1)
         if kept.any():
             self.loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
-        data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
-        found = self.answers(batch, start, end, data, 1)
-        windows = [data.windows[row] for row in batch.index.tolist()]
-        self.scores.update([(w.question, w.number) for w in windows], [a[0] for a in found])
+        data = self.datamodule.questions(split)
+        answers = self.best_answers(batch, start, end, data, 1)
+        windows = [data.windows[row] for row in batch.rows.tolist()]
+        best = [of_window[0] for of_window in answers]
+        self.scores.update([(w.question, w.number) for w in windows], best)
 
-    def answers(
+    def best_answers(
         self, batch: SpanBatch, start: Tensor, end: Tensor, data: Any, n_best: int
     ) -> list[list[Answer]]:
-        """The best spans of each window by its logits (B, T), over all that may be one."""
+        """Return the spans of each window with the largest sum of start and end logits.
+
+        Args:
+            batch: The batch.
+            start: Logits of the first token (B, T).
+            end: Logits of the last token (B, T).
+            data: The split that the rows of the batch belong to.
+            n_best: Number of spans; a window with fewer allowed spans has fewer.
+        """
         width = start.shape[1]
-        places = torch.arange(width, device=start.device)
-        length = places[None, :] - places[:, None] + 1
-        allowed = (length >= 1) & (length <= self.max_answer)  # (T, T)
+        positions = torch.arange(width, device=start.device)
+        length = positions[None, :] - positions[:, None] + 1
+        allowed = (length >= 1) & (length <= self.max_answer_length)  # (T, T)
         allowed = allowed & batch.context[:, :, None] & batch.context[:, None, :]
         scores = (start[:, :, None] + end[:, None, :]).masked_fill(~allowed, -torch.inf)
-        best = scores.flatten(1).topk(min(n_best, width * width))  # (B, n)
-        # At once, and not row by row.
-        values, spans, nulls = (
-            x.tolist() for x in (best.values, best.indices, start[:, 0] + end[:, 0])
-        )
-        found = []
-        for i, row in enumerate(batch.index.tolist()):
+        best = scores.flatten(1).topk(min(n_best, width * width))  # (B, N)
+        # Whole batches are copied to the CPU, rather than row by row.
+        values = best.values.tolist()
+        spans = best.indices.tolist()
+        null_scores = (start[:, 0] + end[:, 0]).tolist()
+        answers = []
+        for i, row in enumerate(batch.rows.tolist()):
             window = data.windows[row]
             context = data.questions[window.question].context
-            null, pairs = nulls[i], zip(values[i], spans[i], strict=True)
-            texts = [
-                (score, window.text(context, *divmod(place, width)))
-                for score, place in pairs
+            found = [
+                Answer(score, window.text(context, *divmod(span, width)), null_scores[i])
+                for score, span in zip(values[i], spans[i], strict=True)
                 if score > -torch.inf
             ]
-            found.append([Answer(score, text, null) for score, text in texts]
-                         or [Answer(-torch.inf, "", null)])  # fmt: skip
-        return found
+            answers.append(found or [Answer(-torch.inf, "", null_scores[i])])
+        return answers
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss, exact_match and f1."""
-        data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, exact_match and f1."""
+        data = self.datamodule.questions(split)
         scores = self.scores.compute([question.answers for question in data.questions])
-        results = {"loss": self.loss.compute(), **scores}
+        metrics = {"loss": self.loss.compute(), **scores}
         self.loss.reset()
         self.scores.reset()
-        return results
+        return metrics
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, list[Answer]]]:
-        """Each question's number, and the best answers in a window of its context."""
-        data = self.trainer.datamodule.questions("test")  # type: ignore[attr-defined]
-        found = self.answers(batch, *self.logits(batch), data, self.n_best)
-        rows = [data.windows[row].question for row in batch.index.tolist()]
-        return list(zip(rows, found, strict=True))
+        """Return the number of each window's question, and the best answers in the window."""
+        data = self.datamodule.questions("test")
+        answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
+        questions = [data.windows[row].question for row in batch.rows.tolist()]
+        return list(zip(questions, answers, strict=True))
 
-    def show(self, batch: SpanBatch, split: str) -> dict[str, Media]:
-        """The first windows of contexts: question, true answers, and what the window gives."""
-        data = self.trainer.datamodule.questions(split)  # type: ignore[attr-defined]
-        found = self.answers(batch, *self.logits(batch), data, 1)
-        asked = [data.questions[data.windows[row].question] for row in batch.index.tolist()]
-        rows = [
+    def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
+        """Return the questions of the first windows with their true and predicted answers."""
+        data = self.datamodule.questions(split)
+        answers = self.best_answers(batch, *self.logits(batch), data, 1)
+        questions = [data.questions[data.windows[row].question] for row in batch.rows.tolist()]
+        rows: list[list[Any]] = [
             [question.text, "\n".join(question.answers), best[0].text]
-            for question, best in zip(asked, found, strict=True)
+            for question, best in zip(questions, answers, strict=True)
         ]
         return {"samples": Table(["question", "true", "predicted"], rows)}
 
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
-        """For each question's id its best answers over all windows, the best first.
+        """Return the best answers to each question over all windows, by the question's id.
 
-        No answer, where that may be given, is an empty text with the least score of any window.
+        If a question may have no answer, the empty text stands for that. Its score is the smallest
+        one of all windows.
+
+        Args:
+            outputs: Outputs of `predict_step`.
         """
-        data = self.trainer.datamodule.questions("test")  # type: ignore[attr-defined]
+        data = self.datamodule.questions("test")
         scores: dict[int, dict[str, float]] = {}
-        nulls: dict[int, float] = {}
-        for question, answers in (pair for part in outputs for pair in part):
-            mine = scores.setdefault(question, {})
+        null_scores: dict[int, float] = {}
+        for question, answers in (pair for output in outputs for pair in output):
+            by_text = scores.setdefault(question, {})
             for answer in answers:
-                mine[answer.text] = max(mine.get(answer.text, -math.inf), answer.score)
-                nulls[question] = min(nulls.get(question, math.inf), answer.null)
+                by_text[answer.text] = max(by_text.get(answer.text, -math.inf), answer.score)
+                null_scores[question] = min(null_scores.get(question, math.inf), answer.null)
         merged = {}
-        for question, mine in sorted(scores.items()):
-            mine.pop("", None)  # of a window without any place for an answer
-            if self.scores.may_be_none:
-                mine[""] = nulls[question]
-            best = sorted(mine.items(), key=lambda item: item[1], reverse=True)[: self.n_best]
-            answers = [{"text": text, "score": score} for text, score in best]
-            merged[data.questions[question].id] = answers
+        for question, by_text in sorted(scores.items()):
+            by_text.pop("", None)  # of a window without any allowed span
+            if self.scores.allow_no_answer:
+                by_text[""] = null_scores[question]
+            best = sorted(by_text.items(), key=lambda item: item[1], reverse=True)
+            merged[data.questions[question].id] = [
+                {"text": text, "score": score} for text, score in best[: self.n_best_size]
+            ]
         return merged

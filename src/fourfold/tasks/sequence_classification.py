@@ -1,41 +1,57 @@
-"""Sentences and pairs of sentences: their class, or a number (GLUE)."""
+"""Tasks of sentence and sentence-pair classification or regression (GLUE), with two model types.
+
+Shapes: B rows, T tokens, K classes.
+"""
 
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.callbacks.media import Media, Table
-from fourfold.data.batch import SequenceBatch
-from fourfold.losses import classification_loss, exact
-from fourfold.metrics import ClassScores, Mean, NumberScores
-from fourfold.models import SequenceClassifier, SequenceClassifierConfig
-from fourfold.optim import OptimizerConfig, check_range
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.core.validation import check_range
+from fourfold.data.loading.batches import SequenceBatch
+from fourfold.loggers.media import Media, Table
+from fourfold.losses import IGNORE_INDEX, classification_loss, linear_cross_entropy, upcast_fp32
+from fourfold.metrics import ClassificationScores, Mean, RegressionScores
+from fourfold.models import (
+    CausalClassifier,
+    CausalClassifierConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+)
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.showing import class_rows, self_attention
-from fourfold.tasks.window import count_of
+from fourfold.tasks.samples import prediction_rows, self_attention
+from fourfold.tasks.training.loss_normalization import count_of
 
 
-class SequenceClassification(Task):
-    """Learns a class, or a number, of a sentence or a pair, mostly from a pre-trained encoder.
+class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
+    """Classification or regression of a sentence or a pair, usually with a pre-trained encoder.
 
-    It is tested by accuracy, F1 and Matthews' correlation, or by Pearson's and Spearman's.
+    The metrics are accuracy, F1 and Matthews correlation of classes; Pearson and Spearman
+    correlation of numbers (a model with one class).
 
     Args:
-        config: The model.
-        optimizer: Default: BERT's for fine-tuning (Devlin 2018, appendix A.3).
-        schedule: Default: linear to 0.
-        label_smoothing: Spread evenly over all classes.
-        start: `init_from` and `tuning` of `Task`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
+            2018, appendix A.3).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        label_smoothing: Probability mass that is spread evenly over all classes.
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = SequenceClassifier
     batch_class = SequenceBatch
     config_class = SequenceClassifierConfig
     config: SequenceClassifierConfig
-    from_data = ("vocab_size", "n_classes")
-    exact = ("n_classes",)
+    inferred_from_data = ("vocab_size", "n_classes")
+    must_equal_data = ("n_classes",)
+    loss: Mean
+    scores: RegressionScores | ClassificationScores
 
     def __init__(
         self,
@@ -43,75 +59,131 @@ class SequenceClassification(Task):
         optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
         label_smoothing: float = 0.0,
-        **start: Any,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        check_range("label_smoothing", label_smoothing, least=0.0, below=1.0)
-        super().__init__(config, optimizer, schedule, label_smoothing=label_smoothing, **start)
+        check_range("label_smoothing", label_smoothing, minimum=0.0, below=1.0)
+        super().__init__(config, optimizer, schedule, init_from, tuning)
         self.label_smoothing = label_smoothing
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics that need the number of classes."""
+        """Build the model, and the metrics, which need the number of classes."""
         if self.model is None:
             super().configure_model()
-            k = self.config.n_classes
-            assert k is not None  # the model is built
+            n_classes = self.config.n_classes
+            assert n_classes is not None  # the model is built
             self.loss = Mean()
-            self.scores = NumberScores() if k == 1 else ClassScores(k)
+            is_regression = n_classes == 1
+            self.scores = RegressionScores() if is_regression else ClassificationScores(n_classes)
 
-    def size(self, batch: SequenceBatch) -> int:
-        """Places in the batch, padding included."""
+    def n_units(self, batch: SequenceBatch) -> int:
+        """Return the number of tokens, padding included."""
         return batch.ids.numel()
 
     def logits(self, batch: SequenceBatch) -> Tensor:
-        """(B, K) in fp32."""
+        """Return logits (B, K) in fp32."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
-        return exact(logits)
+        return upcast_fp32(logits)
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the class, or the squared error of the number."""
+        """Cross-entropy of the class, or squared error of the number."""
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
         return loss, count_of(len(batch.ids), loss)
 
-    def _loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Summed over the batch."""
+    def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Return the loss, summed over the batch."""
         if self.config.n_classes == 1:
             return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
-        return classification_loss(logits, labels, label_smoothing=smoothing, normalizer=1.0)
+        return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
 
-    def evaluate(self, batch: SequenceBatch, split: str) -> None:
-        """Loss without smoothing, and the scores."""
+    def update_metrics(self, batch: SequenceBatch, split: str) -> None:
+        """Update the loss, without label smoothing, and the scores."""
         logits = self.logits(batch)
         self.loss.update(self._loss(logits, batch.labels), len(logits))
         self.scores.update(logits, batch.labels)
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss; accuracy, f1 and matthews; or pearson and spearman."""
-        results: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
-        if split == "test" and isinstance(self.scores, ClassScores):
-            results["confusion"] = self.scores.counts()
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the loss and the scores; of classes in a test also the confusion matrix."""
+        metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
+        if split == "test" and isinstance(self.scores, ClassificationScores):
+            metrics["confusion"] = self.scores.counts()
         self.loss.reset()
         self.scores.reset()
-        return results
+        return metrics
 
-    def show(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """The first texts with their classes or numbers, and the attention in the shortest."""
-        texts, outputs = (
-            self.tokenizer.decode_batch(batch.ids.tolist()),
-            self.predict_step(batch, 0),
-        )
+    def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
+        """Return the first texts with true and predicted labels, and attention of the shortest."""
+        texts = self.tokenizer.decode_batch(batch.ids.tolist())
+        outputs = self.predict_step(batch, 0)
+        columns = ["text", "true", "predicted"]
         if self.config.n_classes == 1:
-            columns = ["true", "predicted"]
-            found = zip(batch.labels.tolist(), outputs[:, 0].tolist(), strict=True)
-            rows = [[true, round(guess, 4)] for true, guess in found]
+            pairs = zip(batch.labels.tolist(), outputs[:, 0].tolist(), strict=True)
+            labels = [[true, round(predicted, 4)] for true, predicted in pairs]
         else:
-            columns = ["true", "predicted", "probability"]
-            rows = class_rows(self.artifacts["class_names"], batch.labels, outputs)
-        rows = [[text, *row] for text, row in zip(texts, rows, strict=True)]
+            columns.append("probability")
+            labels = prediction_rows(self.artifacts["class_names"], batch.labels, outputs)
+        rows = [[text, *row] for text, row in zip(texts, labels, strict=True)]
         attention = self_attention(self.model, self.tokenizer, batch, self.logits)
-        return {"samples": Table(["text", *columns], rows), "attention": attention}
+        return {"samples": Table(columns, rows), "attention": attention}
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        """Class probabilities (B, K), or the number (B, 1)."""
+        """Return class probabilities (B, K), or the number (B, 1)."""
         logits = self.logits(batch)
         return logits if self.config.n_classes == 1 else logits.softmax(-1)
+
+
+class CausalSequenceClassification(SequenceClassification):
+    """Classification or regression from the last token's state of a causal LM (GPT-1).
+
+    Language modelling of the same text is an auxiliary loss (Radford et al. 2018, section 3.2).
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        label_smoothing: Probability mass that is spread evenly over all classes.
+        lm_weight: Weight of the language-model loss (lambda of eq. 5). The loss of a row is the
+            mean over its tokens, as in the paper's code.
+        init_from: See `Task`.
+        tuning: See `Task`.
+    """
+
+    model_class = CausalClassifier  # type: ignore[assignment]
+    config_class = CausalClassifierConfig  # type: ignore[assignment]
+    model: CausalClassifier  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: CausalClassifierConfig = CausalClassifierConfig(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
+        label_smoothing: float = 0.0,
+        lm_weight: float = 0.5,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
+    ) -> None:
+        super().__init__(config, optimizer, schedule, label_smoothing, init_from, tuning)  # type: ignore[arg-type]
+        self.lm_weight = lm_weight
+
+    def logits(self, batch: SequenceBatch) -> Tensor:
+        """Return logits (B, K) in fp32."""
+        return upcast_fp32(
+            self.model.classify(self.model.hidden(batch.ids, batch.mask), batch.mask)
+        )
+
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Loss of the classifier, plus the weighted language-model loss of each row."""
+        h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
+        logits = upcast_fp32(self.model.classify(h, batch.mask))
+        loss = self._loss(logits, batch.labels, self.label_smoothing)
+        if self.lm_weight:
+            real = batch.mask[:, 1:]
+            targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
+            weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
+            x, matrix, bias = self.model.head.output(h[:, :-1].flatten(0, 1))
+            lm_loss = linear_cross_entropy(
+                x, matrix, bias, targets.flatten(), weights=weights.flatten(), normalizer=1.0
+            )
+            loss = loss + self.lm_weight * lm_loss
+        return loss, count_of(len(batch.ids), loss)

@@ -1,108 +1,137 @@
-"""Words and their classes: entities (W-NUT, CoNLL), parts of speech."""
+"""Task of token classification: named entities (W-NUT, CoNLL), parts of speech."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.callbacks.media import Media, Table
-from fourfold.data.batch import TokenBatch
-from fourfold.losses import IGNORED, exact
-from fourfold.metrics import Mean, TagScores
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.data.loading.batches import TokenBatch
+from fourfold.loggers.media import Media, Table
+from fourfold.losses import IGNORE_INDEX, upcast_fp32
+from fourfold.metrics import EntityScores, Mean
 from fourfold.models import TokenClassifier, TokenClassifierConfig
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.showing import self_attention
+from fourfold.tasks.samples import self_attention
+
+ChunkId = tuple[int, int]  # number of a sentence, and of the chunk in it
 
 
-class TokenClassification(Task):
-    """Learns a class of each word; is tested by the F1 of entities.
+class DataWithChunks(Protocol):
+    """DataModule whose rows are chunks of sentences."""
+
+    def chunk_keys(self, split: str) -> Sequence[ChunkId]:
+        """Return sentence and chunk of each row."""
+
+
+class TokenClassification(Task[TokenClassifier, TokenBatch]):
+    """Classification of each word, evaluated by the F1 of entities.
 
     Args:
-        config: The model.
-        optimizer: Default: BERT's for fine-tuning (Devlin 2018, appendix A.3).
-        schedule: Default: linear to 0.
-        start: `init_from` and `tuning` of `Task`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
+            2018, appendix A.3).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        init_from: See `Task`.
+        tuning: See `Task`.
     """
 
     model_class = TokenClassifier
     batch_class = TokenBatch
     config_class = TokenClassifierConfig
     config: TokenClassifierConfig
-    from_data = ("vocab_size", "n_classes")
-    exact = ("n_classes",)
+    inferred_from_data = ("vocab_size", "n_classes")
+    must_equal_data = ("n_classes",)
 
     def __init__(
         self,
         config: TokenClassifierConfig = TokenClassifierConfig(),  # noqa: B008  (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5, eps=1e-6),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
-        **start: Any,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, **start)
-        self.loss, self.scores = Mean(), TagScores()
+        super().__init__(config, optimizer, schedule, init_from, tuning)
+        self.loss = Mean()
+        self.scores = EntityScores()
 
-    def size(self, batch: TokenBatch) -> int:
-        """Places in the batch, padding included."""
+    @property
+    def datamodule(self) -> DataWithChunks:
+        return cast(DataWithChunks, super().datamodule)
+
+    def n_units(self, batch: TokenBatch) -> int:
+        """Return the number of tokens, padding included."""
         return batch.ids.numel()
 
     def logits(self, batch: TokenBatch) -> Tensor:
-        """(B, T, K) in fp32."""
+        """Return logits (B, T, K) in fp32."""
         logits: Tensor = self.model(batch.ids, None, batch.mask)
-        return exact(logits)
+        return upcast_fp32(logits)
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy at the first token of each word."""
-        loss = F.cross_entropy(
-            self.logits(batch).flatten(0, 1), batch.labels.flatten(),
-            ignore_index=IGNORED, reduction="sum",
-        )  # fmt: skip
-        return loss, (batch.labels != IGNORED).sum()
+        logits = self.logits(batch).flatten(0, 1)
+        labels = batch.labels.flatten()
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        return loss, (labels != IGNORE_INDEX).sum()
 
-    def evaluate(self, batch: TokenBatch, split: str) -> None:
-        """Loss, and the tags of each row."""
-        logits, at_words = self.logits(batch), batch.labels != IGNORED
-        losses = F.cross_entropy(logits[at_words], batch.labels[at_words], reduction="sum")
-        self.loss.update(losses, at_words.sum())
-        tags = self.artifacts["class_names"]
-        names = self.trainer.datamodule.names(split)  # type: ignore[attr-defined]
-        rows = [names[row] for row in batch.index.tolist()]
-        words = at_words.cpu()  # at once, and not row by row
-        true, guessed = (
-            [[tags[k] for k in row[here].tolist()] for row, here in zip(x, words, strict=True)]
-            for x in (batch.labels.cpu(), logits.argmax(-1).cpu())
-        )
-        self.scores.update(rows, true, guessed)
+    def update_metrics(self, batch: TokenBatch, split: str) -> None:
+        """Update the loss, and the scores with the tags of each row."""
+        logits = self.logits(batch)
+        is_word = batch.labels != IGNORE_INDEX
+        losses = F.cross_entropy(logits[is_word], batch.labels[is_word], reduction="sum")
+        self.loss.update(losses, is_word.sum())
+        chunks = self.datamodule.chunk_keys(split)
+        # Whole batches are copied to the CPU, rather than row by row.
+        on_cpu = is_word.cpu()
+        true = self._tags(batch.labels.cpu(), on_cpu)
+        predicted = self._tags(logits.argmax(-1).cpu(), on_cpu)
+        self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
 
-    def results(self, split: str) -> dict[str, Any]:
-        """loss, precision, recall and f1 of entities, accuracy of words; in a test f1 of types."""
-        results = {"loss": self.loss.compute(), **self.scores.compute()}
+    def _tags(self, classes: Tensor, is_word: Tensor) -> list[list[str]]:
+        """Return the tags of the words in each row, for classes (B, T)."""
+        names = self.artifacts["class_names"]
+        return [
+            [names[k] for k in row[words].tolist()]
+            for row, words in zip(classes, is_word, strict=True)
+        ]
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, precision, recall and F1 of entities, and accuracy of words.
+
+        A test adds the F1 of each entity type, and the confusion matrix.
+        """
+        metrics = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test":
-            results["confusion"] = self.scores.confusion(self.artifacts["class_names"])
+            metrics["confusion"] = self.scores.confusion(self.artifacts["class_names"])
         else:
-            results = {k: v for k, v in results.items() if not k.startswith("f1_")}
+            metrics = {name: x for name, x in metrics.items() if not name.startswith("f1_")}
         self.loss.reset()
         self.scores.reset()
-        return results
+        return metrics
 
-    def show(self, batch: TokenBatch, split: str) -> dict[str, Media]:
-        """The first texts with their tags, and the attention in the shortest."""
-        tags, texts = self.artifacts["class_names"], self.tokenizer.decode_batch(batch.ids.tolist())
-        guessed = self.logits(batch).argmax(-1)
-        rows = [
-            [text, *(" ".join(tags[k] for k in x[true != IGNORED].tolist()) for x in (true, guess))]
-            for text, true, guess in zip(texts, batch.labels, guessed, strict=True)
+    def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
+        """Return the first texts with true and predicted tags, and attention of the shortest."""
+        texts = self.tokenizer.decode_batch(batch.ids.tolist())
+        is_word = batch.labels != IGNORE_INDEX
+        true = self._tags(batch.labels, is_word)
+        predicted = self._tags(self.logits(batch).argmax(-1), is_word)
+        rows: list[list[Any]] = [
+            [text, " ".join(tags), " ".join(guesses)]
+            for text, tags, guesses in zip(texts, true, predicted, strict=True)
         ]
         attention = self_attention(self.model, self.tokenizer, batch, self.logits)
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
-    def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[tuple[int, int], str]]:
-        """Sentence and piece of each row, and the tags of its words with blanks between."""
-        tags, at_words = self.artifacts["class_names"], batch.labels != IGNORED
-        guessed = self.logits(batch).argmax(-1)
-        names = self.trainer.datamodule.names("test")  # type: ignore[attr-defined]
+    def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
+        """Return sentence and chunk of each row, and the tags of its words joined by spaces."""
+        chunks = self.datamodule.chunk_keys("test")
+        tags = self._tags(self.logits(batch).argmax(-1), batch.labels != IGNORE_INDEX)
         return [
-            (names[row], " ".join(tags[k] for k in classes[here].tolist()))
-            for row, classes, here in zip(batch.index.tolist(), guessed, at_words, strict=True)
+            (chunks[row], " ".join(of_row))
+            for row, of_row in zip(batch.rows.tolist(), tags, strict=True)
         ]

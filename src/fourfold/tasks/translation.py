@@ -1,24 +1,33 @@
-"""Translation with an encoder-decoder (Vaswani et al. 2017)."""
+"""Tasks of translation: encoder-decoder, T5 (text to text), composite of pre-trained models."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from fourfold.checkpoints.init_from import InitFrom
 from fourfold.core.config import TransformerConfig
-from fourfold.data.batch import PairBatch
-from fourfold.models import EncoderDecoder, EncoderDecoderConfig
+from fourfold.data.loading.batches import PairBatch
+from fourfold.models import (
+    T5,
+    CompositeEncoderDecoder,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    T5Config,
+    TextToTextConfig,
+)
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.tasks.writing import Writing
+from fourfold.tasks.seq2seq import Seq2SeqTask
 
 
-class Translation(Writing):
-    """Learns pairs of sentences; is tested by beam search with sacreBLEU and chrF.
+class Translation(Seq2SeqTask[PairBatch]):
+    """Translation with an encoder-decoder (Vaswani et al. 2017).
 
     Args:
-        config: The model.
-        optimizer: Default: the paper's Adam (section 5.3).
-        schedule: Default: the paper's (eq. 3).
-        options: As `Writing`: smoothing of the labels, beams, `init_from` and `tuning`.
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is the paper's Adam (section 5.3).
+        schedule: Options of the schedule; the default is the paper's (eq. 3).
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments.
     """
 
     model_class: ClassVar[type[Seq2Seq]] = EncoderDecoder
@@ -33,10 +42,133 @@ class Translation(Writing):
         ),
         schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=4000),  # noqa: B008
         label_smoothing: float = 0.1,
-        **options: Any,
+        label_smoothing_type: str = "uniform",
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        length_penalty_type: str = "gnmt",
+        val_num_beams: int = 1,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
     ) -> None:
-        super().__init__(config, optimizer, schedule, label_smoothing, **options)
+        super().__init__(
+            config,
+            optimizer,
+            schedule,
+            label_smoothing,
+            label_smoothing_type,
+            num_beams,
+            length_penalty,
+            length_penalty_type,
+            val_num_beams,
+            init_from,
+            tuning,
+        )
 
-    def size(self, batch: PairBatch) -> int:
-        """Source and target places, padding included."""
+    def n_units(self, batch: PairBatch) -> int:
+        """Return the number of source and target tokens, padding included."""
         return batch.src.numel() + batch.tgt.numel()
+
+
+class TextToText(Translation):
+    """Text-to-text tasks with T5 (Raffel et al. 2019).
+
+    The decoder's input begins with the tokenizer's begin token; without one, with its padding
+    token, as the released weights expect.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is Adam, since the paper's AdaFactor is not
+            implemented.
+        schedule: Options of the schedule; the default is 0.1 / sqrt(step) after 10,000 steps, a
+            tenth of the paper's rate for AdaFactor (section 3.1.2). The rate of the first 10,000
+            steps, which is constant in the paper, grows linearly here.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper uses none, and
+            4 beams with alpha 0.6 (section 3.7).
+    """
+
+    model_class = T5
+    config_class = T5Config
+
+    def __init__(
+        self,
+        config: T5Config = T5Config(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
+            name="inverse_sqrt", warmup_steps=10_000
+        ),
+        label_smoothing: float = 0.0,
+        label_smoothing_type: str = "uniform",
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        length_penalty_type: str = "gnmt",
+        val_num_beams: int = 1,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
+    ) -> None:
+        super().__init__(
+            config,
+            optimizer,
+            schedule,
+            label_smoothing,
+            label_smoothing_type,
+            num_beams,
+            length_penalty,
+            length_penalty_type,
+            val_num_beams,
+            init_from,
+            tuning,
+        )
+
+
+class CompositeTranslation(Translation):
+    """Translation with separately pre-trained encoder and decoder (Rothe et al. 2020).
+
+    `init_from: {encoder: PATH, decoder: PATH}` names the two pre-trained models.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is Adam, whose rate of 0.05 is a factor on
+            the schedule.
+        schedule: Options of the schedule; the default is that of Vaswani et al. 2017 with a longer
+            warm-up. Its largest rate is 9e-6 at width 768, which preserves pre-trained weights.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments.
+    """
+
+    model_class = CompositeEncoderDecoder
+    config_class = TextToTextConfig
+    config: TextToTextConfig
+
+    def __init__(
+        self,
+        config: TextToTextConfig = TextToTextConfig(),  # noqa: B008  (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
+            name="adam", lr=0.05, weight_decay=0.0
+        ),
+        schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=40_000),  # noqa: B008
+        label_smoothing: float = 0.0,
+        label_smoothing_type: str = "uniform",
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        length_penalty_type: str = "gnmt",
+        val_num_beams: int = 1,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008
+    ) -> None:
+        super().__init__(
+            config,  # type: ignore[arg-type]  # of another family than that of the base class
+            optimizer,
+            schedule,
+            label_smoothing,
+            label_smoothing_type,
+            num_beams,
+            length_penalty,
+            length_penalty_type,
+            val_num_beams,
+            init_from,
+            tuning,
+        )
+
+    def _complete_config(self) -> None:
+        super()._complete_config()
+        if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
+            self._check_size("vocab_size", self.config.encoder.vocab_size, "model.config.encoder")

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.callbacks.checkpoint_io import AtomicCheckpointIO
+from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -12,8 +12,9 @@ def read(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def test_there_and_back(tmp_path: Path) -> None:
-    io, file = AtomicCheckpointIO(read), tmp_path / "deep" / "last.ckpt"
+def test_save_load_and_remove(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO(read)
+    file = tmp_path / "deep" / "last.ckpt"
     io.save_checkpoint({"a": torch.ones(2)}, file)
     assert torch.equal(io.load_checkpoint(file)["a"], torch.ones(2))
     assert [f.name for f in file.parent.iterdir()] == ["last.ckpt"]
@@ -22,28 +23,31 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_a_failure_leaves_the_old_file_and_no_other(
+def test_failed_save_keeps_the_old_file_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    io, file = AtomicCheckpointIO(read), tmp_path / "last.ckpt"
+    io = AtomicCheckpointIO(read)
+    file = tmp_path / "last.ckpt"
     io.save_checkpoint({"step": 1}, file)
 
-    def half(content: object, stream: Any) -> None:
+    def write_half(content: object, stream: Any) -> None:
         stream.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", half)
+    monkeypatch.setattr(torch, "save", write_half)
     with pytest.raises(OSError, match="No space"):
         io.save_checkpoint({"step": 2}, file)
     assert read(file) == {"step": 1}
     assert [f.name for f in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_kill_while_writing_leaves_the_old_file(
+def test_new_file_is_complete_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there at the moment of the rename is complete and on the disk."""
-    io, file, seen = AtomicCheckpointIO(read), tmp_path / "last.ckpt", []
+    """At the moment of the rename, both files are complete, and the new one is on the disk."""
+    io = AtomicCheckpointIO(read)
+    file = tmp_path / "last.ckpt"
+    seen = []
     io.save_checkpoint({"step": 1}, file)
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)

@@ -5,54 +5,69 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.callbacks.checkpoints import Checkpoints
-from fourfold.core.errors import InputError
+from fourfold.callbacks.checkpointing import run_checkpoints
+from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
+from fourfold.errors import InputError
 
 
 class FakeTrainer(SimpleNamespace):
-    """What the callback asks of a Trainer."""
+    """The attributes of a Trainer that the callback uses."""
 
-    def __init__(self, **more: Any) -> None:
-        loop = SimpleNamespace(
-            _should_accumulate=lambda: False,
-            _should_check_val_fx=lambda fetcher: False,
-            _skip_next_val=False,
-            batch_progress=SimpleNamespace(is_last_batch=False),
-        )
-        self.fit_loop = SimpleNamespace(
-            epoch_loop=loop, _data_fetcher=object(), _can_stop_early=True
-        )
-        more = {"datamodule": SimpleNamespace(splits={"train": None, "val": None}), **more}
-        self.state, self.loggers = SimpleNamespace(fn="fit"), []
-        self._logger_connector = SimpleNamespace(update_train_step_metrics=lambda: None)
-        super().__init__(
-            global_step=0, max_steps=-1, max_epochs=-1, should_stop=False, current_epoch=0,
-            sanity_checking=False, is_global_zero=True, callback_metrics={}, saved=[], **more,
-        )  # fmt: skip
+    def __init__(self, **attributes: Any) -> None:
+        defaults: dict[str, Any] = {
+            "accumulating": False,
+            "validation_next": False,
+            "fit_loop": SimpleNamespace(
+                epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=False))
+            ),
+            "datamodule": None,
+            "state": SimpleNamespace(fn="fit"),
+            "global_step": 0,
+            "max_steps": -1,
+            "max_epochs": -1,
+            "current_epoch": 0,
+            "should_stop": False,
+            "sanity_checking": False,
+            "is_global_zero": True,
+            "callback_metrics": {},
+            "saved": [],
+        }
+        super().__init__(**{**defaults, **attributes})
 
     def save_checkpoint(self, file: Path) -> None:
         self.saved.append((file.name, self.global_step))
         file.write_text(str(self.global_step))
 
 
-def validate(saver: Checkpoints, trainer: Any, step: int, **metrics: float) -> None:
+@pytest.fixture(autouse=True)
+def _fake_internals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_checkpoints, "is_accumulating", lambda trainer: trainer.accumulating)
+    monkeypatch.setattr(run_checkpoints, "will_validate", lambda trainer: trainer.validation_next)
+    monkeypatch.setattr(run_checkpoints, "can_stop_early", lambda trainer: True)
+    monkeypatch.setattr(run_checkpoints, "write_metrics_row", lambda trainer: None)
+
+
+def validate(saver: RunCheckpoints, trainer: Any, step: int, **metrics: float) -> None:
     trainer.global_step = step
     trainer.callback_metrics = {f"val/{k}": torch.tensor(v) for k, v in metrics.items()}
     saver.on_validation_end(trainer, None)  # type: ignore[arg-type]
 
 
-def batch_end(saver: Checkpoints, trainer: Any, step: int) -> None:
+def batch_end(saver: RunCheckpoints, trainer: Any, step: int) -> None:
     trainer.global_step = step
     saver.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
 
 
-def test_the_best_two_of_a_metric_that_grows(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path, keep_best=2), FakeTrainer()
+def test_two_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path, save_top_k=2)
+    trainer = FakeTrainer()
     for step, bleu in enumerate([3.0, 1.0, 5.0, 4.0, float("nan"), 2.0], 1):
         validate(saver, trainer, step, bleu=bleu, loss=1.0)
     assert {file.name for file in tmp_path.iterdir()} == {
-        "step=00000003.ckpt", "step=00000004.ckpt", "best.ckpt",
-    }  # fmt: skip
+        "step=00000003.ckpt",
+        "step=00000004.ckpt",
+        "best.ckpt",
+    }
     assert saver.best.read_text() == "3"
     assert saver.scores == {"step=00000003.ckpt": 5.0, "step=00000004.ckpt": 4.0}
 
@@ -65,13 +80,14 @@ def test_the_best_two_of_a_metric_that_grows(tmp_path: Path) -> None:
         ({"monitor": "val/loss"}, {"loss": [2.0, 1.0, 3.0], "top1": [0.1, 0.2, 0.3]}, 2),
         ({"monitor": "val/ppl_byte"}, {"ppl_byte": [9.0, 3.0, 4.0]}, 2),
         ({"monitor": "val/loss", "mode": "max"}, {"loss": [2.0, 1.0, 3.0]}, 3),
-        ({}, {"bleu": [0.0, 0.0, 0.0]}, 3),  # of equals the latest
+        ({}, {"bleu": [0.0, 0.0, 0.0]}, 3),  # of equal scores, the latest
     ],
 )
-def test_what_best_means(
+def test_monitor_and_mode_select_best_checkpoint(
     options: dict[str, str], metrics: dict[str, list[float]], best: int, tmp_path: Path
 ) -> None:
-    saver, trainer = Checkpoints(tmp_path, **options), FakeTrainer()  # type: ignore[arg-type]
+    saver = RunCheckpoints(tmp_path, **options)  # type: ignore[arg-type]
+    trainer = FakeTrainer()
     for step in range(3):
         validate(saver, trainer, step + 1, **{name: x[step] for name, x in metrics.items()})
     assert saver.best.read_text() == str(best)
@@ -79,73 +95,99 @@ def test_what_best_means(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "warns"),
     [
         ({}, True),
-        ({"keep_best": 0}, False),
+        ({"save_top_k": 0}, False),
         ({"tests_on_val": False}, False),
         ({"enable_validation": False}, False),
         ({"is_global_zero": False}, False),
     ],
 )
-def test_a_best_that_is_chosen_on_the_test_is_said(
-    change: dict[str, Any], said: bool, tmp_path: Path, capsys: Any
+def test_warning_if_best_checkpoint_is_selected_on_test_data(
+    change: dict[str, Any], warns: bool, tmp_path: Path, capsys: Any
 ) -> None:
-    saver = Checkpoints(tmp_path, keep_best=change.get("keep_best", 1))
+    saver = RunCheckpoints(tmp_path, save_top_k=change.get("save_top_k", 1))
     data = SimpleNamespace(tests_on_val=change.get("tests_on_val", True))
     trainer: Any = FakeTrainer(datamodule=data, enable_validation=True)
     vars(trainer).update({key: x for key, x in change.items() if key in vars(trainer)})
     saver.on_fit_start(trainer, None)  # type: ignore[arg-type]
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.count("\n") == said
-    assert ("val and test are the same data" in printed.err) == said
-    assert ("--checkpoint.keep_best 0" in printed.err) == said
+    assert printed.err.count("\n") == warns
+    assert ("val and test are the same data" in printed.err) == warns
+    assert ("--checkpoint.save_top_k 0" in printed.err) == warns
 
 
-def test_nothing_is_kept_before_training_or_when_unwanted(tmp_path: Path) -> None:
+def test_no_best_checkpoint_in_sanity_check_or_without_metric(tmp_path: Path) -> None:
     before = FakeTrainer()
     before.sanity_checking = True
-    validate(Checkpoints(tmp_path), before, 1, loss=1.0)
-    validate(Checkpoints(tmp_path, keep_best=0), FakeTrainer(), 1, loss=1.0)
-    validate(Checkpoints(tmp_path), FakeTrainer(), 1, other=1.0)  # nothing to go by
+    validate(RunCheckpoints(tmp_path), before, 1, loss=1.0)
+    validate(RunCheckpoints(tmp_path, save_top_k=0), FakeTrainer(), 1, loss=1.0)
+    validate(RunCheckpoints(tmp_path), FakeTrainer(), 1, other=1.0)  # none of MONITORS
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match=r"monitor is val/blue, but validation gives val/loss"):
-        validate(Checkpoints(tmp_path, monitor="val/blue"), before, 1, loss=1.0)
+    with pytest.raises(
+        InputError, match=r"checkpoint\.monitor must be .*\(val/loss\), got val/blue"
+    ):
+        validate(RunCheckpoints(tmp_path, monitor="val/blue"), before, 1, loss=1.0)
 
 
-def test_last_by_steps_and_once_a_step(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path, every_n_steps=2), FakeTrainer()
+def test_last_is_saved_once_per_due_step(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path, every_n_steps=2)
+    trainer = FakeTrainer()
     for step in (0, 1, 1, 2, 2, 3, 4):  # batches of one step share its number
         batch_end(saver, trainer, step)
     assert trainer.saved == [("last.ckpt", 2), ("last.ckpt", 4)]
 
 
-def test_last_is_not_saved_while_a_gradient_is_accumulated(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path, every_n_steps=1), FakeTrainer()
-    trainer.fit_loop.epoch_loop._should_accumulate = lambda: True
+def test_last_is_not_saved_during_accumulation(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path, every_n_steps=1)
+    trainer = FakeTrainer()
+    trainer.accumulating = True
     batch_end(saver, trainer, 1)
     assert trainer.saved == []
 
 
-def test_last_where_a_run_ends_inside_an_epoch(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path), FakeTrainer()
+def test_stop_waits_for_the_accumulated_gradient(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path)
+    trainer = FakeTrainer(accumulating=True, should_stop=True, global_step=4)
+    batch_end(saver, trainer, 4)
+    assert not trainer.should_stop
+    trainer.accumulating = False
+    batch_end(saver, trainer, 5)
+    assert trainer.should_stop
+    assert trainer.saved == [("last.ckpt", 5)]
+
+
+def test_last_is_saved_after_a_validation_that_follows(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path, every_n_steps=1)
+    trainer = FakeTrainer(validation_next=True)
+    batch_end(saver, trainer, 1)
+    assert trainer.saved == []
+    validate(saver, trainer, 1, other=1.0)
+    assert trainer.saved == [("last.ckpt", 1)]
+
+
+def test_last_is_saved_when_a_run_ends_inside_an_epoch(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path)
+    trainer = FakeTrainer()
     trainer.max_steps = 3
     for step in (1, 2, 3):
         batch_end(saver, trainer, step)
     assert trainer.saved == [("last.ckpt", 3)]
-    # Lightning calls these as if the epoch were over; the place in the data would be lost.
+    # Lightning calls these hooks although the epoch is not complete.
     saver.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
     saver.on_train_end(trainer, None)  # type: ignore[arg-type]
     assert trainer.saved == [("last.ckpt", 3)]
 
 
-def test_last_by_epochs(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path, every_n_epochs=2, every_n_steps=10), FakeTrainer()
+def test_last_is_saved_once_at_the_end_of_a_due_epoch(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path, every_n_epochs=2, every_n_steps=10)
+    trainer = FakeTrainer()
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
     for trainer.current_epoch in range(4):
         batch_end(saver, trainer, trainer.global_step + 10)
-        # Not twice for one step: where the epoch is due its end alone saves.
+        # If the epoch is due, only its end saves.
         assert (("last.ckpt", trainer.global_step) in trainer.saved) is (
             trainer.current_epoch in (0, 2)
         )
@@ -153,13 +195,14 @@ def test_last_by_epochs(tmp_path: Path) -> None:
     assert trainer.saved == [("last.ckpt", step) for step in (10, 20, 30, 40)]
 
 
-def test_scores_survive_a_resume_and_deleted_files_do_not_count(tmp_path: Path) -> None:
-    saver, trainer = Checkpoints(tmp_path, keep_best=2), FakeTrainer()
+def test_resume_restores_scores_of_existing_files(tmp_path: Path) -> None:
+    saver = RunCheckpoints(tmp_path, save_top_k=2)
+    trainer = FakeTrainer()
     for step, loss in enumerate([3.0, 2.0], 1):
         validate(saver, trainer, step, loss=loss)
     state = torch.load(_saved(saver.state_dict(), tmp_path), weights_only=True)
     (tmp_path / "step=00000002.ckpt").unlink()
-    resumed = Checkpoints(tmp_path, keep_best=2)
+    resumed = RunCheckpoints(tmp_path, save_top_k=2)
     resumed.load_state_dict(state)
     assert resumed.scores == {"step=00000001.ckpt": 3.0}
 
@@ -169,11 +212,11 @@ def _saved(content: dict[str, Any], folder: Path) -> Path:
     return folder / "state"
 
 
-def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*names: object) -> None:
-        raise OSError("no links here")
+def test_best_is_copied_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*names: object) -> None:
+        raise OSError("hard links are not supported")
 
-    monkeypatch.setattr("os.link", refuse)
-    saver = Checkpoints(tmp_path)
+    monkeypatch.setattr("os.link", fail)
+    saver = RunCheckpoints(tmp_path)
     validate(saver, FakeTrainer(), 1, loss=1.0)
     assert saver.best.read_text() == "1"

@@ -2,8 +2,8 @@ import io
 
 import pytest
 
-from fourfold.commands.lines import Item, process, read_lines
-from fourfold.core.errors import InputError
+from fourfold.commands.infer.line_io import Item, process, read_lines
+from fourfold.errors import InputError
 
 
 def through(text: str, batch_size: int = 2) -> tuple[list[str], list[list[str]]]:
@@ -47,10 +47,10 @@ def test_more_lines_than_a_chunk() -> None:
 
 
 def test_a_line_that_cannot_be_prepared_is_named() -> None:
-    with pytest.raises(InputError, match="line 3: too loud"):
+    with pytest.raises(InputError, match="<stdin>:3: too loud"):
         through("a\n\nb!\n")
 
 
 def test_broken_utf8_is_named() -> None:
-    with pytest.raises(InputError, match="line 2 is not UTF-8: byte 3 is 0xff"):
+    with pytest.raises(InputError, match="<stdin>:2: the line is not UTF-8: byte 3 is 0xff"):
         list(read_lines(io.BytesIO(b"fine\nab\xff\n")))

@@ -5,18 +5,23 @@ from typing import Any
 import pytest
 import yaml
 
-from fourfold.commands.config_files import config_files, is_given, locate_value
-from fourfold.core.errors import InputError
+from fourfold.commands.train.config_files import (
+    config_files,
+    expand_arguments,
+    is_given,
+    locate,
+)
+from fourfold.errors import InputError
 
 Run = Callable[..., Any]
 
 
-def test_files_named_on_the_command_line() -> None:
+def test_config_files_are_read_from_the_command_line() -> None:
     arguments = ["fit", "--config", "a.yaml", "--trainer.x", "1", "-c=b.yaml", "--config", "{a: 1}"]
     assert config_files(arguments) == [Path("a.yaml"), Path("b.yaml")]
 
 
-def test_what_is_given(tmp_path: Path) -> None:
+def test_is_given_searches_files_options_and_nested_files(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("data:\n  init_args:\n    seed: 3\n")
     assert is_given("data.seed", ["--config", str(file)])
@@ -25,7 +30,7 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert is_given("data.seed", inline)
     assert not is_given("data.rows", inline)
     assert not is_given("data.rows", ["--config", str(file), "--data.seed", "3"])
-    # Where another file stands for a part.
+    # A config may name another file for a section.
     (tmp_path / "b.yaml").write_text("seed: 3\n")
     (tmp_path / "c.yaml").write_text("data: b.yaml\nmodel: Translation\n")
     assert is_given("data.seed", ["--config", str(tmp_path / "c.yaml")])
@@ -34,40 +39,51 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert not is_given("model.seed", ["--config", str(tmp_path / "c.yaml")])
 
 
-@pytest.mark.parametrize(
-    ("said", "line"),
-    [
-        ("n_heads is 5, but must be at least 6", 3),
-        ("d_model 16 is not divisible by n_heads 5", 2),
-        ("tags is [], but there must be one", 6),
-        ("lr is 0.001, but must be above 1", 4),  # as YAML has it: 1e-3
-        ("n_heads is 6, but must be at least 7", None),  # another than the file's
-        ("train.tsv, line 7: n_heads 5", None),  # about data
-        ("d_ff is 3, but must be at least 4", None),  # from the command line
-    ],
-)
-def test_a_value_is_found_by_the_words_of_its_class(
-    said: str, line: int | None, tmp_path: Path
-) -> None:
+def test_error_of_a_key_gets_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
-    values = ("d_model: 16", "n_heads: 5", "lr: 1e-3", "d_ff: 3", "tags: []")
-    file.write_text("model: {init_args: {config: {\n " + ",\n ".join(values) + "}}}")
+    file.write_text("model:\n  init_args:\n    config:\n      n_heads: x\n      d_ff: y\n")
     arguments = ["--config", str(file), "--model.config.d_ff=3"]
-    begin = f"{file}, line {line}: " if line else ""
-    assert str(locate_value(InputError(said), arguments)) == begin + said
+    error = InputError("must be of type int, got x", option="model.config.n_heads")
+    assert str(locate(error, arguments)) == f"{file}:4: {error}"
+    on_command_line = InputError("must be of type int, got y", option="model.config.d_ff")
+    assert locate(on_command_line, arguments) is on_command_line
+    of_data = InputError("the row has 3 columns", file="a.tsv", line=7)
+    assert locate(of_data, arguments) is of_data
 
 
-def test_later_files_and_options_win(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_option_names_take_dashes_and_underscores() -> None:
+    arguments = ["--run-dir", "my-run", "--trainer.max-steps=3", "--data.train", "a-b.txt"]
+    assert expand_arguments(arguments) == [
+        *("--run_dir", "my-run", "--trainer.max_steps=3", "--data.train", "a-b.txt"),
+    ]
+
+
+def test_run_directory_alone_supplies_its_config(tmp_path: Path) -> None:
+    arguments = ["--run_dir", str(tmp_path)]
+    assert expand_arguments(arguments) == arguments
+    with pytest.raises(InputError, match=r"--run_dir must contain config\.yaml"):
+        expand_arguments(arguments, evaluates=True)
+    config = tmp_path / "config.yaml"
+    config.write_text("model: {}\n")
+    assert expand_arguments(arguments, evaluates=True) == ["--config", str(config), *arguments]
+    given = ["--config", str(config), *arguments]
+    assert expand_arguments(given, evaluates=True) == given
+
+
+def test_later_files_and_options_override_earlier_ones(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
     (here / "more.yaml").write_text(
         "trainer: {max_steps: 7, precision: bf16-mixed}\n"
         "model: {init_args: {config: {d_ff: 99, n_classes: 12}}}"
     )
     call = ["fit", "--config", configs["vit"], "--config", "more.yaml", "--trainer.max_steps", 8]
-    result = run(*call, "--model.config.n_layers=3", "--model.config.n_classes=null",
-                 "--print_config")  # fmt: skip
+    result = run(
+        *call, "--model.config.n_layers=3", "--model.config.n_classes=null", "--print_config"
+    )
     assert result.code == 0, result.err
     config = yaml.safe_load(result.out)
-    assert config["trainer"]["max_steps"] == 8  # the option, over both files
+    assert config["trainer"]["max_steps"] == 8  # the option overrides both files
     assert config["trainer"]["precision"] == "bf16-mixed"  # the second file
     assert config["trainer"]["log_every_n_steps"] == 2  # the first
     shape = config["model"]["init_args"]["config"]

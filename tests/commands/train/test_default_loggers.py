@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fourfold.commands.loggers import wandb_mode
-from fourfold.core.errors import InputError
+from fourfold.commands.train.default_loggers import wandb_mode
+from fourfold.errors import InputError
 
 Run = Callable[..., Any]
 
@@ -18,15 +18,15 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def test_modes(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_mode(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [wandb_mode(mode) for mode in ("off", "offline", "auto")] == ["off", "offline", "off"]
-    with pytest.raises(InputError, match="online needs a key"):
+    with pytest.raises(InputError, match="online needs an API key"):
         wandb_mode("online")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert wandb_mode("online") == wandb_mode("auto") == "online"
 
 
-def test_a_key_of_wandb_login_counts(no_account: None, tmp_path: Path) -> None:
+def test_wandb_login_provides_the_key(no_account: None, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / ".netrc").write_text("machine api.wandb.ai login user password key")
@@ -35,9 +35,9 @@ def test_a_key_of_wandb_login_counts(no_account: None, tmp_path: Path) -> None:
 
 
 def test_without_the_package(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourfold.commands.loggers.find_spec", lambda name: None)
+    monkeypatch.setattr("fourfold.commands.train.default_loggers.find_spec", lambda name: None)
     assert wandb_mode("off") == "off"
-    with pytest.raises(InputError, match=r"pip install -e '\.\[wandb\]'"):
+    with pytest.raises(InputError, match=r"pip install 'fourfold\[wandb\]'"):
         wandb_mode("offline")
 
 
@@ -45,20 +45,26 @@ def test_no_run_is_imported_or_begun_unasked(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # `import wandb` now fails
-    call = ["--config", configs["vit"], "--run_dir=r", "--pictures=true", "--trainer.max_steps=2"]
+    call = [
+        "--config",
+        configs["vit"],
+        "--run_dir=r",
+        "--log_samples=true",
+        "--trainer.max_steps=2",
+    ]
     for command in ("fit", "test"):
         result = run(command, *call, "--wandb=off")
         assert result.code == 0, result.err
-        assert "could not draw" not in result.out
+        assert "could not save samples" not in result.out
     assert not list(here.rglob("*wandb*"))
     assert (here / "r/val/samples.csv").is_file()
     assert (here / "r/test/confusion.png").is_file()
 
 
-def test_no_pictures(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_log_samples_can_be_disabled(run: Run, configs: dict[str, Path], here: Path) -> None:
     for command in ("fit", "test"):
         call = [command, "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=2"]
-        assert run(*call, "--pictures=false").code == 0
+        assert run(*call, "--log_samples=false").code == 0
     assert not (here / "r/val").exists()
     assert not (here / "r/test").exists()
 
@@ -69,11 +75,11 @@ def test_no_pictures(run: Run, configs: dict[str, Path], here: Path) -> None:
         ([], "wandb_checkpoints needs --wandb offline, online or auto"),
         (
             ["--wandb=offline", "--trainer.enable_checkpointing=false"],
-            "wandb_checkpoints needs checkpoints",
+            "wandb_checkpoints needs trainer.enable_checkpointing",
         ),
     ],
 )
-def test_checkpoints_that_cannot_be_sent(
+def test_wandb_checkpoints_need_wandb_and_checkpoints(
     options: list[str], said: str, run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     result = run("fit", "--config", configs["vit"], "--wandb_checkpoints=true", *options)
@@ -81,19 +87,17 @@ def test_checkpoints_that_cannot_be_sent(
     assert not list(here.iterdir())
 
 
-def test_seeds_are_a_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_form_a_wandb_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fourfold.commands import seeds
 
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     groups = []
 
-    def fail(verb: str, options: list[str], environment: dict[str, str], held: list[int]) -> int:
+    def fail(command: str, options: list[str], environment: dict[str, str]) -> int:
         groups.append(environment["WANDB_RUN_GROUP"])
-        with pytest.raises(TimeoutError), seeds.child.locked(Path("runs/mrpc/seed_1"), 0.0):
-            pass  # nobody else may train in it meanwhile
         return 1
 
-    monkeypatch.setattr(seeds.child, "run", fail)
+    monkeypatch.setattr(seeds.subprocess_runs, "run", fail)
     assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
     monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
     assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1

@@ -1,5 +1,4 @@
 import csv
-import errno
 import json
 import os
 import signal
@@ -22,10 +21,10 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_a_run_directory_holds_what_one_needs(
+def test_run_directory_contains_config_metrics_and_checkpoints(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    result = run("fit", "--config", configs["mt"], "--progress_seconds", 0)
+    result = run("fit", "--config", configs["mt"], "--log_every_seconds", 0)
     assert result.code == 0, result.err
     folder = here / "runs/small/mt"  # after the config's folder and name
     names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
@@ -36,9 +35,10 @@ def test_a_run_directory_holds_what_one_needs(
     # Its config describes the run completely: the same again, elsewhere.
     again = run("fit", "--config", folder / "config.yaml", "--run_dir", "again")
     assert again.code == 0, again.err
-    first, second = weights(folder / "checkpoints/last.ckpt"), weights(
-        here / "again/checkpoints/last.ckpt"
-    )  # fmt: skip
+    first, second = (
+        weights(folder / "checkpoints/last.ckpt"),
+        weights(here / "again/checkpoints/last.ckpt"),
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     more = run("fit", "--config", configs["mt"])
     assert more.code == 0, more.err
@@ -48,7 +48,7 @@ def test_a_run_directory_holds_what_one_needs(
 def test_lines_of_progress_without_a_terminal(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    out = run("fit", "--config", configs["vit"], "--progress_seconds", 0).out.splitlines()
+    out = run("fit", "--config", configs["vit"], "--log_every_seconds", 0).out.splitlines()
     assert out[0].startswith("ImageClassification: ")
     assert "parameters on cpu, 32-true" in out[0]
     steps = [line for line in out if line.startswith("step ") and "loss" in line and "left" in line]
@@ -56,16 +56,19 @@ def test_lines_of_progress_without_a_terminal(
     for word in ("epoch ", "loss ", "lr ", "images/s ", "left "):
         assert not [line for line in steps if word not in line]
     assert any("val/top1" in line for line in out)
-    assert not [line for line in out if "a step takes" in line]  # it takes what the config says
+    assert not [
+        line for line in out if "optimizer step takes" in line
+    ]  # it takes what the config says
     assert out[-1].startswith("trained to step 6 in ")
-    quiet = run("fit", "--config", configs["vit"], "--trainer.enable_progress_bar=false",
-                "--run_dir=quiet")  # fmt: skip
+    quiet = run(
+        "fit", "--config", configs["vit"], "--trainer.enable_progress_bar=false", "--run_dir=quiet"
+    )
     assert quiet.out == ""
     assert quiet.err == ""
 
 
-def test_a_run_without_validation_says_so(run: Run, configs: dict[str, Path], here: Path) -> None:
-    said = "nothing is validated: there will be no best.ckpt"
+def test_missing_validation_is_reported(run: Run, configs: dict[str, Path], here: Path) -> None:
+    said = "there is no validation: best.ckpt will not be written"
     options = ("--config", configs["mt"], "--trainer.max_steps=1")
     assert said not in run("fit", *options, "--run_dir=a").out
     for number, more in enumerate(("--data.val=null", "--trainer.limit_val_batches=0")):
@@ -75,7 +78,7 @@ def test_a_run_without_validation_says_so(run: Run, configs: dict[str, Path], he
         assert not (here / f"b{number}/checkpoints/best.ckpt").exists()
 
 
-def test_a_test_prints_a_table_and_writes_metrics(
+def test_test_prints_a_table_and_writes_metrics(
     run: Run, trained: Train, configs: dict[str, Path], here: Path
 ) -> None:
     folder = trained("mt")
@@ -94,7 +97,7 @@ def test_a_test_prints_a_table_and_writes_metrics(
     assert len(metrics["run"]["configs"]) == 1
 
 
-def test_validate_takes_the_checkpoint_one_names(
+def test_validate_uses_the_named_checkpoint(
     run: Run, trained: Train, configs: dict[str, Path], here: Path
 ) -> None:
     folder = trained("lm")
@@ -105,28 +108,29 @@ def test_validate_takes_the_checkpoint_one_names(
         assert f"validation of {folder}/checkpoints/{name}" in result.out
         assert "val/ppl_byte" in result.out
     result = run("validate", "--config", folder / "config.yaml", "--ckpt_path", "average")
-    assert "average.ckpt: there is no such checkpoint, only best, last" in result.err
+    assert "--ckpt_path is average, but" in result.err
     result = run("test", "--config", configs["lm"])
     assert result.code == 2
     assert "there is no checkpoint; train first" in result.err
 
 
-def test_a_named_checkpoint_does_not_overwrite_the_config(
-    run: Run, trained: Train, here: Path
-) -> None:
+def test_checkpoint_does_not_overwrite_the_config(run: Run, trained: Train, here: Path) -> None:
     folder = trained("mt")
     checkpoint = folder / "checkpoints/last.ckpt"
     call = ["test", "--config", folder / "config.yaml", "--run_dir=new", "--ckpt_path", checkpoint]
     result = run(*call, "--model.config.d_ff=48")
     assert result.code == 2
-    assert "trained with config.d_ff 32, not 48" in result.err
+    assert "model.config.d_ff must be 32, as in the checkpoint, got 48" in result.err
 
 
-def test_a_checkpoint_of_another_task(run: Run, trained: Train, here: Path) -> None:
+def test_checkpoint_of_another_task_is_rejected(run: Run, trained: Train, here: Path) -> None:
     checkpoint = trained("mt") / "checkpoints/last.ckpt"
     result = run("test", "--config", trained("lm") / "config.yaml", "--ckpt_path", checkpoint)
     assert result.code == 2
-    assert "the checkpoint is of Translation, not CausalLanguageModeling" in result.err
+    assert (
+        "--model must be fourfold.tasks.translation.Translation, which wrote the checkpoint"
+        in result.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,13 +186,13 @@ def test_seed(run: Run, configs: dict[str, Path], here: Path) -> None:
     assert not torch.equal(b[name], c[name])  # other weights at the start
 
 
-def test_a_dry_run_writes_nothing(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_fast_dev_run_writes_nothing(run: Run, configs: dict[str, Path], here: Path) -> None:
     result = run("fit", "--config", configs["vit"], "--trainer.fast_dev_run=true")
     assert result.code == 0, result.err
     assert not list(here.iterdir())
 
 
-def test_a_dry_run_beside_a_whole_one_changes_nothing(
+def test_fast_dev_run_leaves_an_existing_run_unchanged(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     call = ("--config", configs["vit"], "--run_dir=r")
@@ -202,7 +206,7 @@ def test_a_dry_run_beside_a_whole_one_changes_nothing(
     assert {file: file.stat().st_mtime_ns for file in here.rglob("*")} == before
 
 
-def test_a_training_that_saves_nothing_is_stopped_all_the_same(
+def test_signal_stops_a_training_without_checkpoints(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fourfold.tasks import ImageClassification
@@ -217,35 +221,34 @@ def test_a_training_that_saves_nothing_is_stopped_all_the_same(
     more = ("--trainer.max_steps=5", "--trainer.enable_checkpointing=false")
     result = run("fit", "--config", configs["vit"], "--run_dir=r", *more)
     assert result.code == 75
-    assert "stopped by a signal after step 1; nothing is saved, as was asked for" in result.out
+    assert "stopped by a signal after step 1; no checkpoint is saved" in result.out
     assert not list(here.rglob("*.ckpt"))
 
 
-def test_bad_data_leave_nothing_behind(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_invalid_data_leave_no_files(run: Run, configs: dict[str, Path], here: Path) -> None:
     result = run("fit", "--config", configs["mt"], "--data.train=nofile.{lang}")
     assert result.code == 2
     assert "nofile.a" in result.err
     assert not list(here.iterdir())
 
 
-def test_a_monitor_that_there_is_not(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_unknown_monitor_is_rejected(run: Run, configs: dict[str, Path], here: Path) -> None:
     result = run("fit", "--config", configs["vit"], "--checkpoint.monitor=val/blue")
     assert result.code == 2
-    assert "checkpoint.monitor is val/blue, but validation gives val/loss, val/top1" in result.err
+    assert "checkpoint.monitor must be a metric of the validation" in result.err
     assert not list(here.rglob("*.ckpt"))
 
 
-def test_early_stopping_on_what_is_not_measured(
+def test_unknown_metric_of_early_stopping_keeps_lightnings_traceback(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     stop = "{class_path: EarlyStopping, init_args: {monitor: val_loss}}"
-    result = run("fit", "--config", configs["vit"], f"--trainer.callbacks+={stop}",
-                 "--trainer.max_steps=-1", "--trainer.max_epochs=1")  # fmt: skip
-    assert result.code == 2
-    assert "EarlyStopping cannot monitor val_loss" in result.err
+    options = (f"--trainer.callbacks+={stop}", "--trainer.max_steps=-1", "--trainer.max_epochs=1")
+    with pytest.raises(RuntimeError, match="val_loss"):
+        run("fit", "--config", configs["vit"], *options)
 
 
-def test_what_stopped_early_stays(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_run_that_stopped_early_is_complete(run: Run, configs: dict[str, Path], here: Path) -> None:
     monitor = "{monitor: val/loss, patience: 1, min_delta: 99.0}"
     stop = f"--trainer.callbacks+={{class_path: EarlyStopping, init_args: {monitor}}}"
     call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=-1"]
@@ -255,12 +258,15 @@ def test_what_stopped_early_stays(run: Run, configs: dict[str, Path], here: Path
     before = last.read_bytes()
     for _ in range(2):
         said = run(*call, *more, stop).out
-        assert "nothing to do: the run is complete at step 4; to go on, leave out" in said
+        assert (
+            "nothing to do: the run is complete at step 4; to continue it, remove the callback"
+            in said
+        )
         assert last.read_bytes() == before
     assert "trained to step 18 in" in run(*call, *more).out
 
 
-def test_a_run_that_must_not_stop_yet_is_saved_as_any_other(
+def test_min_steps_does_not_change_checkpoints(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = saves(monkeypatch)
@@ -273,34 +279,36 @@ def test_a_run_that_must_not_stop_yet_is_saved_as_any_other(
 
 
 @pytest.mark.parametrize("val", [[], ["--data.val=null"]])
-def test_last_is_saved_where_a_validation_would_be_due(
+def test_last_checkpoint_is_saved_at_validation_steps(
     val: list[str], run: Run, configs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     saved = saves(monkeypatch)
     call = ["fit", "--config", configs["mt"], "--run_dir=r", "--checkpoint.every_n_steps=2"]
     call += ["--trainer.val_check_interval=2", "--trainer.check_val_every_n_epoch=null"]
-    assert run(*call, *val, "--trainer.max_steps=5", "--model.val_beam=0").code == 0
+    assert run(*call, *val, "--trainer.max_steps=5", "--model.val_num_beams=0").code == 0
     assert [step for step in saved if step % 2 == 0] == [2, 4]
 
 
 def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps of all last.ckpt that are saved from now on."""
-    from fourfold.callbacks.checkpoints import Checkpoints
+    from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
 
-    found, before = list[int](), Checkpoints.save_last
+    found, before = list[int](), RunCheckpoints.save_last
 
     def save_last(self: Any, trainer: Any) -> None:
         found.append(trainer.global_step)
         before(self, trainer)
 
-    monkeypatch.setattr(Checkpoints, "save_last", save_last)
+    monkeypatch.setattr(RunCheckpoints, "save_last", save_last)
     return found
 
 
-def test_two_trainings_in_one_directory(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_run_directory_is_locked_during_training(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
     call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=1"]
-    holds = "import sys; from fourfold.commands.run_directory import RunDirectory as R\n"
-    holds += "with R('r').claimed(): print('held', flush=True), sys.stdin.read()"
+    holds = "import sys; from fourfold.commands.train.run_directory import RunDirectory as R\n"
+    holds += "with R('r').lock(): print('held', flush=True), sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -308,17 +316,17 @@ def test_two_trainings_in_one_directory(run: Run, configs: dict[str, Path], here
     assert other.stdout.readline() == b"held\n"
     result = run(*call)
     assert result.code == 2
-    assert "r: another training is at work there" in result.err
+    assert "another process trains in r" in result.err
     other.kill()  # a lock does not outlive who holds it
     other.wait()
     assert run(*call).code == 0
     assert run(*call, "--trainer.max_steps=2").code == 0
 
 
-def test_an_average_that_was_not_written_is_made_up_for(
+def test_missing_average_is_written_on_resume(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--average_last=2"]
+    call = ["fit", "--config", configs["vit"], "--run_dir=r", "--average_last_checkpoints=2"]
     call += ["--average_every_n_steps=1", "--trainer.max_steps=3"]
     assert run(*call).code == 0
     average = here / "r/checkpoints/average.ckpt"
@@ -331,46 +339,46 @@ def test_an_average_that_was_not_written_is_made_up_for(
     assert average.stat().st_mtime_ns == written
 
 
-def test_a_moving_average_is_not_gone_on_with_as_weights(
+def test_resume_without_ema_rejects_an_ema_checkpoint(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=2"]
     assert run(*call, "--ema_decay=0.5").code == 0
     result = run(*call, "--trainer.max_steps=3")
     assert result.code == 2
-    assert "last.ckpt: the run averages its weights: give --ema_decay again" in result.err
+    assert "last.ckpt: --ema_decay must be given again" in result.err
     assert run(*call, "--trainer.max_steps=3", "--ema_decay=0.5").code == 0
     assert run("validate", "--config", configs["vit"], "--run_dir=r").code == 0
 
 
-def test_speed_is_that_of_all_micro_batches(
+def test_throughput_covers_all_micro_batches(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fourfold.callbacks import step_metrics
+    from fourfold.callbacks.monitoring import throughput
 
-    covered = []
+    n_batches = 0
+    logged: list[int] = []
+    log = throughput.Reading.rate_since
 
-    class Recorder(step_metrics.Meter):
-        batches = 0
+    class CountingMeter(throughput.ThroughputMeter):
+        def add(self, units: int) -> None:
+            nonlocal n_batches
+            n_batches += 1
+            super().add(units)
 
-        def add(self, amount: float) -> None:
-            self.batches += 1
-            super().add(amount)
+    def rate_since(self: Any, earlier: Any) -> float:
+        logged.append(n_batches)
+        return log(self, earlier)
 
-        def read(self) -> float:
-            covered.append(self.batches)
-            self.batches = 0
-            return super().read()
-
-    monkeypatch.setattr(step_metrics, "Meter", Recorder)
+    monkeypatch.setattr(throughput.Reading, "rate_since", rate_since)
+    monkeypatch.setattr("fourfold.commands.train.default_callbacks.ThroughputMeter", CountingMeter)
     call = ["fit", "--config", configs["vit"], "--trainer.accumulate_grad_batches=2"]
-    assert run(*call, "--trainer.limit_train_batches=4", "--trainer.max_steps=4").code == 0
-    assert covered == [4, 4]  # two steps of two, as often as is logged
+    options = ("--trainer.limit_train_batches=4", "--trainer.enable_progress_bar=false")
+    assert run(*call, *options, "--trainer.max_steps=4").code == 0
+    assert logged == [4, 8]  # every second step of two micro-batches is logged
 
 
-def test_the_users_loggers_hear_of_tests_too(
-    run: Run, configs: dict[str, Path], here: Path
-) -> None:
+def test_user_loggers_receive_test_metrics(run: Run, configs: dict[str, Path], here: Path) -> None:
     logger = "{class_path: CSVLogger, init_args: {save_dir: csv}}"
     call = ["--config", configs["vit"], "--run_dir=r", f"--trainer.logger={logger}"]
     for verb, number in (("fit", 0), ("test", 1), ("validate", 2)):
@@ -379,25 +387,27 @@ def test_the_users_loggers_hear_of_tests_too(
         assert ("test/top1" if verb == "test" else "val/top1") in written
 
 
-def test_a_full_disk_is_a_sentence() -> None:
-    from fourfold.commands.errors import input_error
-
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        found = input_error(OSError(number, os.strerror(number)))
-        assert "no space left on the disk" in str(found)
-
-
-def test_averages_are_used_by_name(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_averaged_checkpoint_is_found_by_name(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
     call = ["--config", configs["vit"], "--run_dir=r"]
-    result = run("fit", *call, "--average_last=2", "--average_every_n_steps=1",
-                 "--checkpoint.keep_best=0")  # fmt: skip
+    result = run(
+        "fit",
+        *call,
+        "--average_last_checkpoints=2",
+        "--average_every_n_steps=1",
+        "--checkpoint.save_top_k=0",
+    )
     assert result.code == 0, result.err
     folder = here / "r/checkpoints"
     assert sorted(file.name for file in (folder / "snapshots").iterdir()) == [
-        "step=00000005.pt", "step=00000006.pt",
-    ]  # fmt: skip
-    parts = [torch.load(file, weights_only=True)["state_dict"]
-             for file in sorted((folder / "snapshots").iterdir())]  # fmt: skip
+        "step=00000005.pt",
+        "step=00000006.pt",
+    ]
+    parts = [
+        torch.load(file, weights_only=True)["state_dict"]
+        for file in sorted((folder / "snapshots").iterdir())
+    ]
     name = "model.head.weight" if "model.head.weight" in parts[0] else next(iter(parts[0]))
     mean = (parts[0][name].double() + parts[1][name].double()) / 2
     torch.testing.assert_close(weights(folder / "average.ckpt")[name], mean.float())
@@ -408,34 +418,39 @@ def test_averages_are_used_by_name(run: Run, configs: dict[str, Path], here: Pat
         assert "validation of r/checkpoints/average.ckpt" in result.out
 
 
-def test_the_moving_average_is_what_a_checkpoint_holds(
+def test_checkpoint_contains_the_moving_average(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    from fourfold.tasks import load_task
+    from fourfold.tasks.loading import load_task
 
     result = run("fit", "--config", configs["vit"], "--run_dir=r", "--ema_decay=0.5")
     assert result.code == 0, result.err
     last = here / "r/checkpoints/last.ckpt"
     content = torch.load(last, weights_only=True)
     raw, average = content["current_model_state"], content["state_dict"]
-    changed = [name for name in average if name.startswith("model.") and
-               not torch.equal(raw[name], average[name])]  # fmt: skip
+    changed = [
+        name
+        for name in average
+        if name.startswith("model.") and not torch.equal(raw[name], average[name])
+    ]
     assert changed
     loaded = load_task(last).state_dict()
     assert all(torch.equal(loaded[name], average[name]) for name in changed)
-    both = run("fit", "--config", configs["vit"], "--ema_decay=0.5", "--average_last=2")
-    assert "give one" in both.err
+    both = run("fit", "--config", configs["vit"], "--ema_decay=0.5", "--average_last_checkpoints=2")
+    assert "--ema_decay cannot be combined" in both.err
 
 
-def test_the_full_list_of_options(run: Run, here: Path) -> None:
+def test_help_all_lists_trainer_options(run: Run, here: Path) -> None:
     result = run("fit", "--help-all")
     assert result.code == 0
     assert "--trainer.max_epochs" in result.out
-    assert "--checkpoint.keep_best" in result.out
+    assert "--checkpoint.save_top_k" in result.out
     assert "--model.help" in result.out
 
 
-def test_settings_without_weights_are_compared_too(run: Run, trained: Train, here: Path) -> None:
+def test_settings_that_do_not_change_shapes_are_compared(
+    run: Run, trained: Train, here: Path
+) -> None:
     folder = trained("mt")
     call = ["--config", folder / "config.yaml", "--ckpt_path", folder / "checkpoints/last.ckpt"]
     for option in ("n_heads=4", "activation=gelu", "norm_placement=pre"):
@@ -450,7 +465,7 @@ def test_settings_without_weights_are_compared_too(run: Run, trained: Train, her
     assert not (here / "other").exists()
 
 
-def test_a_validation_says_its_signature(run: Run, trained: Train) -> None:
+def test_validation_prints_the_bleu_signature(run: Run, trained: Train) -> None:
     folder = trained("mt")
     result = run("validate", "--config", folder / "config.yaml", "--run_dir", folder)
     assert "nrefs:1" in result.out
@@ -459,33 +474,53 @@ def test_a_validation_says_its_signature(run: Run, trained: Train) -> None:
 @pytest.mark.parametrize(
     ("family", "options", "said"),
     [
-        ("mlm", ["--model.config.max_len=4"], "but the model's max_len is 4"),
-        ("lm", ["--model.config.max_len=8"], "has 16 tokens, but the model's max_len is 8"),
-        ("mt", ["--data.max_len=1"], "max_len is 1"),
-        ("mt", ["--model.optimizer.lr=-1"], "lr is -1.0, but must be above 0"),
-        ("mt", ["--model.optimizer.betas=[0.9,1.5]"], "betas, number 2 is 1.5"),
-        ("mt", ["--model.schedule.warmup_steps=-1"], "warmup_steps is -1"),
+        ("mlm", ["--model.config.max_len=4"], "model.config.max_len is 4, but the longest row"),
+        (
+            "lm",
+            ["--model.config.max_len=8"],
+            "model.config.max_len is 8, but the longest row of the train split has 16 tokens",
+        ),
+        ("mt", ["--data.max_len=1"], "max_len must be at least 2"),
+        ("mt", ["--model.optimizer.lr=-1"], "optimizer.lr must be above 0"),
+        ("mt", ["--model.optimizer.betas=[0.9,1.5]"], "optimizer.betas[1] must"),
+        ("mt", ["--model.schedule.warmup_steps=-1"], "schedule.warmup_steps must be at least 0"),
         ("mt", ["--checkpoint.monitor=val/blue"], "val/blue"),
-        ("mt", ["--model.config.vocab_size=9"], "vocab_size is 9, but the data need"),
-        ("mt", ["--trainer.val_check_interval=500"], "but an epoch has 3 batches: with"),
-        ("mt", ["--average_every_n_steps=2"], "average_every_n_steps needs average_last"),
+        ("mt", ["--model.config.vocab_size=9"], "model.config.vocab_size must be at least"),
         (
             "mt",
-            ["--average_last=2", "--trainer.enable_checkpointing=false"],
-            "average_last needs checkpoints, but enable_checkpointing is false",
+            ["--trainer.val_check_interval=500"],
+            "--trainer.val_check_interval must be at most 3",
+        ),
+        (
+            "mt",
+            ["--average_every_n_steps=2"],
+            "average_every_n_steps needs --average_last_checkpoints",
+        ),
+        (
+            "mt",
+            ["--average_last_checkpoints=2", "--trainer.enable_checkpointing=false"],
+            "average_last_checkpoints needs trainer.enable_checkpointing",
         ),
         (
             "lm",
-            ["--trainer.max_steps=-1", "--trainer.max_epochs=-1", "--trainer.max_time=00:00:01:00",
-             "--model.schedule.name=linear"],
-            "a linear schedule must know where it ends",
+            [
+                "--trainer.max_steps=-1",
+                "--trainer.max_epochs=-1",
+                "--trainer.max_time=00:00:01:00",
+                "--model.schedule.name=linear",
+            ],
+            "schedule.total_steps must be given for a linear schedule",
         ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_leaves_nothing_behind(
-    family: str, options: list[str], said: str,
-    run: Run, configs: dict[str, Path], here: Path,
-) -> None:  # fmt: skip
+)
+def test_invalid_values_leave_no_files(
+    family: str,
+    options: list[str],
+    said: str,
+    run: Run,
+    configs: dict[str, Path],
+    here: Path,
+) -> None:
     result = run("fit", "--config", configs[family], "--run_dir=r", "--tensorboard=true", *options)
     assert result.code == 2, result.out
     assert said in result.err
@@ -493,46 +528,53 @@ def test_what_cannot_be_leaves_nothing_behind(
     assert not list(here.iterdir())
 
 
-def test_data_of_another_family(run: Run, configs: dict[str, Path], here: Path) -> None:
+def test_data_of_another_task_are_rejected(run: Run, configs: dict[str, Path], here: Path) -> None:
     none = [f"--data.{part}=null" for part in ("train", "val", "test")]
     result = run(
-        "fit", "--config", configs["mt"], "--data=CausalTextData", "--data.source=embedded", *none
+        "fit", "--config", configs["mt"], "--data=CausalTextData", "--data.source=builtin", *none
     )
     assert result.code == 2
     assert (
-        "Translation learns from a PairBatch, but CausalTextData makes a CausalBatch" in result.err
+        "--data must make a PairBatch for Translation, but CausalTextData makes a CausalBatch"
+        in result.err
     )
     assert not list(here.iterdir())
 
 
-def test_a_key_that_stands_twice(run: Run, here: Path) -> None:
+def test_duplicate_key_is_rejected(run: Run, here: Path) -> None:
     (here / "c.yaml").write_text("model: Translation\ndata:\n  seed: 1\n  seed: 2\n")
     result = run("fit", "--config", "c.yaml")
     assert result.code == 2
-    assert "c.yaml, line 4: seed stands already in line 3" in result.err
+    assert "c.yaml:4: seed must appear once, but line 3" in result.err
 
 
 @pytest.mark.parametrize(("steps", "epochs", "ends"), [(100, 2, 6), (4, 2, 4), (5, -1, 5)])
-def test_a_schedule_ends_with_the_run(
+def test_schedule_ends_with_the_run(
     steps: int, epochs: int, ends: int, run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     # Three steps an epoch; the last of a linear schedule is done at a share of 1 / steps.
     result = run(
-        "fit", "--config", configs["lm"], "--run_dir=r", "--model.schedule.name=linear",
-        "--model.schedule.warmup_steps=0", "--model.schedule.min_lr=0",
-        f"--trainer.max_steps={steps}", f"--trainer.max_epochs={epochs}",
+        "fit",
+        "--config",
+        configs["lm"],
+        "--run_dir=r",
+        "--model.schedule.name=linear",
+        "--model.schedule.warmup_steps=0",
+        "--model.schedule.min_lr=0",
+        f"--trainer.max_steps={steps}",
+        f"--trainer.max_epochs={epochs}",
         "--trainer.log_every_n_steps=1",
         "--trainer.limit_train_batches=3",
-    )  # fmt: skip
+    )
     assert result.code == 0, result.err
     rows = list(csv.DictReader((here / "r/metrics.csv").open()))
-    rates = [float(row["lr"]) for row in rows if row["lr"]]
+    rates = [float(row["train/lr"]) for row in rows if row["train/lr"]]
     assert len(rates) == ends
     assert rates[-1] == pytest.approx(rates[0] / ends)
     assert rates[-2] == pytest.approx(rates[0] * 2 / ends)
 
 
-def test_overfitting_some_batches_takes_the_same_ones(
+def test_overfit_batches_repeats_the_same_batches(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fourfold.tasks import Translation
@@ -541,7 +583,7 @@ def test_overfitting_some_batches_takes_the_same_ones(
     monkeypatch.setattr(
         Translation,
         "step",
-        lambda self, batch: (seen.append(batch.index.tolist()), step(self, batch))[1],
+        lambda self, batch: (seen.append(batch.rows.tolist()), step(self, batch))[1],
     )
     result = run("fit", "--config", configs["mt"], "--run_dir=r", "--trainer.overfit_batches=1")
     assert result.code == 0, result.err
@@ -549,20 +591,27 @@ def test_overfitting_some_batches_takes_the_same_ones(
     assert len({tuple(rows) for rows in seen}) == 1
 
 
-def test_processes_that_are_forked_hand_their_weights_over(
+def test_forked_processes_return_their_weights(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    result = run("fit", "--config", configs["mt"], "--run_dir=r", "--trainer.devices=2",
-                 "--trainer.strategy=ddp_fork", "--data.max_rows=4")  # fmt: skip
+    result = run(
+        "fit",
+        "--config",
+        configs["mt"],
+        "--run_dir=r",
+        "--trainer.devices=2",
+        "--trainer.strategy=ddp_fork",
+        "--data.max_rows=4",
+    )
     assert result.code == 0, result.err
     assert torch.load(here / "r/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
 
 
-def test_tf32_where_it_is_asked_for(
+def test_float32_matmul_precision(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
-    for more in ([], ["--fp32_products=high"]):
+    for more in ([], ["--float32_matmul_precision=high"]):
         assert run("fit", "--config", configs["mt"], "--trainer.max_steps=1", *more).code == 0
     assert asked == ["highest", "high"]

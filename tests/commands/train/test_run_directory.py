@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fourfold.commands import run_directory
-from fourfold.commands.run_directory import RunDirectory
-from fourfold.core.errors import InputError
+from fourfold.commands.train import run_directory
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.errors import InputError
 
 
 def run_with(folder: Path, *names: str) -> RunDirectory:
@@ -17,121 +17,127 @@ def run_with(folder: Path, *names: str) -> RunDirectory:
     return run
 
 
-def test_its_name_is_that_of_the_config() -> None:
+def test_directory_is_named_after_the_config() -> None:
     model = {"class_path": "fourfold.tasks.Translation"}
     files = ["configs/gpt2/small.yaml", "configs/trainer/gpu.yaml"]
     config = {"config": files, "model": model, "trainer": {"default_root_dir": None}}
-    assert RunDirectory.of(config).path == Path("runs/gpt2/small")
-    assert RunDirectory.of(config | {"run_dir": "x"}).path == Path("x")
-    asked = config | {"trainer": {"default_root_dir": "y"}}  # Lightning's own word for it
-    assert RunDirectory.of(asked).path == Path("y")
-    assert RunDirectory.of(asked | {"run_dir": "x"}).path == Path("x")
-    assert RunDirectory.of(config | {"config": None}).path == Path("runs/Translation")
+    assert RunDirectory.from_config(config).path == Path("runs/gpt2/small")
+    assert RunDirectory.from_config(config | {"run_dir": "x"}).path == Path("x")
+    with_root = config | {"trainer": {"default_root_dir": "y"}}  # Lightning's name
+    assert RunDirectory.from_config(with_root).path == Path("y")
+    assert RunDirectory.from_config(with_root | {"run_dir": "x"}).path == Path("x")
+    assert RunDirectory.from_config(config | {"config": None}).path == Path("runs/Translation")
 
 
-def test_resume(tmp_path: Path) -> None:
+def test_resume_option(tmp_path: Path) -> None:
     new, old = run_with(tmp_path / "new"), run_with(tmp_path / "old", "last")
-    assert new.resume_from("auto", None) is None
-    assert new.resume_from("never", None) is None
-    with pytest.raises(InputError, match="nothing to resume"):
-        new.resume_from("must", None)
-    assert old.resume_from("auto", None) == old.resume_from("must", None) == old.last
-    with pytest.raises(InputError, match="already holds a training"):
-        old.resume_from("never", None)
+    assert new.checkpoint_to_resume("auto", None) is None
+    assert new.checkpoint_to_resume("never", None) is None
+    with pytest.raises(InputError, match=r"--resume is must, but .*last\.ckpt does not exist"):
+        new.checkpoint_to_resume("must", None)
+    assert (
+        old.checkpoint_to_resume("auto", None) == old.checkpoint_to_resume("must", None) == old.last
+    )
+    with pytest.raises(InputError, match="--run_dir must be a new directory with --resume never"):
+        old.checkpoint_to_resume("never", None)
 
 
-def test_a_checkpoint_to_start_from_wants_a_new_directory(tmp_path: Path) -> None:
+def test_named_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
     new, old = run_with(tmp_path / "new"), run_with(tmp_path / "old", "last", "best")
-    assert new.resume_from("auto", str(old.last)) == old.last
-    assert old.resume_from("auto", "last") == old.last
-    with pytest.raises(InputError, match="leave out --ckpt_path"):
-        old.resume_from("auto", "best")
+    assert new.checkpoint_to_resume("auto", str(old.last)) == old.last
+    assert old.checkpoint_to_resume("auto", "last") == old.last
+    with pytest.raises(InputError, match="without --ckpt_path"):
+        old.checkpoint_to_resume("auto", "best")
 
 
-def test_a_directory_to_start_from_means_where_it_stopped(tmp_path: Path) -> None:
+def test_named_run_directory_means_its_newest_checkpoint(tmp_path: Path) -> None:
     new, old = run_with(tmp_path / "new"), run_with(tmp_path / "old", "last", "best")
-    assert new.resume_from("auto", str(old.path)) == old.last
-    assert new.find(str(old.path)) == old.checkpoints / "best.ckpt"
-    with pytest.raises(InputError, match=f"{tmp_path}: there is no checkpoint to go on from"):
-        new.resume_from("auto", str(tmp_path))
+    assert new.checkpoint_to_resume("auto", str(old.path)) == old.last
+    assert new.find_checkpoint(str(old.path)) == old.checkpoints / "best.ckpt"
+    with pytest.raises(
+        InputError, match=f"--ckpt_path must contain a checkpoint to resume from, got {tmp_path}"
+    ):
+        new.checkpoint_to_resume("auto", str(tmp_path))
 
 
-def test_an_evaluation_takes_best_then_average_then_last(tmp_path: Path) -> None:
+def test_evaluation_prefers_best_then_average_then_last(tmp_path: Path) -> None:
     names = ["best", "average", "last"]
     for skipped in range(3):
         run = run_with(tmp_path / str(skipped), *names[skipped:])
-        assert run.find(None).stem == names[skipped]
-    with pytest.raises(InputError, match=r"best\.ckpt: there is no such checkpoint, only last"):
-        run_with(tmp_path / "2", "last").find("best")
-    with pytest.raises(InputError, match="there is no checkpoint"):
-        run_with(tmp_path / "none").find(None)
-    with pytest.raises(InputError, match="give a path or one of best, average, last"):
-        run_with(tmp_path / "2").find("bets")
+        assert run.find_checkpoint(None).stem == names[skipped]
+    with pytest.raises(InputError, match=r"--ckpt_path is best, but .* contains only last"):
+        run_with(tmp_path / "2", "last").find_checkpoint("best")
+    with pytest.raises(InputError, match="checkpoint"):
+        run_with(tmp_path / "none").find_checkpoint(None)
+    with pytest.raises(
+        InputError, match="must be an existing file or one of best, average, last, got bets"
+    ):
+        run_with(tmp_path / "2").find_checkpoint("bets")
 
 
-def test_a_place_is_a_file_or_a_run(tmp_path: Path) -> None:
+def test_checkpoint_path_is_a_file_or_a_run_directory(tmp_path: Path) -> None:
     run = run_with(tmp_path, "last")
-    assert RunDirectory.checkpoint_in(str(run.path)) == run.last
-    assert RunDirectory.checkpoint_in(str(run.last)) == run.last
+    assert RunDirectory.resolve_checkpoint(str(run.path)) == run.last
+    assert RunDirectory.resolve_checkpoint(str(run.last)) == run.last
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
+def test_resume_rejects_another_model(tmp_path: Path) -> None:
     run = run_with(tmp_path, "last")
-    run.refuse_another_model({"a": 1})  # no config.yaml to compare with
+    run.check_same_model({"a": 1})  # without config.yaml nothing is compared
     run.config.write_text("model: {class_path: A, init_args: {lr: 0.1, config: {d: 2}}}")
-    run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.1, "config": {"d": 2}}})
-    with pytest.raises(InputError, match=r"trained with model.init_args.lr 0.1, .* given 0.2"):
-        run.refuse_another_model({"class_path": "A", "init_args": {"lr": 0.2, "config": {"d": 2}}})
-    # An option that there was not yet when the run began.
+    run.check_same_model({"class_path": "A", "init_args": {"lr": 0.1, "config": {"d": 2}}})
+    with pytest.raises(InputError, match=r"model\.init_args\.lr must be 0\.1, .* got 0\.2"):
+        run.check_same_model({"class_path": "A", "init_args": {"lr": 0.2, "config": {"d": 2}}})
+    # An option that was added after the run started.
     more = {"lr": 0.1, "config": {"d": 2, "drop_path": 0.0}}
-    run.refuse_another_model({"class_path": "A", "init_args": more})
-    with pytest.raises(InputError, match=r"with model.init_args.config.d 2, and is now given None"):
-        run.refuse_another_model({"class_path": "A", "init_args": {"lr": {"up": 1}}})
+    run.check_same_model({"class_path": "A", "init_args": more})
+    with pytest.raises(InputError, match=r"model\.init_args\.config\.d must be 2, .* got None"):
+        run.check_same_model({"class_path": "A", "init_args": {"lr": {"up": 1}}})
 
 
-def test_a_broken_last_checkpoint_falls_back_on_the_newest_whole_one(
+def test_resume_skips_corrupted_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_with(tmp_path, "last", "previous", "step=00000004", "step=00000010", "best")
-    for broken, chosen in (
+    for corrupted, chosen in (
         ("last", "previous"),
         ("previous", "step=00000010"),
         ("step=00000010", "step=00000004"),
     ):
-        file = run.checkpoints / f"{broken}.ckpt"
+        file = run.checkpoints / f"{corrupted}.ckpt"
         file.write_bytes(file.read_bytes()[:-30])
-        assert run.resume_from("must", None) == run.checkpoints / f"{chosen}.ckpt"
-        assert f"going on from {chosen}.ckpt" in capsys.readouterr().err
-        assert not file.exists()  # or it would become the previous one of the next
-        assert (run.checkpoints / f"{broken}.ckpt.broken").exists()
-    assert run.resume_from("auto", None) == run.checkpoints / "step=00000004.ckpt"
+        assert run.checkpoint_to_resume("must", None) == run.checkpoints / f"{chosen}.ckpt"
+        assert f"resuming from {chosen}.ckpt" in capsys.readouterr().err
+        assert not file.exists()  # otherwise it would become previous.ckpt
+        assert (run.checkpoints / f"{corrupted}.ckpt.corrupted").exists()
+    assert run.checkpoint_to_resume("auto", None) == run.checkpoints / "step=00000004.ckpt"
     (run.checkpoints / "step=00000004.ckpt").write_bytes(b"")
-    with pytest.raises(InputError, match=r"step=00000004\.ckpt: the checkpoint is broken"):
-        run.resume_from("auto", None)
+    with pytest.raises(InputError, match=r"step=00000004\.ckpt: all checkpoints are corrupted"):
+        run.checkpoint_to_resume("auto", None)
 
 
-def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_one_flipped_bit_is_detected(tmp_path: Path) -> None:
     run = run_with(tmp_path, "last", "previous")
     torch.save({"w": torch.ones(1000)}, run.last)
     content = bytearray(run.last.read_bytes())
     content[content.index(b"\x00\x00\x80?" * 50) + 100] ^= 1
     run.last.write_bytes(bytes(content))
-    assert run.resume_from("auto", None) == run.checkpoints / "previous.ckpt"
+    assert run.checkpoint_to_resume("auto", None) == run.checkpoints / "previous.ckpt"
 
 
-def test_what_is_another_trainings_is_not_removed(
+def test_cleanup_keeps_the_directory_of_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = RunDirectory(tmp_path / "r"), RunDirectory(tmp_path / "r")  # at once
+    first, second = RunDirectory(tmp_path / "r"), RunDirectory(tmp_path / "r")
 
     def taken(*arguments: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "taken")
 
-    with first.claimed():
+    with first.lock():
         monkeypatch.setattr(run_directory.fcntl, "lockf", taken)
-        with pytest.raises(InputError, match="another training"), second.claimed():
+        with pytest.raises(InputError, match="another process trains"), second.lock():
             pass
-        second.remove_if_new()
+        second.cleanup_if_empty()
         assert (tmp_path / "r/.lock").is_file()
-    first.remove_if_new()
+    first.cleanup_if_empty()
     assert not (tmp_path / "r").exists()

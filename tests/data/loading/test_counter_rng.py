@@ -1,27 +1,29 @@
+"""Counter-based random numbers: independence of the batch, of streams, and distribution."""
+
 import numpy as np
 import pytest
 
-from fourfold.data.noise import integers, uniform
+from fourfold.data.loading.counter_rng import integers, uniform
 
 
-def test_rows_get_the_same_numbers_in_any_batch():
-    rows = np.arange(50)
-    whole = uniform(3, 7, rows, 20)
-    some = np.array([41, 0, 17])
-    assert (uniform(3, 7, some, 20) == whole[some]).all()
-    assert (uniform(3, 7, some, 8) == whole[some, :8]).all()  # nor does the width matter
+def test_numbers_of_a_row_do_not_depend_on_the_batch() -> None:
+    all_rows = uniform(3, 7, np.arange(50), 20)
+    rows = np.array([41, 0, 17])
+    assert (uniform(3, 7, rows, 20) == all_rows[rows]).all()
+    assert (uniform(3, 7, rows, 8) == all_rows[rows, :8]).all()
 
 
 @pytest.mark.parametrize("other", [(4, 7, 0), (3, 8, 0), (3, 7, 1), (7, 3, 0)])
-def test_seed_epoch_and_stream_each_give_other_numbers(other):
+def test_seed_epoch_and_stream_give_independent_numbers(other: tuple[int, int, int]) -> None:
     seed, epoch, stream = other
     rows = np.arange(40)
-    ours, theirs = uniform(3, 7, rows, 50), uniform(seed, epoch, rows, 50, stream)
-    assert not np.isin(ours, theirs).any()
-    assert abs(np.corrcoef(ours.ravel(), theirs.ravel())[0, 1]) < 0.1
+    a = uniform(3, 7, rows, 50)
+    b = uniform(seed, epoch, rows, 50, stream)
+    assert not np.isin(a, b).any()
+    assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.1
 
 
-def test_numbers_are_even_and_rows_and_places_are_unrelated():
+def test_numbers_are_uniform_and_uncorrelated() -> None:
     x = uniform(0, 0, np.arange(400), 400)
     assert 0 <= x.min() < x.max() < 1
     counts = np.histogram(x, 50, (0, 1))[0]
@@ -30,6 +32,6 @@ def test_numbers_are_even_and_rows_and_places_are_unrelated():
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.02
 
 
-def test_integers_reach_every_number_below_their_bound():
-    drawn = integers(1, 2, np.arange(3000), 7)
-    assert set(drawn.tolist()) == set(range(7))
+def test_integers_cover_their_range() -> None:
+    numbers = integers(1, 2, np.arange(3000), 7)
+    assert set(numbers.tolist()) == set(range(7))

@@ -1,7 +1,11 @@
+"""ResumableDataModule: exact resume, other data rejected, splits, batch sizes, ranks."""
+
 import logging
+from collections.abc import Iterator
 from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,7 +13,6 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fourfold.core.errors import InputError
 from fourfold.data import (
     CaptionData,
     CausalTextData,
@@ -17,41 +20,45 @@ from fourfold.data import (
     MaskedTextData,
     QuestionData,
     SequenceData,
-    StreamedTextData,
+    StreamedCausalTextData,
     TokenData,
     TranslationData,
 )
-from fourfold.data.datamodule import BatchDataset, EpochData
-from fourfold.data.sampler import Plan
+from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+Seen = list[tuple[int, int, list[int]]]  # epoch, position and rows of each training batch
 
 
-class Numbers(NamedTuple):
+class NumberBatch(NamedTuple):
     x: torch.Tensor
     epoch: int
     position: int
 
 
-class NumberRows(BatchDataset):
-    def __init__(self, plan):
-        self.plan = plan
+class NumberDataset(BatchedDataset):
+    def __init__(self, order: LengthBucketedOrder) -> None:
+        self.order = order
 
-    def batch(self, index, epoch, position):
-        return Numbers(torch.as_tensor(index), epoch, position)
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> NumberBatch:
+        return NumberBatch(torch.as_tensor(rows), epoch, position)
 
 
-class NumberData(EpochData):
-    def __init__(self, seed=3, num_workers=0, n_rows=50):
+class NumberData(ResumableDataModule):
+    batch_class = NumberBatch
+
+    def __init__(self, seed: int = 3, num_workers: int = 0, n_rows: int = 50) -> None:
         super().__init__(seed, num_workers)
         self.n_rows = n_rows
 
-    def build(self):
-        train = Plan(np.ones(self.n_rows), max_rows=7, seed=self.seed)
-        val = Plan(np.ones(5), max_rows=2, shuffle=False)
-        return {"train": NumberRows(train), "val": NumberRows(val)}
+    def build(self) -> dict[str, BatchedDataset]:
+        train = LengthBucketedOrder(np.ones(self.n_rows), max_rows=7, seed=self.seed)
+        val = LengthBucketedOrder(np.ones(5), max_rows=2, shuffle=False)
+        return {"train": NumberDataset(train), "val": NumberDataset(val)}
 
-    def artifacts(self):
+    def artifacts(self) -> dict[str, Any]:
         return {}
 
 
@@ -59,37 +66,51 @@ class RenamedData(NumberData):
     pass
 
 
-class Recorder(LightningModule):
-    def __init__(self):
+class RecordBatches(LightningModule):
+    def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen = []
+        self.seen: Seen = []
 
-    def training_step(self, batch, _):
+    def training_step(self, batch: NumberBatch, _: int) -> torch.Tensor:
         self.seen.append((batch.epoch, batch.position, batch.x.tolist()))
         return (self.weight * batch.x.float()).mean()
 
-    def validation_step(self, batch, _):
+    def validation_step(self, batch: NumberBatch, _: int) -> None:
         pass
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Follow(Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        trainer.datamodule.set_consumed(batch.epoch, batch.position)
+class MarkTrained(Callback):
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        trainer.datamodule.mark_trained(batch.epoch, batch.position)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
-def _quiet():
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
-def fit(data, *, save_to=None, resume=None, save=None, **trainer):
-    module = Recorder()
-    callbacks = [Follow()]
+def fit(
+    data: ResumableDataModule,
+    *,
+    save_to: Path | None = None,
+    resume: Path | None = None,
+    save: dict[str, Any] | None = None,
+    **trainer: Any,
+) -> Seen:
+    module = RecordBatches()
+    callbacks: list[Callback] = [MarkTrained()]
     if save_to:
         save = save or {"every_n_train_steps": 1, "save_on_train_epoch_end": False}
         callbacks.append(ModelCheckpoint(save_to, filename="{step}", save_top_k=-1, **save))
@@ -117,11 +138,12 @@ def fit(data, *, save_to=None, resume=None, save=None, **trainer):
         ({}, {"every_n_epochs": 1, "save_on_train_epoch_end": True}, 2),
     ],
 )
-def test_resumed_from_any_checkpoint_the_batches_are_those_of_an_uninterrupted_run(
-    tmp_path, trainer, save, n_checkpoints
-):
-    whole = fit(NumberData(), save_to=tmp_path, save=save, **trainer)
-    assert [place[:2] for place in whole] == [(e, p) for e in (0, 1) for p in range(1, 9)]
+def test_resume_from_any_checkpoint_gives_the_remaining_batches(
+    tmp_path: Path, trainer: dict[str, Any], save: dict[str, Any] | None, n_checkpoints: int
+) -> None:
+    expected = fit(NumberData(), save_to=tmp_path, save=save, **trainer)
+    positions = [(epoch, position) for epoch, position, _ in expected]
+    assert positions == [(e, p) for e in (0, 1) for p in range(1, 9)]
     checkpoints = sorted(tmp_path.glob("*.ckpt"))
     assert len(checkpoints) == n_checkpoints
     accumulated = trainer.get("accumulate_grad_batches", 1)
@@ -129,97 +151,119 @@ def test_resumed_from_any_checkpoint_the_batches_are_those_of_an_uninterrupted_r
         step = int(checkpoint.stem.split("=")[1])
         epochs, steps = divmod(step, -(-8 // accumulated))
         done = epochs * 8 + steps * accumulated
-        assert fit(NumberData(), resume=checkpoint, **trainer) == whole[done:]
+        assert fit(NumberData(), resume=checkpoint, **trainer) == expected[done:]
 
 
 @pytest.mark.parametrize("step", [5, 8])
-def test_workers_that_prefetch_change_nothing(tmp_path, step):
-    whole = fit(NumberData(), save_to=tmp_path)
+def test_resume_does_not_depend_on_prefetching_workers(tmp_path: Path, step: int) -> None:
+    expected = fit(NumberData(), save_to=tmp_path)
     checkpoint = tmp_path / f"step={step}.ckpt"
-    assert fit(NumberData(num_workers=2), resume=checkpoint) == whole[step:]
+    assert fit(NumberData(num_workers=2), resume=checkpoint) == expected[step:]
 
 
-def test_a_second_fit_of_the_same_data_starts_afresh(tmp_path):
+def test_second_fit_starts_at_the_first_batch(tmp_path: Path) -> None:
     data = NumberData()
-    whole = fit(data, save_to=tmp_path)
-    assert fit(data) == whole
-    assert fit(data, resume=tmp_path / "step=3.ckpt") == whole[3:]
-    assert fit(data) == whole
+    expected = fit(data, save_to=tmp_path)
+    assert fit(data) == expected
+    assert fit(data, resume=tmp_path / "step=3.ckpt") == expected[3:]
+    assert fit(data) == expected
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (NumberData(seed=4), "data seed 3, not 4"),
-        (NumberData(n_rows=51), "trained with other training data"),
-        (RenamedData(), "holds no place in RenamedData"),
+        (NumberData(seed=4), "seed must be 3, .*got 4"),
+        (NumberData(n_rows=51), "data must be those of the checkpoint"),
+        (RenamedData(), "step=3.ckpt: .*no position in RenamedData"),
     ],
 )
-def test_a_place_in_other_data_is_refused(tmp_path, other, message):
+def test_resume_with_other_data_is_rejected(
+    tmp_path: Path, other: ResumableDataModule, message: str
+) -> None:
     fit(NumberData(), save_to=tmp_path)
     with pytest.raises(InputError, match=message):
         fit(other, resume=tmp_path / "step=3.ckpt")
 
 
-def test_missing_split_is_named():
-    with pytest.raises(InputError, match="NumberData has no 'test' split"):
+def test_missing_split_is_named() -> None:
+    with pytest.raises(InputError, match=r"data\.test must be given: NumberData has no test split"):
         NumberData().test_dataloader()
 
 
 @pytest.mark.parametrize(
-    ("val", "test", "same"),
+    ("val", "test", "expected"),
     [
         ("a.txt", "a.txt", True),
         (["a.txt", "b.txt"], ["a.txt", "b.txt"], True),
         ("a.txt", "b.txt", False),
         ("a.txt", None, False),
         (None, None, False),
-        (0.1, 0.1, False),  # other rows each
+        (0.1, 0.1, False),  # equal fractions hold out different rows
     ],
 )
-def test_whether_the_test_is_the_validation_data(val, test, same):
-    for kind in (
-        CausalTextData, MaskedTextData, QuestionData, SequenceData, StreamedTextData, TokenData,
+@pytest.mark.parametrize(
+    "data_class",
+    [
+        CausalTextData,
+        MaskedTextData,
+        QuestionData,
+        SequenceData,
+        StreamedCausalTextData,
+        TokenData,
         TranslationData,
-    ):  # fmt: skip
-        more = {"source": "files"} if "source" in signature(kind).parameters else {}
-        assert kind(train="t.txt", val=val, test=test, **more).tests_on_val is same, kind
+    ],
+)
+def test_tests_on_val_compares_the_sources(
+    data_class: Any, val: Any, test: Any, expected: bool
+) -> None:
+    options = {"source": "files"} if "source" in signature(data_class).parameters else {}
+    data = data_class(train="t.txt", val=val, test=test, **options)
+    assert data.tests_on_val is expected
 
 
-@pytest.mark.parametrize("kind", [CaptionData, ImageData, QuestionData, SequenceData, TokenData])
+@pytest.mark.parametrize(
+    "data_class", [CaptionData, ImageData, QuestionData, SequenceData, TokenData]
+)
 @pytest.mark.parametrize("option", ["batch_size", "eval_batch_size"])
-def test_a_batch_of_no_rows_is_refused_by_the_name_of_its_option(kind, option):
-    train = {"train": "t.txt"} if kind in (QuestionData, TokenData) else {}
-    with pytest.raises(InputError, match=f"^{option} must be at least 1, not 0"):
-        kind(**train, **{option: 0})
+def test_empty_batches_are_rejected(data_class: Any, option: str) -> None:
+    train = {"train": "t.txt"} if data_class in (QuestionData, TokenData) else {}
+    with pytest.raises(InputError, match=f"^{option} must be at least 1, got 0"):
+        data_class(**train, **{option: 0})
 
 
-def test_embedded_data_have_a_test_of_their_own():
-    for data in (CaptionData(), CausalTextData(), ImageData(), SequenceData(), TranslationData()):
-        data.setup()
-        assert not data.tests_on_val
+@pytest.mark.parametrize(
+    "data_class", [CaptionData, CausalTextData, ImageData, SequenceData, TranslationData]
+)
+def test_builtin_data_have_a_test_split(data_class: Any) -> None:
+    data = data_class()
+    data.setup()
+    assert len(data.split("test")) > 0
+    assert not data.tests_on_val
 
 
-def test_negative_seed():
-    with pytest.raises(InputError, match="-1"):
-        NumberData(seed=-1)
+@pytest.mark.parametrize("option", ["seed", "num_workers"])
+def test_negative_options_are_rejected(option: str) -> None:
+    with pytest.raises(InputError, match=f"^{option} must be at least 0, got -1"):
+        NumberData(**{option: -1})
 
 
-def test_fewer_training_rows_than_processes_are_refused_by_all_of_them():
+def attach_trainer(data: ResumableDataModule, rank: int, world_size: int) -> None:
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        limit_train_batches=1.0, global_rank=rank, world_size=world_size, ckpt_path=None
+    )
+
+
+def test_fewer_training_rows_than_processes_are_rejected_on_all_ranks() -> None:
     for rank in range(4):
         data = NumberData(n_rows=3)
-        data.trainer = SimpleNamespace(
-            limit_train_batches=1.0, global_rank=rank, world_size=4, ckpt_path=None
-        )
-        with pytest.raises(InputError, match="train split has 3 rows, fewer than the 4 processes"):
+        attach_trainer(data, rank, 4)
+        with pytest.raises(InputError, match="at most the 3 rows of the train split, got 4"):
             data.train_dataloader()
 
 
-def test_batches_an_epoch_are_those_of_one_rank():
+def test_number_of_training_batches_is_that_of_one_rank() -> None:
     data = NumberData()
     assert data.n_train_batches() == 8
-    data.trainer = SimpleNamespace(
-        limit_train_batches=1.0, global_rank=1, world_size=2, ckpt_path=None
-    )
+    attach_trainer(data, 1, 2)
     assert data.n_train_batches() == 4
     assert len(list(data.train_dataloader().batch_sampler)) == 4

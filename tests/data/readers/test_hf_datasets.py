@@ -1,33 +1,39 @@
+"""Text columns from `datasets`: columns, languages, errors, and a missing package."""
+
 import builtins
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fourfold.core.errors import InputError
 from fourfold.data import CausalTextData, TranslationData
-from fourfold.data.hub import HubConfig, read_hub
-from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
+from fourfold.errors import InputError
+from fourfold.tokenization.training import TokenizerConfig
 
 PAIRS = [{"translation": {"en": f"number {i}", "de": f"Nummer {i}"}} for i in range(30)]
+Local = Callable[..., HubConfig]
 
 
 @pytest.fixture
-def local(tmp_path):
+def local(tmp_path: Path) -> Local:
     pytest.importorskip("datasets")
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join(json.dumps(pair) for pair in PAIRS))
     options = {"data_files": {"train": str(file)}, "cache_dir": str(tmp_path / "cache")}
-    return lambda **more: HubConfig("json", options=options, **more)
+    return lambda **fields: HubConfig("json", options=options, **fields)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_columns_of_a_split(local, streaming):
-    rows = read_hub(local(streaming=streaming, rows=3), "train", ["translation.de"])
-    assert rows.columns == [["Nummer 0", "Nummer 1", "Nummer 2"]]
-    assert rows.where(2) == "json, split train, row 2"
+def test_columns_of_a_split(local: Local, streaming: bool) -> None:
+    table = read_hub_split(local(streaming=streaming, rows=3), "train", ["translation.de"])
+    assert table.columns == [["Nummer 0", "Nummer 1", "Nummer 2"]]
+    assert table.location(2) == "json, split train, row 2"
 
 
-def test_translation_finds_its_languages_by_itself(local):
+def test_translation_columns_default_to_the_languages(local: Local) -> None:
     data = TranslationData(
         "hub", train="train", val=0.3, hub=local(), tokenizer=TokenizerConfig(vocab_size=60)
     )
@@ -35,7 +41,7 @@ def test_translation_finds_its_languages_by_itself(local):
     assert data.references("val")[0].startswith("Nummer")
 
 
-def test_text_of_a_column(local):
+def test_language_model_reads_one_column(local: Local) -> None:
     data = CausalTextData(
         "hub",
         train="train[:50%]",
@@ -47,23 +53,23 @@ def test_text_of_a_column(local):
     assert sum(batch.n_bytes for batch in data.val_dataloader()) == 15 * len("number 15")
 
 
-def test_what_cannot_be_loaded_is_one_sentence(local):
-    with pytest.raises(InputError, match="json, split nowhere cannot be loaded"):
-        read_hub(local(), "nowhere", ["translation.de"])
-    with pytest.raises(InputError, match="row 0: no column 'text', only translation"):
-        read_hub(local(), "train", ["text"])
-    with pytest.raises(InputError, match="is empty"):
-        read_hub(local(rows=0), "train", ["translation.de"])
+def test_missing_splits_and_columns_are_rejected(local: Local) -> None:
+    with pytest.raises(InputError, match="json, split nowhere: the split cannot be loaded"):
+        read_hub_split(local(), "nowhere", ["translation.de"])
+    with pytest.raises(InputError, match=r"row 0: .*no column 'text', only translation"):
+        read_hub_split(local(), "train", ["text"])
+    with pytest.raises(InputError, match="the split is empty"):
+        read_hub_split(local(rows=0), "train", ["translation.de"])
 
 
-def test_missing_package_names_the_extra(monkeypatch):
-    really = builtins.__import__
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    original_import = builtins.__import__
 
-    def without(name, *args, **kwargs):
+    def import_without_datasets(name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "datasets":
             raise ImportError(name)
-        return really(name, *args, **kwargs)
+        return original_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"pip install -e '\.\[data\]'"):
-        read_hub(HubConfig("x"), "train", ["y"])
+    monkeypatch.setattr(builtins, "__import__", import_without_datasets)
+    with pytest.raises(InputError, match=r"pip install 'fourfold\[data\]'"):
+        read_hub_split(HubConfig("x"), "train", ["y"])

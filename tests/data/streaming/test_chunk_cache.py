@@ -4,32 +4,32 @@ import sys
 
 import pytest
 
-from fourfold.core.errors import InputError
-from fourfold.data import chunk_cache
-from fourfold.data.chunk_cache import ChunkCache
+from fourfold.data.streaming import chunk_cache
+from fourfold.data.streaming.chunk_cache import ChunkCache
+from fourfold.errors import InputError
 
 SIZE = 1000
 
 
 @pytest.fixture
-def far(tmp_path, monkeypatch):
-    """Ten files far away, and a transport that notes what it brings."""
-    folder = tmp_path / "far"
+def downloaded(tmp_path, monkeypatch):
+    """Ten remote files, and the list of those that were downloaded."""
+    folder = tmp_path / "remote"
     folder.mkdir()
     for i in range(10):
         (folder / f"{i}.bin").write_bytes(bytes([i]) * SIZE)
-    brought = []
+    names = []
 
     def fetch(address, file, size=0):
         assert size == SIZE
-        brought.append(int(address.rpartition("/")[2][0]))
+        names.append(int(address.rpartition("/")[2][0]))
         shutil.copy(folder / address.rpartition("/")[2], file)
 
     monkeypatch.setattr(chunk_cache, "fetch", fetch)
-    return brought
+    return names
 
 
-def held(cache: ChunkCache) -> int:
+def cached_bytes(cache: ChunkCache) -> int:
     return sum(file.stat().st_size for file in cache.folder.glob("*.bin"))
 
 
@@ -40,37 +40,37 @@ def content(cache: ChunkCache, number: int) -> int:
     return data[0]
 
 
-def test_it_never_holds_more_than_its_limit_and_drops_what_was_not_used_for_longest(far, tmp_path):
+def test_cache_evicts_least_recently_used_within_limit(downloaded, tmp_path):
     cache = ChunkCache(tmp_path / "cache", 3 * SIZE + 10)
     for number in (0, 1, 2, 0, 3, 0, 1, 4):
         assert content(cache, number) == number
-        assert held(cache) <= 3 * SIZE
-    assert far == [0, 1, 2, 3, 1, 4]
+        assert cached_bytes(cache) <= 3 * SIZE
+    assert downloaded == [0, 1, 2, 3, 1, 4]
 
 
-def test_a_file_that_makes_room_can_be_read_to_its_end(far, tmp_path):
+def test_open_file_stays_readable_after_eviction(downloaded, tmp_path):
     cache = ChunkCache(tmp_path / "cache", SIZE)
     with cache.open("s3://bucket/1.bin", SIZE) as file:
         content(cache, 2)
-        assert far == [1, 2]
+        assert downloaded == [1, 2]
         assert file.read() == bytes([1]) * SIZE
 
 
-def test_files_of_one_name_from_two_places_are_two(far, tmp_path):
+def test_files_of_equal_name_are_cached_separately(downloaded, tmp_path):
     cache = ChunkCache(tmp_path / "cache", 9 * SIZE)
-    for place in ("a", "b", "a"):
-        cache.open(f"s3://{place}/1.bin", SIZE).close()
-    assert far == [1, 1]
+    for bucket in ("a", "b", "a"):
+        cache.open(f"s3://{bucket}/1.bin", SIZE).close()
+    assert downloaded == [1, 1]
 
 
-def test_what_was_written_anew_at_the_same_place_is_fetched_anew(far, tmp_path):
+def test_new_version_is_downloaded(downloaded, tmp_path):
     cache = ChunkCache(tmp_path / "cache", 9 * SIZE)
     for version in ("a", "b", "a"):
         cache.open("s3://bucket/1.bin", SIZE, version).close()
-    assert far == [1, 1]
+    assert downloaded == [1, 1]
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_not_ours_stays(far, tmp_path):
+def test_eviction_removes_partial_copies_and_keeps_other_files(downloaded, tmp_path):
     cache = ChunkCache(tmp_path / "cache", SIZE)
     content(cache, 1)
     (copy,) = cache.folder.glob("*.bin")
@@ -83,43 +83,50 @@ def test_what_a_killed_process_left_is_removed_and_what_is_not_ours_stays(far, t
     assert len(names) == 3
 
 
-def test_a_file_of_another_size_is_not_kept(far, tmp_path, monkeypatch):
+def test_file_of_another_size_raises_and_is_not_kept(downloaded, tmp_path, monkeypatch):
     cache = ChunkCache(tmp_path / "cache", 3 * SIZE)
     monkeypatch.setattr(chunk_cache, "fetch", lambda address, file, size: file.write_bytes(b"cut"))
     for _ in range(2):
-        with pytest.raises(InputError, match=r"s3://bucket/1.bin has 3 bytes, but its index says"):
+        with pytest.raises(
+            InputError, match=r"s3://bucket/1.bin: the file has 3 bytes, but its index lists 1000"
+        ):
             cache.open("s3://bucket/1.bin", SIZE)
 
 
-def _many(cache, seed, rounds, results):
+def _read_many(cache, seed, rounds, results):
     results.put([content(cache, (seed * i) % 10) == (seed * i) % 10 for i in range(rounds)])
-    results.put(held(cache))
+    results.put(cached_bytes(cache))
 
 
-def test_processes_share_it(far, tmp_path):
+def test_processes_share_cache(downloaded, tmp_path):
     cache = ChunkCache(tmp_path / "cache", 4 * SIZE)
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
-    others = [fork.Process(target=_many, args=(cache, k, 60, results)) for k in (1, 3, 7)]
-    for other in others:
-        other.start()
+    processes = [fork.Process(target=_read_many, args=(cache, k, 60, results)) for k in (1, 3, 7)]
+    for process in processes:
+        process.start()
     found = [results.get(timeout=60) for _ in range(6)]
-    for other in others:
-        other.join()
-    assert all(all(x) if isinstance(x, list) else x <= 4 * SIZE for x in found)
+    for process in processes:
+        process.join()
+    contents = [x for x in found if isinstance(x, list)]
+    sizes = [x for x in found if isinstance(x, int)]
+    assert [len(x) for x in contents] == [60] * 3
+    assert all(map(all, contents))
+    assert len(sizes) == 3
+    assert max(sizes) <= 4 * SIZE
 
 
-def test_without_litdata_the_extra_is_named(monkeypatch, tmp_path):
+def test_missing_litdata_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "litdata.streaming.downloader", None)
-    with pytest.raises(InputError, match=r"s3://b/x.bin needs .* pip install -e '\.\[stream\]'"):
+    with pytest.raises(InputError, match=r"s3://b/x.bin: .* pip install 'fourfold\[stream\]'"):
         chunk_cache.fetch("s3://b/x.bin", tmp_path / "x")
 
 
-def test_litdata_fetches_and_says_what_is_missing(tmp_path):
+def test_litdata_downloads_files(tmp_path):
     pytest.importorskip("litdata")
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far/x.bin").write_bytes(b"content")
-    chunk_cache.fetch(f"local:{tmp_path}/far/x.bin", tmp_path / "x.bin")
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote/x.bin").write_bytes(b"content")
+    chunk_cache.fetch(f"local:{tmp_path}/remote/x.bin", tmp_path / "x.bin")
     assert (tmp_path / "x.bin").read_bytes() == b"content"
-    with pytest.raises(InputError, match=r"far/y.bin cannot be fetched: .*exist"):
-        chunk_cache.fetch(f"local:{tmp_path}/far/y.bin", tmp_path / "y.bin")
+    with pytest.raises(InputError, match=r"remote/y.bin: the file cannot be downloaded: .*exist"):
+        chunk_cache.fetch(f"local:{tmp_path}/remote/y.bin", tmp_path / "y.bin")

@@ -6,83 +6,89 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.core.errors import InputError
-from fourfold.data.sampler import EpochSampler
-from fourfold.data.windows import WindowPlan
-from tests.data.rows import check_every_cut
+from fourfold.data.loading.sampler import EpochSampler
+from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
+from fourfold.errors import InputError
+from tests.data.rows import check_steps_have_equal_rows
 
 chunks_of = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any).map(np.array)
 
 
 @given(chunks_of, st.integers(1, 5), st.integers(1, 9), st.integers(0, 3), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_every_row_once_and_any_batch_by_itself(chunks, window, max_rows, epoch, shuffle):
-    plan = WindowPlan(chunks, window=window, max_rows=max_rows, seed=1, shuffle=shuffle)
-    batches = list(plan.batches(epoch))
-    assert len(batches) == plan.n_batches == -(-chunks.sum() // max_rows)
+def test_epoch_has_every_row_once_and_batches_are_independent(
+    chunks, window, max_rows, epoch, shuffle
+):
+    order = ShuffleWindowOrder(
+        chunks, shuffle_chunks=window, max_rows=max_rows, seed=1, shuffle=shuffle
+    )
+    batches = list(order.batches(epoch))
+    assert len(batches) == order.n_batches == -(-chunks.sum() // max_rows)
     assert sorted(np.concatenate(batches).tolist()) == list(range(chunks.sum()))
     assert {len(batch) for batch in batches[:-1]} <= {max_rows}
     for i in reversed(range(len(batches))):
-        assert plan.batches(epoch)[i].tolist() == batches[i].tolist()
-    assert [b.tolist() for b in plan.batches(epoch)[1:]] == [b.tolist() for b in batches[1:]]
+        assert order.batches(epoch)[i].tolist() == batches[i].tolist()
+    assert [b.tolist() for b in order.batches(epoch)[1:]] == [b.tolist() for b in batches[1:]]
     with pytest.raises(IndexError):
-        plan.batches(epoch)[len(batches)]
+        order.batches(epoch)[len(batches)]
 
 
 @given(chunks_of, st.integers(1, 5), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_chunks_of_a_window_and_no_others_are_needed_at_a_time(chunks, window, epoch):
-    plan = WindowPlan(chunks, window=window, max_rows=3, seed=2)
-    order = np.concatenate(list(plan.batches(epoch)))
-    of = np.searchsorted(plan.firsts, order, side="right") - 1
+def test_batches_read_one_window_of_chunks_at_a_time(chunks, window, epoch):
+    order = ShuffleWindowOrder(chunks, shuffle_chunks=window, max_rows=3, seed=2)
+    rows = np.concatenate(list(order.batches(epoch)))
+    chunk_of_row = np.searchsorted(order.first_rows, rows, side="right") - 1
     seen: list[set[int]] = [set()]
-    for chunk in of.tolist():
+    for chunk in chunk_of_row.tolist():
         if chunk not in seen[-1] and len(seen[-1]) == window:
             seen.append(set())
         seen[-1].add(chunk)
-    # A chunk without rows may leave a window with fewer, never with more.
+    # A chunk without rows is missing from its window.
     if chunks.all():
         assert sorted(itertools.chain(*seen)) == list(range(len(chunks)))
         assert len(seen) == -(-len(chunks) // window)
 
 
-def test_rows_of_different_chunks_are_mixed():
-    plan = WindowPlan(np.full(4, 100), window=4, max_rows=20)
-    for batch in plan.batches(0):
+def test_batches_mix_rows_of_different_chunks():
+    order = ShuffleWindowOrder(np.full(4, 100), shuffle_chunks=4, max_rows=20)
+    for batch in order.batches(0):
         assert len(set((batch // 100).tolist())) >= 3
 
 
-def test_order_depends_on_seed_and_epoch_and_on_nothing_else():
-    def order(seed, epoch):
-        plan = WindowPlan(np.full(6, 20), window=2, max_rows=7, seed=seed)
-        return np.concatenate(list(plan.batches(epoch))).tolist()
+def test_order_depends_on_seed_and_epoch_alone():
+    def rows_of_epoch(seed, epoch):
+        order = ShuffleWindowOrder(np.full(6, 20), shuffle_chunks=2, max_rows=7, seed=seed)
+        return np.concatenate(list(order.batches(epoch))).tolist()
 
-    assert order(1, 4) == order(1, 4)
-    assert order(1, 4) != order(1, 5)
-    assert order(1, 4) != order(2, 4)
-    for n_chunks, window in ((1, 1), (20, 1)):  # rows alone, chunks alone
-        plan = WindowPlan(np.full(n_chunks, 40 // n_chunks), window=window, max_rows=40, seed=1)
-        assert plan.batches(4)[0].tolist() != plan.batches(5)[0].tolist()
+    assert rows_of_epoch(1, 4) == rows_of_epoch(1, 4)
+    assert rows_of_epoch(1, 4) != rows_of_epoch(1, 5)
+    assert rows_of_epoch(1, 4) != rows_of_epoch(2, 4)
+    for n_chunks, window in ((1, 1), (20, 1)):  # shuffles only rows, only chunks
+        order = ShuffleWindowOrder(
+            np.full(n_chunks, 40 // n_chunks), shuffle_chunks=window, max_rows=40, seed=1
+        )
+        assert order.batches(4)[0].tolist() != order.batches(5)[0].tolist()
     # The order of the chunks is not that of the first window's rows.
-    one = WindowPlan(np.full(50, 1), window=50, max_rows=50, seed=1).batches(0)
+    one = ShuffleWindowOrder(np.full(50, 1), shuffle_chunks=50, max_rows=50, seed=1).batches(0)
     assert one[0].tolist() != one.chunks.tolist()
     assert one[0].tolist() != one.chunks[one.chunks].tolist()
 
 
-def test_evaluation_reads_in_order_in_every_epoch():
-    plan = WindowPlan(np.array([3, 0, 4]), window=2, max_rows=3, shuffle=False)
-    assert [batch.tolist() for batch in plan.batches(7)] == [[0, 1, 2], [3, 4, 5], [6]]
+def test_evaluation_order_is_equal_in_all_epochs():
+    order = ShuffleWindowOrder(np.array([3, 0, 4]), shuffle_chunks=2, max_rows=3, shuffle=False)
+    assert [batch.tolist() for batch in order.batches(7)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @given(chunks_of, st.integers(0, 40), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_started_anywhere_it_goes_on_as_if_never_stopped(chunks, done, world):
-    plan = WindowPlan(chunks + world, window=2, max_rows=3, seed=5)
-    steps = len(EpochSampler(plan, world=world))
+def test_resume_restores_position(chunks, done, world):
+    order = ShuffleWindowOrder(chunks + world, shuffle_chunks=2, max_rows=3, seed=5)
+    steps = len(EpochSampler(order, world_size=world))
     position = min(done, steps - 1) * world
     for rank in range(world):
-        whole = EpochSampler(plan, rank=rank, world=world, start=(2, 0))
-        resumed = EpochSampler(plan, rank=rank, world=world, start=(2, position))
+        whole = EpochSampler(order, rank=rank, world_size=world, start=(2, 0))
+        resumed = EpochSampler(order, rank=rank, world_size=world, start=(2, position))
         assert list(resumed) == list(whole)[position // world :]
         resumed.set_epoch(4)
         whole.set_epoch(4)
@@ -91,20 +97,20 @@ def test_started_anywhere_it_goes_on_as_if_never_stopped(chunks, done, world):
 
 @given(st.integers(16, 90), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_a_step_holds_the_same_rows_however_it_is_cut(n_rows, epoch):
+def test_optimizer_step_has_the_same_rows_for_any_batch_size(n_rows, epoch):
     chunks = np.array([n_rows // 3, n_rows // 4, n_rows - n_rows // 3 - n_rows // 4])
 
-    def plan(rows):
-        return WindowPlan(chunks, window=2, max_rows=rows)
+    def make_order(rows):
+        return ShuffleWindowOrder(chunks, shuffle_chunks=2, max_rows=rows)
 
-    check_every_cut(plan, n_rows, epoch)
+    check_steps_have_equal_rows(make_order, n_rows, epoch)
 
 
-def test_a_thousand_million_rows_take_the_memory_of_a_window():
-    plan = WindowPlan(np.full(40_000, 25_000), window=8, max_rows=32)
+def test_memory_of_a_billion_rows_is_that_of_one_window():
+    order = ShuffleWindowOrder(np.full(40_000, 25_000), shuffle_chunks=8, max_rows=32)
     tracemalloc.start()
     try:
-        sampler = EpochSampler(plan, rank=1, world=2, start=(3, 20_000_000))
+        sampler = EpochSampler(order, rank=1, world_size=2, start=(3, 20_000_000))
         assert len(sampler) == 15_625_000
         batch = next(iter(sampler))
         peak = tracemalloc.get_traced_memory()[1]
@@ -117,22 +123,31 @@ def test_a_thousand_million_rows_take_the_memory_of_a_window():
 @pytest.mark.parametrize(
     ("chunks", "bounds", "message"),
     [
-        ([], {}, "without rows"),
-        ([0, 0], {}, "without rows"),
-        ([5], {"window": 0}, "window must be at least 1, not 0"),
-        ([5], {"max_rows": 0}, "max_rows must be at least 1, not 0"),
+        ([], {}, "chunk_rows must have at least one row"),
+        ([0, 0], {}, "chunk_rows must have at least one row"),
+        ([5], {"shuffle_chunks": 0}, "shuffle_chunks must be at least 1, got 0"),
+        ([5], {"max_rows": 0}, "max_rows must be at least 1, got 0"),
     ],
 )
-def test_impossible_plans(chunks, bounds, message):
+def test_invalid_option_raises(chunks, bounds, message):
     with pytest.raises(InputError, match=message):
-        WindowPlan(np.array(chunks, np.int64), **({"window": 2, "max_rows": 2} | bounds))
+        ShuffleWindowOrder(
+            np.array(chunks, np.int64), **({"shuffle_chunks": 2, "max_rows": 2} | bounds)
+        )
 
 
-def test_fingerprint_sees_chunks_bounds_and_seed():
+def test_fingerprint_depends_on_chunks_and_options():
     def fingerprint(chunks=(3, 4), **options):
-        options = {"window": 2, "max_rows": 2, "seed": 0} | options
-        return WindowPlan(np.array(chunks), **options).fingerprint()
+        options = {"shuffle_chunks": 2, "max_rows": 2, "seed": 0} | options
+        return ShuffleWindowOrder(np.array(chunks), **options).fingerprint()
 
-    others = [{"chunks": (4, 3)}, {"window": 3}, {"max_rows": 3}, {"seed": 1}, {"shuffle": False}]
+    others = [
+        {"chunks": (4, 3)},
+        {"shuffle_chunks": 3},
+        {"max_rows": 3},
+        {"seed": 1},
+        {"shuffle": False},
+        {"content": b"x"},
+    ]
     assert fingerprint() == fingerprint()
-    assert len({fingerprint(), *(fingerprint(**other) for other in others)}) == 6
+    assert len({fingerprint(), *(fingerprint(**other) for other in others)}) == 7

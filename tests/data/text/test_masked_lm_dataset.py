@@ -3,96 +3,105 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fourfold.core.errors import InputError
-from fourfold.data.masked_rows import RowDataset, SegmentPairDataset, packed
-from fourfold.data.masking import Masking, MaskingConfig
-from fourfold.data.ragged import Ragged
-from fourfold.data.sampler import EpochSampler
-from fourfold.data.sentences import Sentences
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
-from fourfold.losses import IGNORED
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.loading.sampler import EpochSampler
+from fourfold.data.text.masked_lm_dataset import (
+    MaskedRowDataset,
+    SegmentPairDataset,
+    pack_sentences,
+)
+from fourfold.data.text.masking import Masking, MaskingConfig
+from fourfold.data.text.sentence_packing import Sentences
+from fourfold.errors import InputError
+from fourfold.losses import IGNORE_INDEX
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 BOS, EOS = 1, 2
 
 
 @cache
-def masking(static=0) -> Masking:
+def masking(dupe_factor=0) -> Masking:
     alphabet = [chr(0x4E00 + i) for i in range(300)]
     tokenizer = train_tokenizer(TokenizerConfig("char", 305), ["".join(alphabet)], mask=True)
-    return Masking(MaskingConfig(static=static), tokenizer, 0)
+    return Masking(MaskingConfig(dupe_factor=dupe_factor), tokenizer, 0)
 
 
 def make(documents):
-    """Sentences of distinct tokens from 5 on, given their lengths a document."""
+    """Sentences of distinct tokens from 5, given the lengths of the sentences per document."""
     lengths = np.array([n for document in documents for n in document])
     owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-    return Sentences(Ragged.from_lengths(np.arange(5, 5 + lengths.sum()), lengths), owners)
+    return Sentences(RaggedArray.from_lengths(np.arange(5, 5 + lengths.sum()), lengths), owners)
 
 
 def epoch(dataset, number=0):
-    sampler = EpochSampler(dataset.plan)
+    sampler = EpochSampler(dataset.order)
     sampler.set_epoch(number)
     return [dataset.__getitems__(keys) for keys in sampler]
 
 
 def unmasked(batch):
-    return np.where(batch.targets != IGNORED, batch.targets, batch.ids)
+    return np.where(batch.targets != IGNORE_INDEX, batch.targets, batch.ids)
 
 
-def test_full_sentences_put_a_separator_between_documents():
-    rows = packed(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross=True)
+def test_full_sentences_have_separator_between_documents():
+    rows = pack_sentences(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=True)
     assert [rows[i].tolist() for i in range(len(rows))] == [
         [BOS, 5, 6, 7, 8, EOS, 9, EOS],
         [BOS, 10, 11, 12, EOS],
     ]
 
 
-def test_doc_sentences_stop_at_the_end_of_a_document():
-    rows = packed(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross=False)
+def test_doc_sentences_end_with_their_document():
+    rows = pack_sentences(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=False)
     assert [rows[i].tolist() for i in range(len(rows))] == [
         [BOS, 5, 6, 7, 8, EOS],
         [BOS, 9, 10, 11, 12, EOS],
     ]
 
 
-def test_every_token_is_in_one_row_and_no_row_is_too_long():
+def test_packing_keeps_every_token_within_max_len():
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 9, rng.integers(1, 7)).tolist() for _ in range(20)]
     for cross in (True, False):
-        rows = packed(make(documents), 12, BOS, EOS, cross=cross)
+        rows = pack_sentences(make(documents), 12, BOS, EOS, cross_documents=cross)
         assert rows.lengths.max() <= 12
         assert [i for i in rows.ids.tolist() if i > 4] == list(
             range(5, 5 + sum(map(sum, documents)))
         )
 
 
-def test_row_batches_carry_mask_and_documents():
-    rows = packed(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross=True)
-    dataset = RowDataset(rows, masking(), mark_documents=True, max_rows=2, shuffle=False)
+def test_row_batches_have_mask_and_documents():
+    rows = pack_sentences(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=True)
+    dataset = MaskedRowDataset(
+        rows, masking(), block_cross_document_attention=True, max_rows=2, shuffle=False
+    )
     (batch,) = epoch(dataset)
     short, full = 0, 1  # sorted by length
     assert batch.mask[full].all()
     assert batch.mask[short].tolist() == [True] * 5 + [False] * 3
     assert batch.documents[full].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert unmasked(batch)[full].tolist() == rows[0].tolist()
-    assert (batch.targets[~batch.mask] == IGNORED).all()
-    assert epoch(RowDataset(rows, masking(), max_rows=1, shuffle=False))[0].mask is None
+    assert (batch.targets[~batch.mask] == IGNORE_INDEX).all()
+    assert epoch(MaskedRowDataset(rows, masking(), max_rows=1, shuffle=False))[0].mask is None
 
 
-def test_a_batch_says_where_its_targets_are():
+def test_target_positions_index_the_targets():
     sentences = make([[9, 12, 7, 10]] * 6)
-    rows = packed(sentences, 20, BOS, EOS, cross=False)
+    rows = pack_sentences(sentences, 20, BOS, EOS, cross_documents=False)
     pairs = SegmentPairDataset(sentences, 24, masking(), max_rows=3)
-    for batch in (*epoch(RowDataset(rows, masking(), max_rows=3)), *epoch(pairs)):
-        assert len(batch.places)
-        assert batch.places.tolist() == np.flatnonzero(batch.targets != IGNORED).tolist()
+    for batch in (*epoch(MaskedRowDataset(rows, masking(), max_rows=3)), *epoch(pairs)):
+        assert len(batch.target_positions)
+        assert (
+            batch.target_positions.tolist()
+            == np.flatnonzero(batch.targets != IGNORE_INDEX).tolist()
+        )
 
 
 DOCUMENTS = [[3, 4, 2, 5, 1, 2], [6, 2], [4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 5, 3]]
 
 
 @pytest.mark.parametrize("max_len", [9, 12, 20, 40])
-def test_segment_pairs(max_len):
+def test_segment_pairs_are_consecutive_or_of_two_documents(max_len):
     sentences = make(DOCUMENTS)
     sentences = Sentences(sentences.ids.truncate(max_len - 4), sentences.document)
     owner = {
@@ -119,7 +128,7 @@ def test_segment_pairs(max_len):
                 assert segments == [0] * (middle + 1) + [1] * (len(b) + 1)
                 assert len({owner[t] for t in a}) == len({owner[t] for t in b}) == 1
                 if follows:
-                    # The next token of the same document: nothing was cut where A and B touch.
+                    # Truncation removed no token between A and B.
                     order = sentences.ids.ids.tolist()
                     assert order.index(b[0]) == order.index(a[-1]) + 1
                     assert owner[a[0]] == owner[b[0]]
@@ -133,22 +142,22 @@ def test_segment_pairs(max_len):
 
 
 @pytest.mark.parametrize("n_sentences", [12, 200])
-def test_neither_length_nor_end_of_a_pair_tell_whether_it_is_one(n_sentences):
+def test_length_and_last_token_do_not_predict_next_sentence_label(n_sentences):
     rng = np.random.default_rng(0)
     documents = [rng.integers(3, 13, n_sentences).tolist() for _ in range(6000 // n_sentences)]
     sentences = make(documents)
     ends = set(sentences.ids.ids[sentences.ids.offsets[1:] - 1].tolist())
     dataset = SegmentPairDataset(sentences, 40, masking(), max_rows=1)
-    told: dict[tuple[int, bool], list[bool]] = {}
+    labels: dict[tuple[int, bool], list[bool]] = {}
     for row in range(len(dataset.chunks) - 1):
         a, b, follows = dataset._pair(row, rng.random(4))
-        told.setdefault((len(a) + len(b), int(b[-1]) in ends), []).append(follows)
-    n, positives = sum(map(len, told.values())), sum(map(sum, told.values()))
-    best = sum(max(sum(found), len(found) - sum(found)) for found in told.values())
+        labels.setdefault((len(a) + len(b), int(b[-1]) in ends), []).append(follows)
+    n, positives = sum(map(len, labels.values())), sum(map(sum, labels.values()))
+    best = sum(max(sum(found), len(found) - sum(found)) for found in labels.values())
     assert best / n < max(positives, n - positives) / n + 0.1
 
 
-def test_sentence_pairs_are_two_sentences_and_what_an_odd_one_gets():
+def test_sentence_pairs_have_two_whole_sentences():
     sentences = make(DOCUMENTS)
     dataset = SegmentPairDataset(sentences, 20, masking(), single=True, max_rows=99)
     assert dataset.chunks.tolist() == [0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 20]
@@ -163,16 +172,16 @@ def test_sentence_pairs_are_two_sentences_and_what_an_odd_one_gets():
             assert (ids[middle + 1] == ids[middle - 1] + 1) == follows
 
 
-def test_pairs_change_with_the_epoch_unless_static():
+def test_pairs_change_per_epoch_unless_masks_are_static():
     sentences = make(DOCUMENTS)
-    batches = [SegmentPairDataset(sentences, 20, masking(s), max_rows=99) for s in (0, 2)]
-    index = np.arange(len(batches[0]))
-    dynamic, static = ([d.batch(index, e, 1).ids.tolist() for e in range(3)] for d in batches)
+    datasets = [SegmentPairDataset(sentences, 20, masking(s), max_rows=99) for s in (0, 2)]
+    rows = np.arange(len(datasets[0]))
+    dynamic, static = ([d.batch(rows, e, 1).ids.tolist() for e in range(3)] for d in datasets)
     assert dynamic[0] != dynamic[2]
     assert static[0] == static[2]
     assert static[0] != static[1]
 
 
-def test_one_document_has_no_other():
+def test_next_sentence_prediction_of_one_document_raises():
     with pytest.raises(InputError, match="at least two documents"):
         SegmentPairDataset(make([[3, 4]]), 20, masking(), max_rows=2)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fourfold.core.errors import InputError
 from fourfold.data import QuestionData
-from fourfold.data.questions import read_questions
-from fourfold.data.tokenizer_training import TokenizerConfig
+from fourfold.data.text.question_answering import NO_ANSWER
+from fourfold.errors import InputError
+from fourfold.tokenization.training import TokenizerConfig
 
 CONTEXT = "Denver won the game. " * 6 + "The score was 24-10 in Santa Clara."
 
@@ -19,8 +19,12 @@ CONTEXT = "Denver won the game. " * 6 + "The score was 24-10 in Santa Clara."
 def question(number: int, answer: str | None, context: str = CONTEXT) -> dict[str, Any]:
     start = context.index(answer) if answer else -1
     answers = [{"text": answer, "answer_start": start}] if answer else []
-    return {"id": f"q{number}", "question": "What was it?", "answers": answers,
-            "is_impossible": answer is None}  # fmt: skip
+    return {
+        "id": f"q{number}",
+        "question": "What was it?",
+        "answers": answers,
+        "is_impossible": answer is None,
+    }
 
 
 def write(path: Path, *questions: dict[str, Any], context: str = CONTEXT) -> str:
@@ -30,41 +34,41 @@ def write(path: Path, *questions: dict[str, Any], context: str = CONTEXT) -> str
 
 
 def data(file: str, **options: Any) -> QuestionData:
-    options = {"max_len": 60, "stride": 12, "max_question": 15, **options}
+    options = {"max_len": 60, "doc_stride": 12, "max_query_length": 15, **options}
     return QuestionData(file, val=file, tokenizer=TokenizerConfig(kind="char"), **options)
 
 
-def test_every_window_that_holds_the_answer_says_where(tmp_path: Path) -> None:
+def test_span_of_window_decodes_to_the_answer(tmp_path: Path) -> None:
     found = data(write(tmp_path / "x.json", question(0, "24-10"), question(1, "Denver")))
     for split in ("train", "val"):
         dataset = found.questions(split)
         batch: Any = dataset.batch(np.arange(len(dataset)), 0, 0)
         for row, window in enumerate(dataset.windows):
-            asked = dataset.questions[window.question]
+            true = dataset.questions[window.question]
             start, end = int(batch.starts[row]), int(batch.ends[row])
-            if (start, end) != (0, 0):
-                assert window.text(asked.context, start, end) == asked.answers[0]
+            if (start, end) != NO_ANSWER:
+                assert window.text(true.context, start, end) == true.answers[0]
                 assert batch.context[row, start : end + 1].all()
-            places = np.flatnonzero(batch.context[row])
-            assert len(places) == len(window.offsets)
-            assert batch.segments[row, places].all()
-            text = window.text(asked.context, int(places[0]), int(places[-1]))
-            assert text in asked.context
+            positions = np.flatnonzero(batch.context[row])
+            assert len(positions) == len(window.offsets)
+            assert batch.segments[row, positions].all()
+            text = window.text(true.context, int(positions[0]), int(positions[-1]))
+            assert text in true.context
             assert batch.mask[row].sum() == len(window.ids) <= 60
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "bpe", "wordpiece"])
-def test_an_answer_has_no_blank_in_front(kind: str, tmp_path: Path) -> None:
+def test_answer_has_no_leading_space(kind: str, tmp_path: Path) -> None:
     file = write(tmp_path / "x.json", question(0, "24-10"))
-    words = TokenizerConfig(kind=kind, vocab_size=290)
-    dataset = QuestionData(file, val=file, tokenizer=words, max_len=200).questions("val")
+    config = TokenizerConfig(kind=kind, vocab_size=290)
+    dataset = QuestionData(file, val=file, tokenizer=config, max_len=200).questions("val")
     (window,) = dataset.windows
     assert window.text(CONTEXT, *window.span) == "24-10"
 
 
-def test_the_windows_cover_the_context(tmp_path: Path) -> None:
+def test_windows_cover_the_context(tmp_path: Path) -> None:
     dataset = data(write(tmp_path / "x.json", question(0, "24-10"))).questions("val")
-    seen = {place for window in dataset.windows for place, _ in window.offsets}
+    seen = {begin for window in dataset.windows for begin, _ in window.offsets}
     assert seen == set(range(len(CONTEXT)))
     numbers = [window.number for window in dataset.windows]
     assert numbers == list(range(len(numbers)))
@@ -72,49 +76,30 @@ def test_the_windows_cover_the_context(tmp_path: Path) -> None:
     assert {b - a for a, b in pairwise(begins)} == {12}
 
 
-def test_windows_without_the_answer_teach_only_where_none_may_be(tmp_path: Path) -> None:
+def test_training_skips_windows_without_answer_unless_no_answer_is_allowed(tmp_path: Path) -> None:
     file = write(tmp_path / "x.json", question(0, "24-10"), question(1, "Denver"))
-    always, perhaps = data(file), data(file, may_be_none=True)
-    assert all(w.span != (0, 0) for w in always.questions("train").windows)
-    assert len(perhaps.questions("train")) == len(perhaps.questions("val"))
-    none = data(write(tmp_path / "y.json", question(1, None)), may_be_none=True)
-    assert {w.span for w in none.questions("train").windows} == {(0, 0)}
+    all_windows = data(file).questions("val").windows
+    with_answer = {(w.question, w.number) for w in all_windows if w.span != NO_ANSWER}
+    assert {number for number, _ in with_answer} == {0, 1}
+    assert len(with_answer) < len(all_windows)
+    trained = data(file).questions("train").windows
+    assert {(w.question, w.number) for w in trained} == with_answer
+    assert len(trained) == len(with_answer)
+    assert NO_ANSWER not in [w.span for w in trained]
+    with_null = data(file, allow_no_answer=True)
+    assert len(with_null.questions("train")) == len(all_windows)
+    unanswered = data(write(tmp_path / "y.json", question(1, None)), allow_no_answer=True)
+    spans = [w.span for w in unanswered.questions("train").windows]
+    assert len(spans) > 1
+    assert set(spans) == {NO_ANSWER}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"data": [', "line 1: broken JSON"),
-        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "not in the format of SQuAD: 'context'"),
-        ('{"data": []}', "has no questions"),
-    ],
-)
-def test_broken_files(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(content)
-    with pytest.raises(InputError, match=message):
-        read_questions(str(tmp_path / "x.json"))
-
-
-def test_an_answer_that_is_not_in_its_context(tmp_path: Path) -> None:
-    asked = question(3, "24-10")
-    asked["answers"][0]["answer_start"] += 1
-    with pytest.raises(InputError, match="question q3: the answer '24-10' is not in its context"):
-        read_questions(write(tmp_path / "x.json", asked))
-
-
-def test_a_question_without_an_answer_must_be_allowed(tmp_path: Path) -> None:
+def test_question_without_answer_raises_unless_allowed(tmp_path: Path) -> None:
     file = write(tmp_path / "x.json", question(0, "24-10"), question(1, None))
-    with pytest.raises(InputError, match="1 questions have no answer, such as q1: set may_be_none"):
+    with pytest.raises(InputError, match=r"allow_no_answer must be true, since 1 .*, such as q1"):
         data(file).setup()
 
 
-def test_a_gap_between_windows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="stride is 50, but a window has 42 tokens"):
-        data(write(tmp_path / "x.json", question(0, "24-10")), stride=50)
-
-
-def test_xquad(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
-    asked = read_questions("qa/xquad/xquad.en.json.gz")
-    assert len(asked) == 1190
-    assert len({question.context for question in asked}) == 240
+def test_doc_stride_that_skips_tokens_raises(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"doc_stride must lie between 1 and the 42 .*got 50"):
+        data(write(tmp_path / "x.json", question(0, "24-10")), doc_stride=50)

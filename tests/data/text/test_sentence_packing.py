@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.data.sentences import Sentences
-from fourfold.data.tokenizer import Tokenizer
-from fourfold.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fourfold.data.text.sentence_packing import Sentences
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 
 @cache
@@ -19,36 +19,39 @@ def texts_of(sentences):
     return [chars().decode(sentences.ids[i]) for i in range(len(sentences))]
 
 
-def test_punctuation_ends_sentences():
+def test_sentences_end_at_punctuation():
     text = 'ab cd. "ef!" (ab?) cd\nef\n\nab'
-    found = Sentences.of([text, "  ", "ab"], chars(), "punctuation", 99)
+    found = Sentences.from_texts([text, "  ", "ab"], chars(), "punctuation", 99)
     assert texts_of(found) == ["ab cd.", '"ef!"', "(ab?)", "cd\nef", "ab", "ab"]
-    assert found.document.tolist() == [0, 0, 0, 0, 0, 1]  # documents without text have no number
+    assert found.document.tolist() == [0, 0, 0, 0, 0, 1]  # empty documents are not numbered
 
 
 @pytest.mark.parametrize(("sep", "between"), [("punctuation", " "), ("line", "\n")])
-def test_byte_level_sentences_keep_the_blank_between_them(sep, between):
+def test_byte_level_sentences_keep_the_space_between_them(sep, between):
     tokenizer = train_tokenizer(
         TokenizerConfig("byte_bpe", 265, min_frequency=1), ["so How"], mask=True
     )
     texts = [between.join(["Hi you.", "How so?", " How."]), "How so."]
-    found = Sentences.of(texts, tokenizer, sep, 99)
+    found = Sentences.from_texts(texts, tokenizer, sep, 99)
     assert [tokenizer.decode(found.ids[i]) for i in range(len(found))] == [
-        "Hi you.", " How so?", " How.", "How so."
-    ]  # fmt: skip
-    assert tokenizer.core.token_to_id("ĠHow") in found.ids[1]
+        "Hi you.",
+        " How so?",
+        " How.",
+        "How so.",
+    ]
+    assert tokenizer.backend.token_to_id("ĠHow") in found.ids[1]
 
 
-def test_lines_end_sentences():
-    found = Sentences.of(["ab. cd\nef\n\nab"], chars(), "line", 99)
+def test_sentences_end_at_line_ends():
+    found = Sentences.from_texts(["ab. cd\nef\n\nab"], chars(), "line", 99)
     assert texts_of(found) == ["ab. cd", "ef", "ab"]
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 9))
 @settings(max_examples=50, deadline=None)
-def test_long_sentences_become_several_and_nothing_is_lost(lengths, limit):
+def test_long_sentences_are_divided_without_loss(lengths, limit):
     texts = ["a" * n for n in lengths]
-    found = Sentences.of(texts, chars(), "line", limit)
+    found = Sentences.from_texts(texts, chars(), "line", limit)
     assert found.ids.lengths.max() <= limit
     per_document = [0] * len(texts)
     for document, n in zip(found.document, found.ids.lengths, strict=True):
@@ -62,10 +65,10 @@ def test_long_sentences_become_several_and_nothing_is_lost(lengths, limit):
     st.booleans(),
 )
 @settings(max_examples=80, deadline=None)
-def test_rows_are_as_full_as_whole_sentences_make_them(documents, limit, cross):
+def test_rows_are_packed_greedily(documents, limit, cross):
     texts = ["\n".join("a" * n for n in document) for document in documents]
-    found = Sentences.of(texts, chars(), "line", 6)
-    borders = [0, *found.fill(limit, cross=cross, between=1).tolist(), len(found)]
+    found = Sentences.from_texts(texts, chars(), "line", 6)
+    borders = [0, *found.pack(limit, cross_documents=cross, separator_cost=1).tolist(), len(found)]
     lengths = found.ids.lengths
 
     def size(begin, end):
@@ -75,13 +78,13 @@ def test_rows_are_as_full_as_whole_sentences_make_them(documents, limit, cross):
     for begin, end in itertools.pairwise(borders):
         assert begin < end
         assert size(begin, end) <= limit
-        alone = end < len(found) and found.document[end] != found.document[end - 1]
-        if end < len(found) and (cross or not alone):
+        ends_document = end < len(found) and found.document[end] != found.document[end - 1]
+        if end < len(found) and (cross or not ends_document):
             assert size(begin, end + 1) > limit
         if not cross:
             assert len(set(found.document[begin:end].tolist())) == 1
 
 
 @pytest.mark.parametrize("sep", ["line", "punctuation"])
-def test_no_text_no_sentence(sep):
-    assert len(Sentences.of([" ", "\n\n"], chars(), sep, 5)) == 0
+def test_blank_text_has_no_sentence(sep):
+    assert len(Sentences.from_texts([" ", "\n\n"], chars(), sep, 5)) == 0

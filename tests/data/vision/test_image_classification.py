@@ -1,5 +1,5 @@
+import hashlib
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,19 +8,21 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from fourfold.core.errors import InputError
-from fourfold.data.batch import ImageBatch
-from fourfold.data.images import ImageData
-from fourfold.data.sampler import EpochSampler
-from fourfold.data.transforms import TransformConfig, eval_transform
+from fourfold.data.loading.batches import ImageBatch
+from fourfold.data.loading.sampler import EpochSampler
+from fourfold.data.vision.image_classification import ImageData
+from fourfold.data.vision.image_stores import ImageStore
+from fourfold.data.vision.transforms import TransformConfig, eval_transform
+from fourfold.errors import InputError
+from tests.data.vision.stores import write_parquet, write_png
 
 EVERYTHING = TransformConfig(
     size=12,
-    crop="resized",
+    train_crop="random_resized_crop",
     flip=True,
-    rand_augment=(2, 9),
+    aa="rand-m9-n2",
     color_jitter=0.3,
-    erase=0.5,
+    reprob=0.5,
     mixup=0.8,
     cutmix=1.0,
 )
@@ -54,25 +56,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("images"), {"ant": 24, "bee": 12})
 
 
-# ------------------------------------------------------------------------------------------- splits
-def test_missing_splits_are_cut_from_the_training_images(folder) -> None:
+def test_missing_splits_are_held_out_from_training_images(folder: Path) -> None:
     data = ImageData(str(folder), batch_size=4, val_fraction=0.25, test_fraction=0.25)
     seen = {}
     for name in ("train", "val", "test"):
         images = data.split(name).images
-        seen[name] = {images.name(row) for row in range(len(images))}
+        seen[name] = {images.location(row) for row in range(len(images))}
     assert [len(s) for s in seen.values()] == [18, 9, 9]
     assert len(set.union(*seen.values())) == 36
     assert data.class_names == ["ant", "bee"]
     again = (
         ImageData(str(folder), seed=5, val_fraction=0.25, test_fraction=0.25).split("val").images
     )
-    assert {again.name(row) for row in range(len(again))} == seen["val"]
+    assert {again.location(row) for row in range(len(again))} == seen["val"]
     other = ImageData(str(folder), split_seed=1, val_fraction=0.25, test_fraction=0.25).split("val")
-    assert {other.images.name(row) for row in range(9)} != seen["val"]
+    assert {other.images.location(row) for row in range(9)} != seen["val"]
 
 
-def test_few_training_images_are_of_every_class_and_among_the_more() -> None:
+def test_n_train_keeps_every_class_and_nested_subsets() -> None:
     def kept(n: int | None, seed: int = 0) -> ImageData:
         return ImageData("digits", n_train=n, split_seed=seed)
 
@@ -94,21 +95,21 @@ def test_few_training_images_are_of_every_class_and_among_the_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "says"),
+    ("n", "message"),
     [
-        (0, "n_train is 0, but"),
-        (10**6, "n_train is 1000000, but"),
-        (1, "too small to cut"),
-        (20, "class 'rare' has no training images"),
+        (0, "n_train must be .*, got 0"),
+        (10**6, "n_train must be .*, got 1000000"),
+        (1, "too few to hold out"),
+        (20, "class rare has no training images"),
     ],
 )
-def test_too_few_or_too_many_training_images(n: int, says: str, tmp_path) -> None:
+def test_n_train_out_of_range(n: int, message: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {"ant": 99, "bee": 99, "rare": 4})
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         ImageData(str(folder), n_train=n).setup()
 
 
-def test_a_given_val_is_also_the_test(tmp_path) -> None:
+def test_val_is_tested_without_a_test_split(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_folder(tmp_path / split, {"a": 3, "b": 3})
     data = ImageData(str(tmp_path))
@@ -121,15 +122,15 @@ def test_a_given_val_is_also_the_test(tmp_path) -> None:
     assert len(data.split("train")) == 6
 
 
-def test_a_given_test_is_never_cut(tmp_path) -> None:
+def test_test_split_is_never_split(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_folder(tmp_path / split, {"a": 10, "b": 10})
     data = ImageData(str(tmp_path))
     assert [len(data.split(name)) for name in ("train", "val", "test")] == [18, 2, 20]
-    assert all("/train/" in data.split("val").images.name(row) for row in range(2))
+    assert all("/train/" in data.split("val").images.location(row) for row in range(2))
 
 
-def test_data_are_looked_up_under_fourfold_data(tmp_path, monkeypatch) -> None:
+def test_relative_path_under_fourfold_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path / "some" / "set", {"a": 12, "b": 12})
     with pytest.raises(InputError, match="some/set"):
         ImageData("some/set").setup()
@@ -137,14 +138,13 @@ def test_data_are_looked_up_under_fourfold_data(tmp_path, monkeypatch) -> None:
     assert ImageData("some/set").n_classes == 2
 
 
-# ------------------------------------------------------------------------------------------ batches
-def test_digits_make_batches() -> None:
+def test_batches_of_digits() -> None:
     pytest.importorskip("sklearn")
     data = ImageData(batch_size=100, eval_batch_size=50)
     assert (data.n_classes, data.n_channels, data.image_size) == (10, 1, 8)
     loaded = batches(data.train_dataloader())
     assert len(loaded) == data.n_train_batches() == 13
-    assert sorted(torch.cat([b.index for b in loaded]).tolist()) == list(
+    assert sorted(torch.cat([b.rows for b in loaded]).tolist()) == list(
         range(len(data.split("train")))
     )
     first = loaded[0]
@@ -153,18 +153,18 @@ def test_digits_make_batches() -> None:
     assert first.images.min() == -1
     assert first.images.max() == 1
     assert first.labels.dtype == torch.int64
-    assert torch.equal(first.labels, data.split("train").images.labels[first.index])
+    assert torch.equal(first.labels, data.split("train").images.labels[first.rows])
     assert [(b.epoch, b.position) for b in batches(data.train_dataloader(), 3)[:2]] == [
         (3, 1),
         (3, 2),
     ]
     for loader in (data.val_dataloader(), data.test_dataloader()):
-        rows = torch.cat([b.index for b in batches(loader)])
+        rows = torch.cat([b.rows for b in batches(loader)])
         assert rows.tolist() == list(range(len(loader.dataset)))
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
-def test_workers_caches_and_the_random_state_change_nothing(folder, cache) -> None:
+def test_batches_do_not_depend_on_workers_cache_and_random_state(folder: Path, cache: str) -> None:
     def loader(num_workers: int, cache: str) -> DataLoader:
         options = {"transform": EVERYTHING, "batch_size": 5, "seed": 3}
         data = ImageData(str(folder), num_workers=num_workers, cache=cache, **options)
@@ -178,39 +178,38 @@ def test_workers_caches_and_the_random_state_change_nothing(folder, cache) -> No
     assert not same(batches(loader(0, "memory"), epoch=1), expected)
 
 
-def test_mixed_labels_are_the_labels_of_the_rows(folder) -> None:
+def test_mixup_labels_are_those_of_the_rows(folder: Path) -> None:
     data = ImageData(str(folder), batch_size=6, transform=TransformConfig(mixup=1.0))
     labels = data.split("train").images.labels
     for batch in batches(data.train_dataloader()):
         torch.testing.assert_close(batch.labels.sum(1), torch.ones(len(batch.labels)))
-        partners = data.split("train").plan.partners(batch.index.numpy(), batch.epoch)
-        own, partner = labels[batch.index], labels[partners]
+        partners = data.split("train").order.mix_partners(batch.rows.numpy(), batch.epoch)
+        own, partner = labels[batch.rows], labels[partners]
         assert (batch.labels[own == partner].max(1).values == 1).all()
         assert (batch.labels[own != partner].max(1).values < 1).all()
     assert next(iter(data.val_dataloader())).labels.dtype == torch.int64
 
 
-def test_evaluation_knows_no_randomness(folder) -> None:
+def test_evaluation_is_deterministic(folder: Path) -> None:
     data = ImageData(str(folder), transform=EVERYTHING, batch_size=5)
     assert same(batches(data.val_dataloader(), 0), batches(data.val_dataloader(), 0))
     a, b = batches(data.val_dataloader(), 0), batches(data.val_dataloader(), 1)
     assert all(torch.equal(x.images, y.images) for x, y in zip(a, b, strict=True))
 
 
-def test_an_epoch_taken_up_in_the_middle_goes_on_as_it_was(folder) -> None:
+def test_resume_within_an_epoch_gives_the_same_batches(folder: Path) -> None:
     data = ImageData(str(folder), transform=EVERYTHING, batch_size=5)
     whole = batches(data.train_dataloader(), 1)
     split = data.split("train")
     rest = DataLoader(
         split,
-        batch_sampler=EpochSampler(split.plan, start=(1, 3)),
+        batch_sampler=EpochSampler(split.order, start=(1, 3)),
         collate_fn=data.train_dataloader().collate_fn,
     )
     assert same(list(rest), whole[3:])
 
 
-# ------------------------------------------------------------------------------------------ caching
-def test_images_of_several_sizes_are_cached_only_if_told_to(tmp_path) -> None:
+def test_images_of_different_sizes_are_not_cached(tmp_path: Path) -> None:
     write_folder(tmp_path, {"a": 12})
     write_folder(tmp_path, {"b": 12}, size=(20, 10))
     config = TransformConfig(size=8)
@@ -218,12 +217,14 @@ def test_images_of_several_sizes_are_cached_only_if_told_to(tmp_path) -> None:
     assert next(iter(data.train_dataloader())).images.shape == (20, 3, 8, 8)
     assert data.split("train").decoded is None
     data = ImageData(str(tmp_path), transform=config, cache="memory")
-    with pytest.raises(InputError, match=r"cannot be cached: .*16x16 and 10x20 .*b/00\.png"):
+    with pytest.raises(
+        InputError, match=r"data.cache must not be memory .*16x16 and 10x20 .*b/00\.png"
+    ):
         data.train_dataloader()
 
 
-def test_too_many_images_stay_encoded(folder, monkeypatch) -> None:
-    monkeypatch.setattr("fourfold.data.image_split.IN_MEMORY", 1000)
+def test_auto_cache_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fourfold.data.vision.dataset.AUTO_CACHE_BYTES", 1000)
     data = ImageData(str(folder), batch_size=4)
     data.train_dataloader()
     assert data.split("train").decoded is None
@@ -232,74 +233,68 @@ def test_too_many_images_stay_encoded(folder, monkeypatch) -> None:
     assert data.split("train").decoded is not None
 
 
-# -------------------------------------------------------------------------------------- wrong input
-def test_a_class_without_training_images_is_named(tmp_path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow.parquet import write_table
-
-    cells = []
-    for value in range(4):
-        buffer = io.BytesIO()
-        Image.new("L", (4, 4), value).save(buffer, "PNG")
-        cells.append({"bytes": buffer.getvalue(), "path": None})
-    notes = {"info": {"features": {"label": {"names": ["a", "b", "c"]}}}}
-    table = pa.table({"image": cells, "label": [0, 2, 0, 2]})
-    table = table.replace_schema_metadata({"huggingface": json.dumps(notes)})
-    write_table(table, tmp_path / "train.parquet")
-    with pytest.raises(InputError, match=r"class 'b' has no training images in .*train\.parquet"):
+def test_class_without_training_images(tmp_path: Path) -> None:
+    cells = [write_png(tmp_path / f"{k}.png", k) for k in range(4)]
+    write_parquet(tmp_path / "train.parquet", cells, [0, 2, 0, 2], ["a", "b", "c"])
+    with pytest.raises(InputError, match="the class b has no training images"):
         ImageData(str(tmp_path), val_fraction=0.5, test_fraction=0.5).setup()
 
 
-def test_one_class_is_nothing_to_learn(tmp_path) -> None:
-    with pytest.raises(InputError, match="single class: 'a'"):
+def test_single_class_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least 2 classes, got only a"):
         ImageData(str(write_folder(tmp_path, {"a": 30}))).setup()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_corrupt_image_is_one_sentence_from_any_process(tmp_path, num_workers: int) -> None:
+def test_message_of_a_corrupted_image_is_the_same_with_workers(
+    tmp_path: Path, num_workers: int
+) -> None:
     write_folder(tmp_path, {"a": 20, "b": 20})
     data = ImageData(str(tmp_path), cache="none", num_workers=num_workers, batch_size=7)
     data.setup()
-    broken = data.split("train").images.name(9)
+    broken = data.split("train").images.location(9)
     Path(broken).write_bytes(Path(broken).read_bytes()[:100])
     with pytest.raises(InputError) as caught:
         batches(data.train_dataloader())
-    assert str(caught.value).startswith(f"The image {broken} cannot be read: ")
+    assert str(caught.value).startswith(f"{broken}: the image cannot be read: ")
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=broken):  # the cache finds it before the first batch
         ImageData(str(tmp_path)).train_dataloader()
 
 
-def test_the_size_must_be_given_for_oblong_images(tmp_path) -> None:
+def test_size_is_required_for_images_that_are_not_square(tmp_path: Path) -> None:
     write_folder(tmp_path, {"a": 12, "b": 12}, size=(8, 6))
-    with pytest.raises(InputError, match=r"\.png is not square \(6x8\): set transform.size"):
+    with pytest.raises(
+        InputError, match=r"transform.size must be given, .*\.png is not square \(6x8\)"
+    ):
         ImageData(str(tmp_path)).setup()
 
 
-def test_channels_are_one_or_three(folder) -> None:
-    with pytest.raises(InputError, match="n_channels must be 1 or 3, not 4"):
+def test_n_channels_is_one_or_three(folder: Path) -> None:
+    with pytest.raises(InputError, match="n_channels must be 1 or 3, got 4"):
         ImageData(str(folder), n_channels=4)
     data = ImageData(str(folder), n_channels=1, batch_size=2)
     assert next(iter(data.train_dataloader())).images.shape == (2, 1, 16, 16)
 
 
-# ---------------------------------------------------------------------------------------- artifacts
-def test_classify_sees_what_validation_saw(folder, tmp_path) -> None:
-    """Through a checkpoint file: plain values only, and the same pixels bit by bit."""
-    config = TransformConfig(size=10, crop="resized", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+def test_eval_transform_of_a_checkpoint_equals_validation(folder: Path, tmp_path: Path) -> None:
+    """The checkpoint holds plain values only, and pixels are bitwise equal."""
+    config = TransformConfig(
+        size=10, train_crop="random_resized_crop", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)
+    )
     data = ImageData(str(folder), transform=config)
     torch.save(data.artifacts(), tmp_path / "a.ckpt")
     artifacts = torch.load(tmp_path / "a.ckpt", weights_only=True)
     assert artifacts["class_names"] == ["ant", "bee"]
-    assert artifacts["eval_crop"] == 0.875
+    assert artifacts["crop_pct"] == 0.875
     prepare = eval_transform(artifacts)
     batch = next(iter(data.val_dataloader()))
     images = data.split("val").images
-    for row, image in zip(batch.index.tolist(), batch.images, strict=True):
-        assert torch.equal(prepare(images.name(row)), image)
+    for row, image in zip(batch.rows.tolist(), batch.images, strict=True):
+        assert torch.equal(prepare(images.location(row)), image)
 
 
-def test_the_config_comes_from_yaml(folder, tmp_path) -> None:
+def test_options_from_yaml(folder: Path, tmp_path: Path) -> None:
     jsonargparse = pytest.importorskip("jsonargparse")
     parser = jsonargparse.ArgumentParser()
     parser.add_subclass_arguments(ImageData, "data")
@@ -308,19 +303,18 @@ def test_the_config_comes_from_yaml(folder, tmp_path) -> None:
     recipe.write_text(
         f"data:\n  class_path: {ImageData.__module__}.ImageData\n"
         f"  init_args:\n    source: {folder}\n"
-        "    transform: {size: 12, crop: padded, rand_augment: [2, 9], mean: [0.1, 0.2, 0.3]}\n"
+        "    transform: {size: 12, train_crop: pad_crop, aa: rand-m9-n2, mean: [0.1, 0.2, 0.3]}\n"
     )
     options = ["--data.init_args.transform.flip=true"]
     data = parser.instantiate(parser.parse_args(["--config", str(recipe), *options])).data
     assert data.transform == TransformConfig(
-        size=12, crop="padded", flip=True, rand_augment=(2, 9), mean=(0.1, 0.2, 0.3)
+        size=12, train_crop="pad_crop", flip=True, aa="rand-m9-n2", mean=(0.1, 0.2, 0.3)
     )
 
 
-# ---------------------------------------------------------------------------------------- real data
-def test_cifar10(data_dir) -> None:
+def test_cifar10(data_dir: Path) -> None:
     pytest.importorskip("pyarrow")
-    recipe = TransformConfig(crop="padded", flip=True)
+    recipe = TransformConfig(train_crop="pad_crop", flip=True)
     data = ImageData(str(data_dir / "images" / "cifar10_jpeg"), transform=recipe, cache="none")
     data.setup()
     assert {name: len(split) for name, split in data.splits.items()} == {
@@ -335,7 +329,7 @@ def test_cifar10(data_dir) -> None:
     assert 0.3 < batch.images.std() < 0.7
 
 
-def test_greyscale_photographs_among_coloured_ones(data_dir) -> None:
+def test_gray_images_among_color_images(data_dir: Path) -> None:
     pytest.importorskip("pyarrow")
     data = ImageData(str(data_dir / "images" / "tiny_imagenet25"), cache="none")
     images = data.split("val").images
@@ -344,3 +338,33 @@ def test_greyscale_photographs_among_coloured_ones(data_dir) -> None:
     modes = {Image.open(io.BytesIO(images.encoded(row))).mode for row in range(len(images))}
     assert modes == {"L", "RGB"}
     assert {images.pixels(row, 3).shape for row in range(len(images))} == {(3, 64, 64)}
+
+
+def test_split_membership_of_published_results(data_dir: Path) -> None:
+    """Rows, their order and their splits are those of the published results."""
+
+    def content(images: ImageStore) -> str:
+        result = hashlib.sha256()
+        for row in range(len(images)):
+            encoded = images.encoded(row)
+            assert not isinstance(encoded, Path)
+            result.update(encoded if isinstance(encoded, bytes) else encoded.tobytes())
+        result.update(images.labels.numpy().tobytes())
+        return f"{len(images)}:{result.hexdigest()[:12]}"
+
+    pytest.importorskip("datasets", reason="needs the package datasets")
+    pytest.importorskip("sklearn", reason="needs the package scikit-learn")
+    expected = {
+        "digits": ["1259:ffadd813ccbc", "179:5b8cf3906fb3", "359:4f7031199de0"],
+        "cifar10_jpeg": ["45000:f7d9989aadda", "5000:ddbd276902c7", "10000:60ced8d786f0"],
+        "tiny_imagenet25": ["12500:a08ae5e8b3fd", "1250:eced8f5c59ea", "1250:eced8f5c59ea"],
+        "flowers128": ["3015:19bee7303ddf", "648:cdc12e06d323", "648:cdc12e06d323"],
+    }
+    for name, contents in expected.items():
+        source = name if name == "digits" else str(data_dir / "images" / name)
+        data = ImageData(source, cache="none")
+        splits = [data.split(split) for split in ("train", "val", "test")]
+        assert [content(split.images) for split in splits] == contents, name  # type: ignore[attr-defined]
+    source = str(data_dir / "images" / "cifar10_jpeg")
+    few = ImageData(source, cache="none", n_train=500).split("train")
+    assert content(few.images) == "500:7ff169929ec4"  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""BART: a tokenizer that opens texts itself, and a decoder that begins with the end of one."""
+"""Tests of BART: its tokenizer adds <s>, and its decoder starts with </s>."""
 
 import io
 import json
@@ -14,28 +14,35 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import fourfold
 from fourfold.cli import main
 from fourfold.data import TranslationData
-from fourfold.data.tokenizer_training import TokenizerConfig
-from fourfold.tasks.checkpoint import load_task
-from tests.hub.foreign_models import SEQ2SEQ
+from fourfold.tasks import load_task
+from fourfold.tokenization.training import TokenizerConfig
+from tests.fixtures.hf_models import SEQ2SEQ
 
 LINES = ["w1 w2 w3", "w9 w30 w31 w5", "w40"]
 
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """A directory, its model and its tokenizer, with the special tokens of the released ones."""
-    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(56))]
-    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    """Create a directory, its model and its tokenizer, with the special tokens of released BART."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(56))]
+    core = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>")
+    )
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.add_special_tokens(words[:5])
+    core.add_special_tokens(tokens[:5])
     core.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>",
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
         special_tokens=[("<s>", 0), ("</s>", 2)],
-    )  # fmt: skip
+    )
     tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", pad_token="<pad>", eos_token="</s>",
-        unk_token="<unk>", mask_token="<mask>",
-    )  # fmt: skip
+        tokenizer_object=core,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+    )
     torch.manual_seed(0)
     config = hf.BartConfig(**{**SEQ2SEQ, "decoder_start_token_id": 2})
     model = hf.BartForConditionalGeneration(config).eval()
@@ -49,13 +56,13 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     return folder, model, tokenizer
 
 
-def test_translating_from_the_shell_is_their_generate(
+def test_translate_command_matches_generate_of_transformers(
     bart: tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    folder, theirs, tokenizer = bart
-    given = tokenizer(LINES, return_tensors="pt", padding=True, return_token_type_ids=False)
-    written = theirs.generate(**given, max_new_tokens=9, num_beams=1, do_sample=False)
-    expected = tokenizer.batch_decode(written, skip_special_tokens=True)
+    folder, hf_model, tokenizer = bart
+    inputs = tokenizer(LINES, return_tensors="pt", padding=True, return_token_type_ids=False)
+    output = hf_model.generate(**inputs, max_new_tokens=9, num_beams=1, do_sample=False)
+    expected = tokenizer.batch_decode(output, skip_special_tokens=True)
     assert len({*expected, ""}) == 4
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
     options = ["--beam", "1", "--max-new", "9", "--device", "cpu"]
@@ -63,8 +70,8 @@ def test_translating_from_the_shell_is_their_generate(
     assert capsys.readouterr().out.splitlines() == expected
 
 
-def test_the_loss_of_a_pair_is_theirs(bart: tuple[Path, Any, Any], tmp_path: Path) -> None:
-    folder, theirs, tokenizer = bart
+def test_training_loss_matches_transformers(bart: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder, hf_model, tokenizer = bart
     targets = ["w7 w8", "w50", "w11 w12 w13 w14"]
     for name, lines in (("en", LINES), ("de", targets)):
         (tmp_path / f"text.{name}").write_text("\n".join(lines) + "\n")
@@ -79,21 +86,23 @@ def test_the_loss_of_a_pair_is_theirs(bart: tuple[Path, Any, Any], tmp_path: Pat
     task = load_task(folder / "x.ckpt")
     task.label_smoothing = 0.0
     total, count = task.step(next(iter(data.val_dataloader())))
-    given = tokenizer(LINES, return_tensors="pt", padding=True, return_token_type_ids=False)
+    inputs = tokenizer(LINES, return_tensors="pt", padding=True, return_token_type_ids=False)
     labels = tokenizer(targets, return_tensors="pt", padding=True)["input_ids"]
     labels = labels.masked_fill(labels == 1, -100)
     with torch.no_grad():
-        expected = theirs(**given, labels=labels).loss
+        expected = hf_model(**inputs, labels=labels).loss
     assert count == (labels != -100).sum()
     torch.testing.assert_close(total / count, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_there_and_back(bart: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_decoder_start_token_survives_export_without_source(
+    bart: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
     folder, _, _ = bart
     model = fourfold.load(folder)
-    assert model.config.start_id == 2
-    del model.origin  # as after a training of ours
+    assert model.config.decoder_start_token_id == 2
+    del model.source  # as after a training of ours
     fourfold.save(model, tmp_path / "back")
-    said = json.loads((tmp_path / "back" / "config.json").read_text())
-    assert said["decoder_start_token_id"] == 2
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["decoder_start_token_id"] == 2
     assert fourfold.load(tmp_path / "back").config == model.config

@@ -1,4 +1,4 @@
-"""T5 as it was released: an own output matrix, old leftovers, and padding that begins a text."""
+"""Tests of T5: released versions, unused tensors, and a decoder that starts with padding."""
 
 import io
 import json
@@ -15,39 +15,43 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import fourfold
 from fourfold.cli import main
-from fourfold.core.errors import InputError
-from tests.hub.foreign_models import exact, ids, make, padding, t5
+from fourfold.errors import InputError
+from tests.fixtures.hf_models import make_model, padding_mask, random_ids, t5, to_fp64
 
 
-def saved(model: Any, folder: Path, **said: Any) -> Path:
-    """A directory of theirs whose config.json says other things; None takes a word away."""
+def save(model: Any, folder: Path, **entries: Any) -> Path:
+    """Save a model with changed entries of config.json; None removes an entry."""
     model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text()) | said
+    config = json.loads((folder / "config.json").read_text()) | entries
     config = {key: value for key, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def logits(model: Any) -> torch.Tensor:
-    return model(input_ids=ids(2, 9), decoder_input_ids=ids(2, 7, 5)).logits
+    return model(input_ids=random_ids(2, 9), decoder_input_ids=random_ids(2, 7, 5)).logits
 
 
 @torch.no_grad()
-def test_v1_1_as_it_was_released(tmp_path: Path) -> None:
-    """Before version 5, config.json said by the tie that nothing is scaled."""
-    theirs = make("t5-gated-own-head")
-    said = {"tie_word_embeddings": False, "scale_decoder_outputs": None}
-    ours = fourfold.load(saved(theirs, tmp_path / "theirs", **said))
-    assert (ours.config.tie, ours.config.scale_output) == ("embeddings", False)
-    torch.testing.assert_close(ours(ids(2, 9), ids(2, 7, 5)), logits(theirs), rtol=1e-5, atol=1e-5)
-    fourfold.save(ours, tmp_path / "back")
+def test_released_v1_1_is_read(tmp_path: Path) -> None:
+    """Before transformers 5, untied embeddings implied unscaled outputs."""
+    hf_model = make_model("t5-gated-own-head")
+    entries = {"tie_word_embeddings": False, "scale_decoder_outputs": None}
+    model = fourfold.load(save(hf_model, tmp_path / "theirs", **entries))
+    assert (model.config.tie_embeddings, model.config.scale_output) == ("embeddings", False)
+    torch.testing.assert_close(
+        model(random_ids(2, 9), random_ids(2, 7, 5)), logits(hf_model), rtol=1e-5, atol=1e-5
+    )
+    fourfold.save(model, tmp_path / "back")
     back = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back").eval()
-    assert torch.equal(logits(back), logits(theirs))
+    assert torch.equal(logits(back), logits(hf_model))
 
 
-def test_v1_0_as_it_was_released(tmp_path: Path) -> None:
-    """Copies of the embedding, and distances to the source, which nobody ever used."""
-    folder = saved(make("t5"), tmp_path / "theirs", scale_decoder_outputs=None, n_positions=512)
+def test_released_v1_0_is_read(tmp_path: Path) -> None:
+    """Its checkpoints contain copies of the embedding and an unused table of relative positions."""
+    folder = save(
+        make_model("t5"), tmp_path / "theirs", scale_decoder_outputs=None, n_positions=512
+    )
     file = folder / "model.safetensors"
     before = fourfold.load(folder)
     tensors = load_file(file)
@@ -58,36 +62,38 @@ def test_v1_0_as_it_was_released(tmp_path: Path) -> None:
     save_file(tensors, file)
     after = fourfold.load(folder)
     assert after.config == before.config
-    assert (after.config.tie, after.config.scale_output) == ("all", True)
+    assert (after.config.tie_embeddings, after.config.scale_output) == ("all", True)
     assert all(torch.equal(x, after.state_dict()[key]) for key, x in before.state_dict().items())
     tensors["lm_head.weight"] += 1.0
     save_file(tensors, file)
-    with pytest.raises(InputError, match=r"lm_head\.weight is not shared\.weight"):
+    with pytest.raises(InputError, match=r"lm_head\.weight differs from shared\.weight"):
         fourfold.load(folder)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("longest", [6, 40])
+@pytest.mark.parametrize("max_len", [6, 40])
 @torch.no_grad()
-def test_padding_on_either_side_of_both_texts(side: str, longest: int, tmp_path: Path) -> None:
-    theirs = make("t5")
-    theirs.save_pretrained(tmp_path)
-    ours, theirs = fourfold.load(tmp_path).double(), exact(theirs)
-    mask = padding([longest, 1, 5], left=side == "left")
-    tgt_mask = padding([3, longest, 5], left=side == "left")
-    src, tgt = ids(3, longest), ids(3, longest, 7)
-    out = theirs(
-        input_ids=src, attention_mask=mask.long(),
-        decoder_input_ids=tgt, decoder_attention_mask=tgt_mask.long(),
-    ).logits  # fmt: skip
-    found = ours(src, tgt, mask, tgt_mask)
+def test_padding_on_either_side_of_both_texts(side: str, max_len: int, tmp_path: Path) -> None:
+    hf_model = make_model("t5")
+    hf_model.save_pretrained(tmp_path)
+    model, hf_model = fourfold.load(tmp_path).double(), to_fp64(hf_model)
+    mask = padding_mask([max_len, 1, 5], left=side == "left")
+    tgt_mask = padding_mask([3, max_len, 5], left=side == "left")
+    src, tgt = random_ids(3, max_len), random_ids(3, max_len, 7)
+    out = hf_model(
+        input_ids=src,
+        attention_mask=mask.long(),
+        decoder_input_ids=tgt,
+        decoder_attention_mask=tgt_mask.long(),
+    ).logits
+    found = model(src, tgt, mask, tgt_mask)
     torch.testing.assert_close(found[tgt_mask], out[tgt_mask], rtol=1e-10, atol=1e-10)
 
 
-def test_a_changed_setting_leaves_the_numbers_of_tokens(tmp_path: Path) -> None:
-    """They are those of its tokenizer: another end, and `generate` would write on."""
-    numbers = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    model = fourfold.load(saved(make("t5"), tmp_path / "theirs", **numbers))
+def test_export_keeps_special_token_ids(tmp_path: Path) -> None:
+    """They belong to the tokenizer; with another EOS, `generate` would not stop."""
+    token_ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    model = fourfold.load(save(make_model("t5"), tmp_path / "theirs", **token_ids))
     model.config = replace(model.config, dropout=0.2, attn_dropout=0.2, ff_dropout=0.2)
     fourfold.save(model, tmp_path / "again")
     before, after = (
@@ -97,27 +103,29 @@ def test_a_changed_setting_leaves_the_numbers_of_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("entries", "message"),
     [
-        ({"feed_forward_proj": "gated-mish"}, "activation is 'gated-mish'"),
-        ({"is_decoder": True}, "is_decoder is True"),
-        ({"num_heads": 5}, "attn.q.weight would be"),
-        ({"relative_attention_num_buckets": 9}, "bias.table.weight would be"),
+        ({"feed_forward_proj": "gated-mish"}, "activation .*gated-mish"),
+        ({"is_decoder": True}, "is_decoder must be False, got True"),
+        ({"num_heads": 5}, "attn.q.weight has shape"),
+        ({"relative_attention_num_buckets": 9}, "bias.table.weight has shape"),
     ],
 )
-def test_what_cannot_be_read(said: dict[str, Any], why: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=why):
-        fourfold.load(saved(make("t5"), tmp_path / "theirs", **said))
+def test_unsupported_config_is_rejected(
+    entries: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        fourfold.load(save(make_model("t5"), tmp_path / "theirs", **entries))
 
 
-def test_an_encoder_alone_is_refused(tmp_path: Path) -> None:
+def test_encoder_only_model_is_rejected(tmp_path: Path) -> None:
     hf.T5EncoderModel(t5().config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="is_encoder_decoder is False"):
+    with pytest.raises(InputError, match="is_encoder_decoder must be True, got False"):
         fourfold.load(tmp_path)
 
 
-def sentence_pieces() -> Tokenizer:
-    """A tokenizer like T5's: pieces with probabilities, padding first, nothing that begins."""
+def unigram_tokenizer() -> Tokenizer:
+    """Create a unigram tokenizer like T5's: padding is token 0, and there is no BOS."""
     pieces = ["<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz"]
     pieces += [f"▁{a}{b}" for a in "aeiou" for b in "mnrst"] + ["▁translate", "▁to"]
     core = Tokenizer(models.Unigram([(p, -float(i)) for i, p in enumerate(pieces)], unk_id=2))
@@ -127,28 +135,28 @@ def sentence_pieces() -> Tokenizer:
     return core
 
 
-def test_translating_from_the_shell_is_their_generate(
+def test_translate_command_matches_generate_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=sentence_pieces(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=unigram_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
     torch.manual_seed(1)
-    words = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    token_ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     shape = {"d_model": 36, "d_kv": 10, "d_ff": 50, "num_heads": 3, "num_layers": 2}
-    config = hf.T5Config(**shape, vocab_size=len(tokenizer), **words)
-    theirs = hf.T5ForConditionalGeneration(config).eval()
+    config = hf.T5Config(**shape, vocab_size=len(tokenizer), **token_ids)
+    hf_model = hf.T5ForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in hf_model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    theirs.save_pretrained(tmp_path / "theirs")
+    hf_model.save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     lines = ["translate amen to irt", "at", "us rest in eros"]
-    given = tokenizer(lines, return_tensors="pt", padding=True)
-    assert (given["input_ids"] == 1).sum(1).tolist() == [1, 1, 1]
-    given.pop("token_type_ids", None)
-    written = theirs.generate(**given, max_new_tokens=9, num_beams=1, do_sample=False)
-    expected = tokenizer.batch_decode(written, skip_special_tokens=True)
+    inputs = tokenizer(lines, return_tensors="pt", padding=True)
+    assert (inputs["input_ids"] == 1).sum(1).tolist() == [1, 1, 1]
+    inputs.pop("token_type_ids", None)
+    output = hf_model.generate(**inputs, max_new_tokens=9, num_beams=1, do_sample=False)
+    expected = tokenizer.batch_decode(output, skip_special_tokens=True)
     assert len({*expected, ""}) == 4
 
     checkpoint = str(tmp_path / "x.ckpt")
@@ -159,5 +167,5 @@ def test_translating_from_the_shell_is_their_generate(
     assert main(["translate", *options]) == 0
     assert capsys.readouterr().out.splitlines() == expected
     assert main(["export", checkpoint, str(tmp_path / "back")]) == 0
-    said = json.loads((tmp_path / "back" / "config.json").read_text())
-    assert {key: said[key] for key in words} == words
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert {key: config[key] for key in token_ids} == token_ids

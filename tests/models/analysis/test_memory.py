@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from fourfold.core.attention import attention_backend
+from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
-from fourfold.core.errors import InputError
-from fourfold.core.stack import Stack
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalLMConfig,
     EncoderDecoderConfig,
@@ -15,8 +15,8 @@ from fourfold.models import (
     SequenceClassifierConfig,
     ViTConfig,
 )
-from fourfold.models.memory import activation_bytes, split_batch, training_memory
-from fourfold.models.recurrent import LSTMStack, RecurrentLMConfig
+from fourfold.models.analysis.memory import activation_bytes, split_batch, training_memory
+from fourfold.models.recurrent.language_model import LSTMStack, RecurrentLMConfig
 
 B, T, S = 8, 40, 24
 SHAPE = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
@@ -51,7 +51,7 @@ def kept(stack: Stack, x: Tensor, memory: Tensor | None, *, mixed: bool) -> int:
         {"activation": "silu", "feed_forward": "glu"},
     ],
 )
-def test_what_a_stack_keeps(changes: dict[str, str], precision: str) -> None:
+def test_activations_of_a_stack_match_autograd(changes: dict[str, str], precision: str) -> None:
     config = TransformerConfig(**SHAPE, **changes)
     x = torch.randn(B, T, 64).requires_grad_() * 1.0
     measured = kept(Stack(config), x, None, mixed=precision != "32-true")
@@ -60,7 +60,9 @@ def test_what_a_stack_keeps(changes: dict[str, str], precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
-def test_what_an_encoder_decoder_keeps(norm_placement: str, precision: str) -> None:
+def test_activations_of_an_encoder_decoder_match_autograd(
+    norm_placement: str, precision: str
+) -> None:
     config = EncoderDecoderConfig(**SHAPE, norm_placement=norm_placement)
     mixed = precision != "32-true"
     x = torch.randn(B, T, 64).requires_grad_() * 1.0
@@ -70,7 +72,7 @@ def test_what_an_encoder_decoder_keeps(norm_placement: str, precision: str) -> N
     assert activation_bytes(config, B * T, B * S, precision) == measured
 
 
-def test_dropout_costs_a_byte_a_number() -> None:
+def test_dropout_masks_take_one_byte_per_element() -> None:
     with_dropout = TransformerConfig(**{**SHAPE, "dropout": 0.1})
     extra = activation_bytes(with_dropout, T) - activation_bytes(TransformerConfig(**SHAPE), T)
     assert extra == 2 * 2 * T * 64  # layers, sub-layers
@@ -85,7 +87,7 @@ def test_dropout_costs_a_byte_a_number() -> None:
         ("bf16-true", "sgd", False, 2, 2, 2),
     ],
 )
-def test_bytes_a_parameter(
+def test_bytes_per_parameter(
     precision: str, optimizer: str, replicated: bool, weights: int, gradients: int, states: int
 ) -> None:
     memory = training_memory(
@@ -93,19 +95,19 @@ def test_bytes_a_parameter(
     )
     assert (memory.weights, memory.gradients) == (1000 * weights, 1000 * gradients)
     assert memory.optimizer == 1000 * states
-    assert memory.loss == 0  # a thousand classes weigh nothing
+    assert memory.loss == 0  # logits of 1,000 classes are negligible
     assert memory.total == 1000 * (weights + gradients + states) + memory.activations
 
 
-def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
+def test_frozen_weights_have_no_gradient_and_no_optimizer_state() -> None:
     some = training_memory(ViTConfig(), 1000, 1, n_trained=10, replicated=True)
     assert (some.weights, some.gradients, some.optimizer) == (4000, 80, 80)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_an_lstm_keeps(depth: int) -> None:
+def test_activations_of_an_lstm_match_autograd(depth: int) -> None:
     config = RecurrentLMConfig(
-        vocab_size=9, d_model=64, n_heads=1, d_ff=256, n_layers=depth, dropout=0.0
+        vocab_size=9, d_model=64, hidden_size=256, n_layers=depth, dropout=0.0
     )
     storages = {}
 
@@ -114,7 +116,7 @@ def test_what_an_lstm_keeps(depth: int) -> None:
             storages[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    stack = LSTMStack(config)
+    stack = LSTMStack(64, 256, depth)
     weights = {p.untyped_storage().data_ptr() for p in stack.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         stack(torch.randn(B, T, 64).requires_grad_() * 1.0)
@@ -122,20 +124,20 @@ def test_what_an_lstm_keeps(depth: int) -> None:
     assert activation_bytes(config, B * T) == pytest.approx(kept, rel=0.1)
 
 
-def test_the_loss_never_holds_all_logits() -> None:
+def test_loss_does_not_hold_all_logits() -> None:
     tokens = 512 * 1024
     memory = training_memory(CausalLMConfig(), 124_439_808, tokens)
     assert memory.loss < tokens * 50257 * 4 / 30
 
 
-def test_what_scores_no_words_holds_no_logits() -> None:
-    reads = SequenceClassifierConfig(n_classes=2)
-    assert training_memory(reads, 109_483_778, 4096).loss == 0
+def test_models_without_vocabulary_head_store_no_logits() -> None:
+    classifier = SequenceClassifierConfig(n_classes=2)
+    assert training_memory(classifier, 109_483_778, 4096).loss == 0
     assert training_memory(MaskedLMConfig(), 109_514_298, 4096).loss > 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("precision", "fp7"), ("optimizer", "lion")])
-def test_unknown_words(name: str, value: str) -> None:
+def test_unknown_precision_or_optimizer_raises(name: str, value: str) -> None:
     with pytest.raises(InputError, match=value):
         training_memory(ViTConfig(), 1, 1, **{name: value})
 
@@ -144,7 +146,7 @@ def test_unknown_words(name: str, value: str) -> None:
     ("total", "devices", "limit", "expected"),
     [(512, 1, 512, (512, 1)), (512, 1, 100, (64, 8)), (512, 8, 16, (16, 4)), (480, 8, 12, (12, 5))],
 )
-def test_rows_are_cut_exactly(
+def test_micro_batches_of_samples_divide_the_batch_exactly(
     total: int, devices: int, limit: int, expected: tuple[int, int]
 ) -> None:
     micro, accumulation = split_batch(total, devices, lambda rows: rows <= limit, exact=True)
@@ -152,16 +154,18 @@ def test_rows_are_cut_exactly(
     assert micro * accumulation * devices == total
 
 
-def test_tokens_are_cut_nearly() -> None:
+def test_micro_batches_of_tokens_are_rounded_down() -> None:
     assert split_batch(25000, 1, lambda tokens: tokens <= 9000, exact=False) == (8333, 3)
 
 
 @pytest.mark.parametrize(("total", "devices"), [(10, 4), (2, 4), (10, 0)])
-def test_rows_that_cannot_be_shared(total: int, devices: int) -> None:
-    with pytest.raises(InputError, match=f"{total} cannot be shared by {devices}"):
+def test_indivisible_batch_raises(total: int, devices: int) -> None:
+    with pytest.raises(
+        InputError, match=f"--devices must divide the global batch of {total}, got {devices}"
+    ):
         split_batch(total, devices, lambda rows: True, exact=True)
 
 
-def test_nothing_fits() -> None:
+def test_too_little_memory_raises() -> None:
     with pytest.raises(InputError, match="not even the smallest"):
         split_batch(8, 2, lambda rows: False, exact=True)

@@ -1,12 +1,12 @@
-"""Low-rank changes: nothing at first, little to learn, and gone without a trace when merged."""
+"""LoRA: initial output, target layers, formula, merging and dropout."""
 
 import pytest
 import torch
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import CausalLM
-from fourfold.models.lora import LoRALinear, add_lora, is_lora, merge_lora
-from tests.tiny import build, tokens
+from fourfold.models.finetuning.lora import LoRALinear, add_lora, is_lora, merge_lora
+from tests.fixtures.tiny_models import build, tokens
 
 
 def adapted(dropout: float = 0.0, targets: tuple[str, ...] = ("q", "v")) -> CausalLM:
@@ -15,7 +15,7 @@ def adapted(dropout: float = 0.0, targets: tuple[str, ...] = ("q", "v")) -> Caus
     return model
 
 
-def test_at_first_nothing_changes() -> None:
+def test_new_updates_do_not_change_the_output() -> None:
     torch.manual_seed(0)
     plain = build("causal")
     torch.manual_seed(0)
@@ -24,16 +24,18 @@ def test_at_first_nothing_changes() -> None:
     assert torch.equal(plain(ids), changed(ids))
 
 
-def test_only_the_matrices_asked_for() -> None:
+def test_only_target_layers_are_replaced() -> None:
     chosen = {n for n, m in adapted().named_modules() if isinstance(m, LoRALinear)}
     assert chosen == {f"stack.blocks.{i}.attn.{m}" for i in (0, 1) for m in ("q", "v")}
     chosen = {n for n, m in adapted(targets=("up",)).named_modules() if isinstance(m, LoRALinear)}
     assert chosen == {f"stack.blocks.{i}.ff.up" for i in (0, 1)}
-    with pytest.raises(InputError, match="no matrix of the model is called query"):
+    with pytest.raises(
+        InputError, match="lora_targets must name linear layers of the model, got query"
+    ):
         adapted(targets=("query",))
 
 
-def test_the_formula_and_its_merging() -> None:
+def test_output_follows_the_formula_and_merging_keeps_it() -> None:
     model = adapted()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -51,10 +53,10 @@ def test_the_formula_and_its_merging() -> None:
     assert merged.state_dict().keys() == build("causal").state_dict().keys()
 
 
-def test_dropout_is_on_what_enters_the_change_alone() -> None:
+def test_dropout_affects_the_update_only() -> None:
     model = adapted(dropout=0.5).train()
     ids = tokens(2, 9)
-    assert torch.equal(model(ids), model(ids))  # B is 0: whatever enters A, nothing comes out
+    assert torch.equal(model(ids), model(ids))  # B is 0, so the update is 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if is_lora(name):

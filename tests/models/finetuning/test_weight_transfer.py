@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 from fourfold.models import (
     CausalClassifier,
     CausalClassifierConfig,
@@ -23,7 +23,12 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.transfer import RESIZES, Report, resize_grid, transfer
+from fourfold.models.finetuning.weight_transfer import (
+    INTERPOLATIONS,
+    TransferReport,
+    resize_grid,
+    transfer,
+)
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
 TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 29, "max_len": 16}
@@ -55,7 +60,7 @@ def untouched(model: nn.Module, before: dict[str, Tensor], found: set[str]) -> N
         assert torch.equal(tensor, before[name]) == (name in found), name
 
 
-def test_an_encoder_with_another_head_takes_the_encoder() -> None:
+def test_encoder_weights_transfer_to_another_head() -> None:
     source, target = masked(), classifier()
     before = {k: v.clone() for k, v in target.state_dict().items()}
     report = transfer(target, source)
@@ -67,7 +72,7 @@ def test_an_encoder_with_another_head_takes_the_encoder() -> None:
     torch.testing.assert_close(target.encode(ids), source.encode(ids), rtol=0, atol=0)
 
 
-def test_the_pooler_of_next_sentences_is_that_of_classes() -> None:
+def test_next_sentence_pooler_becomes_the_classifier_pooler() -> None:
     source, target = masked(next_sentence=True), classifier()
     report = transfer(target, source)
     assert torch.equal(target.classifier.pool.weight, source.next_sentence.pool.weight)
@@ -90,7 +95,7 @@ def test_the_pooler_of_next_sentences_is_that_of_classes() -> None:
 
 
 @pytest.mark.parametrize("pool", ["mean", "last"])
-def test_a_classifier_of_other_states_takes_no_pooler(pool: str) -> None:
+def test_other_pools_do_not_use_the_next_sentence_pooler(pool: str) -> None:
     source, target = masked(next_sentence=True), classifier(pool=pool)
     before = {k: v.clone() for k, v in target.state_dict().items()}
     report = transfer(target, source)
@@ -99,7 +104,7 @@ def test_a_classifier_of_other_states_takes_no_pooler(pool: str) -> None:
     untouched(target, before, names(report.new))
 
 
-def test_a_classifiers_own_pooler_comes_before_that_of_next_sentences() -> None:
+def test_classifier_pooler_takes_precedence() -> None:
     source, target = classifier(0, next_sentence=True), classifier()
     report = transfer(target, source)
     assert torch.equal(target.classifier.pool.weight, source.classifier.pool.weight)
@@ -114,7 +119,7 @@ def test_every_tensor_is_in_the_report_once() -> None:
     assert names(report.left_out) | set(ours) >= set(source.state_dict())
 
 
-def test_a_larger_and_a_smaller_table_of_positions() -> None:
+def test_position_tables_are_extended_and_shortened() -> None:
     for length in (9, 30):
         source, target = masked(max_len=length), classifier()
         fresh = target.embed.positions.weight.clone()
@@ -124,11 +129,13 @@ def test_a_larger_and_a_smaller_table_of_positions() -> None:
         assert torch.equal(kept[n:], fresh[n:])
         (line,) = report.resized
         assert line == (
-            "embed.positions.weight", (length, 12), f"to (16, 12), its first {n} rows",
-        )  # fmt: skip
+            "embed.positions.weight",
+            (length, 12),
+            f"to (16, 12), its first {n} rows",
+        )
 
 
-def test_words_keep_their_vectors_under_other_numbers() -> None:
+def test_embeddings_are_copied_to_new_token_ids() -> None:
     source = masked(vocab_size=31)
     target = noisy(MaskedLM(MaskedLMConfig(**TEXT, attn_dropout=0.0)), 1)
     fresh = target.embed.tokens.weight.clone()
@@ -141,7 +148,7 @@ def test_words_keep_their_vectors_under_other_numbers() -> None:
     assert names(report.resized) == {"embed.tokens.weight", "head.bias"}
 
 
-def test_without_segments_the_first_segment_is_added_to_the_positions() -> None:
+def test_first_segment_is_added_to_positions_of_models_without_segments() -> None:
     """Exactly the same function of one sentence."""
     source, target = masked(), classifier(n_segments=0)
     report = transfer(target, source)
@@ -155,11 +162,18 @@ def test_without_segments_the_first_segment_is_added_to_the_positions() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"d_model": 24}, {"d_ff": 24}, {"n_heads": 2}, {"activation": "relu"}, {"norm_eps": 1e-5},
-        {"norm_placement": "pre"}, {"attn_scale": 0.3}, {"norm": "rms"}, {"bias": False},
+        {"d_model": 24},
+        {"d_ff": 24},
+        {"n_heads": 2},
+        {"activation": "relu"},
+        {"norm_eps": 1e-5},
+        {"norm_placement": "pre"},
+        {"attn_scale": 0.3},
+        {"norm": "rms"},
+        {"bias": False},
     ],
-)  # fmt: skip
-def test_other_layers_are_refused(change: dict[str, Any]) -> None:
+)
+def test_different_layers_raise(change: dict[str, Any]) -> None:
     target = classifier()
     before = {k: v.clone() for k, v in target.state_dict().items()}
     with pytest.raises(InputError, match=next(iter(change))):
@@ -167,7 +181,7 @@ def test_other_layers_are_refused(change: dict[str, Any]) -> None:
     untouched(target, before, set(before))
 
 
-def test_fewer_layers_are_the_lowest() -> None:
+def test_fewer_layers_take_the_lowest_layers() -> None:
     source, target = masked(n_layers=3), classifier(n_layers=1)
     report = transfer(target, source)
     assert {n.split(".")[2] for n in names(report.left_out) if "blocks" in n} == {"1", "2"}
@@ -175,18 +189,20 @@ def test_fewer_layers_are_the_lowest() -> None:
     assert torch.equal(first, source.stack.blocks[0].attn.q.weight)
 
 
-def test_nothing_in_common_is_refused() -> None:
+def test_models_without_common_tensors_raise() -> None:
     image = ViT(ViTConfig(**SHAPE, image_size=8, patch_size=4, n_classes=2, norm_eps=1e-5))
     text = CausalLM(CausalLMConfig(**{**TEXT, "n_layers": 2}, activation="gelu"))
     report = transfer(text, image)  # the same blocks: a trunk of one in the other
-    assert all(name.startswith("stack.") for name in names(report.loaded))
+    loaded = names(report.loaded)
+    assert len(loaded) == 2 + 2 * 16  # final norm and two blocks
+    assert all(name.startswith("stack.") for name in loaded)
     nothing = nn.Sequential()
     nothing.config = text.config  # type: ignore[assignment]
-    with pytest.raises(InputError, match="nothing of a Sequential fits"):
+    with pytest.raises(InputError, match="source must have tensors in common"):
         transfer(text, nothing)
 
 
-def test_a_language_model_classifies_and_still_speaks() -> None:
+def test_language_model_weights_start_a_classifier() -> None:
     source = noisy(CausalLM(CausalLMConfig(**TEXT)), 0)
     target = noisy(CausalClassifier(CausalClassifierConfig(**TEXT, n_classes=4)), 1)
     report = transfer(target, source)
@@ -195,12 +211,17 @@ def test_a_language_model_classifies_and_still_speaks() -> None:
     assert torch.equal(target(ids), source(ids))
 
 
-def test_an_encoder_decoder_from_two_encoders() -> None:
+def test_encoder_decoder_starts_from_two_encoders() -> None:
     """Rothe et al. 2020: what crosses from encoder to decoder is all that is new."""
     config = EncoderDecoderConfig(
-        **TEXT, positions="learned", tie="decoder", embed_scale=False, embed_norm=True,
-        activation="gelu", norm_eps=1e-12,
-    )  # fmt: skip
+        **TEXT,
+        positions="learned",
+        tie_embeddings="decoder",
+        embed_scale=False,
+        embed_norm=True,
+        activation="gelu",
+        norm_eps=1e-12,
+    )
     target = noisy(EncoderDecoder(config), 2)
     left, right = masked(0, n_segments=0), masked(1, n_segments=0)
     first = transfer(target, left, "encoder")
@@ -218,11 +239,11 @@ def images(side: int, positions: str = "learned", **changes: Any) -> Any:
     return noisy(ViT(ViTConfig(**{**SHAPE, **config, **changes})), side)
 
 
-@pytest.mark.parametrize("method", RESIZES)
+@pytest.mark.parametrize("method", INTERPOLATIONS)
 @pytest.mark.parametrize("side", [8, 24])
-def test_a_model_of_images_at_another_resolution(method: str, side: int) -> None:
+def test_positions_are_interpolated_to_another_resolution(method: str, side: int) -> None:
     source, target = images(12), images(side)
-    report = transfer(target, source, resize=method)
+    report = transfer(target, source, interpolation=method)
     assert names(report.resized) == {"embed.positions.weight"}
     assert method in report.resized[0][2]
     old, new = source.embed.positions.weight, target.embed.positions.weight
@@ -231,7 +252,7 @@ def test_a_model_of_images_at_another_resolution(method: str, side: int) -> None
     assert target(torch.randn(1, 3, side, side, dtype=torch.float64)).isfinite().all()
 
 
-def test_waves_become_a_learned_table() -> None:
+def test_fixed_positions_become_a_learned_table() -> None:
     source, target = images(12, "sincos2d", pool="mean"), images(24, "learned", pool="mean")
     report = transfer(target, source)
     assert names(report.resized) == {"embed.positions.weight"}
@@ -241,7 +262,7 @@ def test_waves_become_a_learned_table() -> None:
     assert torch.equal(target.embed.positions.weight, expected)
 
 
-def test_a_class_token_where_there_was_none_is_new() -> None:
+def test_class_token_without_source_is_new() -> None:
     source, target = images(12, pool="mean"), images(24)
     fresh = target.embed.positions.weight[0].clone()
     report = transfer(target, source)
@@ -254,7 +275,7 @@ def grid(side: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("a", "b"), [(6, 9), (9, 6), (14, 24), (3, 4)])
-def test_zoom_is_that_of_scipy(a: int, b: int) -> None:
+def test_zoom_equals_scipy(a: int, b: int) -> None:
     """google-research/vision_transformer: zoom of order 1 over the grid."""
     ndimage = pytest.importorskip("scipy.ndimage")
     old = grid(a)
@@ -271,32 +292,32 @@ def test_zoom_is_that_of_scipy(a: int, b: int) -> None:
         ("bilinear", {"mode": "bilinear", "antialias": False}),
     ],
 )
-def test_the_other_three_differ_as_they_should(method: str, options: dict[str, Any]) -> None:
+def test_other_interpolations_equal_torch_and_differ(method: str, options: dict[str, Any]) -> None:
     old = grid(14)
     for b in (24, 7):
         made = resize_grid(old, torch.zeros(1 + b * b, 5), method)[1:]
         image = old[1:].reshape(1, 14, 14, 5).permute(0, 3, 1, 2)
         expected = F.interpolate(image, size=(b, b), **options).permute(0, 2, 3, 1).reshape(-1, 5)
         torch.testing.assert_close(made, expected)
-    shrunk = {m: resize_grid(old, torch.zeros(50, 5), m) for m in RESIZES}
-    others = [m for m in RESIZES if m != method]
+    shrunk = {m: resize_grid(old, torch.zeros(50, 5), m) for m in INTERPOLATIONS}
+    others = [m for m in INTERPOLATIONS if m != method]
     assert all((shrunk[method] - shrunk[m]).abs().max() > 0.01 for m in others)
 
 
-@pytest.mark.parametrize("method", RESIZES)
-def test_the_same_size_stays_as_it_is(method: str) -> None:
+@pytest.mark.parametrize("method", INTERPOLATIONS)
+def test_grid_of_the_same_size_is_unchanged(method: str) -> None:
     old = grid(7)
     assert torch.equal(resize_grid(old, torch.zeros(50, 5), method), old)
 
 
-def test_the_report_puts_layers_together() -> None:
-    report = Report(
+def test_report_merges_equal_layers() -> None:
+    report = TransferReport(
         loaded=[(f"stack.blocks.{i}.attn.q.weight", (12, 12), "") for i in range(3)],
-        resized=[("embed.tokens.weight", (31, 12), "to (29, 12), 3 of its rows, word by word")],
+        resized=[("embed.tokens.weight", (31, 12), "to (29, 12), 3 of its rows, token by token")],
         new=[("classifier.pool.bias", (12,), "")],
     )
     assert report.lines() == [
         "  loaded    stack.blocks.0-2.attn.q.weight (12, 12)",
-        "  resized   embed.tokens.weight (31, 12): to (29, 12), 3 of its rows, word by word",
+        "  resized   embed.tokens.weight (31, 12): to (29, 12), 3 of its rows, token by token",
         "  new       classifier.pool.bias (12,)",
     ]

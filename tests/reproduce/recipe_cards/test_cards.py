@@ -4,10 +4,18 @@ import re
 
 import pytest
 
-from fourfold.core.errors import InputError
-from fourfold.papers.conventions import RESOLVED
-from fourfold.papers.differences import compare
-from fourfold.papers.recipe_cards import KEYS, OF, TASKS, Card, cards, find_card, read_card
+from fourfold.errors import InputError
+from fourfold.reproduce.recipe_cards.cards import (
+    CONVENTION_OF,
+    KEYS,
+    TASKS,
+    Card,
+    cards,
+    find_card,
+    read_card,
+)
+from fourfold.reproduce.recipe_cards.compare import compare
+from fourfold.reproduce.recipe_cards.conventions import RESOLVED
 
 (PENALTY, SMOOTHING, PEAK, DECAY, TOKENS, ROWS) = (quantity.of for quantity in RESOLVED)
 
@@ -22,14 +30,14 @@ def test_every_card_names_its_source_and_resolves(card: Card) -> None:
     trains_images = card.values["task"] == "images"  # SGD is among them
     assert 5e-6 <= peak[0] <= (0.03 if trains_images else 1.5e-3)
     # Without its convention a number is half said.
-    for key, other in OF.items():
+    for key, other in CONVENTION_OF.items():
         stated = card.values.get(other) and not card.lacks(key)
         assert not stated or key in card.values or other in card.notes, key
 
 
 def test_the_same_alpha_is_not_the_same() -> None:
-    gnmt = PENALTY({"length_penalty": 0.6, "penalty": "gnmt"})
-    power = PENALTY({"length_penalty": 0.6, "penalty": "power"})
+    gnmt = PENALTY({"length_penalty": 0.6, "length_penalty_type": "gnmt"})
+    power = PENALTY({"length_penalty": 0.6, "length_penalty_type": "power"})
     assert gnmt is not None
     assert power is not None
     assert gnmt[3] == pytest.approx((25 / 15) ** 0.6)  # 1.36
@@ -49,35 +57,45 @@ def test_numbers_by_hand() -> None:
     assert TOKENS(find_card("fairseq_big").values) == (3584 * 8 * 16,)
     assert ROWS(find_card("roberta_base").values) == (2048,)
     base = {"label_smoothing": 0.1, "vocab_size": 11}
-    assert SMOOTHING({**base, "smoothing": "uniform"}) == pytest.approx((0.9 + 0.1 / 11, 1 / 11))
-    assert SMOOTHING({**base, "smoothing": "off_target"}) == pytest.approx((0.9, 0.1))
+    assert SMOOTHING({**base, "label_smoothing_type": "uniform"}) == pytest.approx(
+        (0.9 + 0.1 / 11, 1 / 11)
+    )
+    assert SMOOTHING({**base, "label_smoothing_type": "off_target"}) == pytest.approx((0.9, 0.1))
 
 
 def test_a_comparison_shows_what_differs_and_why() -> None:
     lines = compare([find_card("tensor2tensor_base"), find_card("fairseq_big")])
     page = "\n".join(lines)
-    assert "penalty             gnmt" in page
+    assert f"{'length_penalty_type':<26}gnmt" in page
     assert "gnmt: scores are divided by ((5 + n) / 6)^alpha" in page
     assert "power: scores are divided by n^alpha" in page
-    same = next(line for line in lines if line.startswith("The same in both"))
+    same = next(line for line in lines if line.startswith("Equal in both"))
     assert "length_penalty 0.6" in same
-    assert "penalty gnmt" not in same
+    assert "length_penalty_type gnmt" not in same
 
 
 def test_a_recipe_and_itself_do_not_differ() -> None:
     card = find_card("bert_base")
     page = "\n".join(compare([card, card]))
-    assert "nothing differs" in page
+    assert "the recipes do not differ" in page
     assert "What numbers come to" not in page
 
 
 def test_different_words_may_mean_the_same() -> None:
-    values = {"weight_decay": 0.1, "weight_decay_form": "times_lr", "lr": 1e-3,
-              "schedule": "constant", "d_model": 8}  # fmt: skip
+    values = {
+        "weight_decay": 0.1,
+        "weight_decay_form": "times_lr",
+        "lr": 1e-3,
+        "schedule": "constant",
+        "d_model": 8,
+    }
     own = {**values, "weight_decay": 1e-4, "weight_decay_form": "own"}
     lines = compare([Card("a", "A", "s", values), Card("b", "B", "s", own)])
-    assert "     so they are the same" in lines
-    assert "     own: each step takes off decay, the peak learning rate left out" in lines
+    assert "     therefore all are equal" in lines
+    assert (
+        "     own: each step multiplies weights by 1 - decay, without the peak learning rate"
+        in lines
+    )
 
 
 def test_three_recipes_stand_side_by_side() -> None:
@@ -86,11 +104,11 @@ def test_three_recipes_stand_side_by_side() -> None:
     assert [line.split()[0] for line in lines[:6:2]] == ["A", "B", "C"]
     rows = {words[0]: words[1:] for line in lines if (words := line.split())}
     assert rows["norm_placement"] == ["post", "pre", "post"]
-    assert rows["penalty"] == ["gnmt", "gnmt", "power"]
-    assert rows["averaged"] == ["20", "(open)", "10*"]
-    same = next(line for line in lines if line.startswith("The same in all: "))
+    assert rows["length_penalty_type"] == ["gnmt", "gnmt", "power"]
+    assert rows["average_last_checkpoints"] == ["20", "(open)", "10*"]
+    same = next(line for line in lines if line.startswith("Equal in all: "))
     assert "length_penalty 0.6" in same
-    assert "penalty gnmt" not in same  # of A and B only
+    assert "length_penalty_type gnmt" not in same  # of A and B only
 
 
 def test_one_alpha_of_three_is_two_things() -> None:
@@ -100,8 +118,8 @@ def test_one_alpha_of_three_is_two_things() -> None:
     assert lines[start + 4 : start + 8] == [
         "     gnmt: scores are divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",
         "     power: scores are divided by n^alpha",
-        "     so A and B are the same",
-        "     so length_penalty 0.6 of A and B is not that of C",
+        "     therefore A and B are equal",
+        "     therefore length_penalty 0.6 of A and B differs from that of C",
     ]
 
 
@@ -116,7 +134,7 @@ def test_the_papers_base_and_two_toolkits() -> None:
     assert PEAK(fairseq) == (5e-4,)
     assert [TOKENS(v) for v in (paper, t2t, fairseq)] == [(25000,), (32768,), (28672,)]
     lines = compare([find_card(name) for name in names])
-    assert "     so length_penalty 0.6 of A and B is not that of C" in lines
+    assert "     therefore length_penalty 0.6 of A and B differs from that of C" in lines
 
 
 def test_other_numbers_by_hand() -> None:
@@ -147,10 +165,10 @@ def test_what_a_task_has_not_is_not_left_open() -> None:
     names = ("bert_base", "nanogpt_124M", "vaswani2017_base")
     lines = compare([find_card(name) for name in names])
     rows = {words[0]: words[1:] for line in lines if (words := line.split())}
-    assert rows["mask_rate"] == ["0.15", "-", "-"]
+    assert rows["mlm_probability"] == ["0.15", "-", "-"]
     assert rows["length_penalty"] == ["-", "-", "0.6"]
     assert rows["weight_decay_form"] == ["times_lr", "times_lr", "-"]  # the paper decays nothing
-    assert rows["averaged"] == ["(open)", "(open)", "5"]
+    assert rows["average_last_checkpoints"] == ["(open)", "(open)", "5"]
     start = next(i for i, line in enumerate(lines) if line.startswith("length penalty"))
     assert [line.split()[1] for line in lines[start + 1 : start + 3]] == ["-", "-"]
 
@@ -162,21 +180,28 @@ def test_a_rate_without_a_width_is_known_but_for_noam() -> None:
 
 def test_many_that_agree_are_listed() -> None:
     rates = (1, 1, 1, 2)
-    recipes = [Card("a", "A", "s", {"lr": lr, "schedule": "linear", "d_model": i})
-               for i, lr in enumerate(rates)]  # fmt: skip
-    assert "     so A, B and C are the same" in compare(recipes)
+    recipes = [
+        Card("a", "A", "s", {"lr": lr, "schedule": "linear", "d_model": i})
+        for i, lr in enumerate(rates)
+    ]
+    assert "     therefore A, B and C are equal" in compare(recipes)
 
 
 def test_three_conventions_of_one_number() -> None:
-    recipes = [Card(word, word, "s", {"length_penalty": 0.6, "penalty": word})
-               for word in ("gnmt", "power", "none")]  # fmt: skip
-    assert "     so length_penalty 0.6 of A is not that of B, nor that of C" in compare(recipes)
+    recipes = [
+        Card(word, word, "s", {"length_penalty": 0.6, "length_penalty_type": word})
+        for word in ("gnmt", "power", "none")
+    ]
+    assert (
+        "     therefore length_penalty 0.6 of A differs from that of B, and from that of C"
+        in compare(recipes)
+    )
 
 
 def test_what_is_noted_has_a_mark() -> None:
     lines = compare([find_card("bert_base"), find_card("roberta_base")])
     assert any("   from batch_rows 256, length 512*" in line for line in lines)
-    start = lines.index("Notes, on what has a *")
+    start = lines.index("Notes on values marked with *")
     assert lines[start + 1].startswith("A length: 128 for")
 
 
@@ -188,12 +213,27 @@ def test_what_is_the_same_and_comes_to_the_same_is_not_resolved() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{title: t, source: s, values: {layers: 3}}", "says nothing of layers"),
-        ("{title: t, source: s, values: {penalty: half}}", "penalty is 'half', but must be one of"),
-        ("{title: t, source: s, values: {schedule: wsd}}", "schedule is 'wsd', but must be one of"),
-        ("{title: t, source: s, values: {task: images, beam: 4}}", "x: there is no beam here"),
-        ("{title: t, source: s, values: {task: speech}}", "task is 'speech', but must be one of"),
-        ("{title: t, values: {}}", "source is missing"),
+        (
+            "{title: t, source: s, values: {layers: 3}}",
+            "x: key must be one of task, n_layers, d_model, d_ff, n_heads,",
+        ),
+        (
+            "{title: t, source: s, values: {length_penalty_type: half}}",
+            "x: length_penalty_type must be one of gnmt, power, none, got 'half'",
+        ),
+        (
+            "{title: t, source: s, values: {schedule: wsd}}",
+            "x: schedule must be one of constant, linear, linear_from_start, cosine,",
+        ),
+        (
+            "{title: t, source: s, values: {task: images, num_beams: 4}}",
+            "x has the key num_beams, which does not apply to it",
+        ),
+        (
+            "{title: t, source: s, values: {task: speech}}",
+            "x: task must be one of translation, masked_lm, causal_lm, downstream,",
+        ),
+        ("{title: t, values: {}}", "x must have the key source"),
         ("[]", "must be a mapping"),
     ],
 )

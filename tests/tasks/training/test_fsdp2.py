@@ -1,4 +1,4 @@
-"""Weights split over processes take the same steps as whole ones."""
+"""FSDP2: sharded weights make the same steps as replicated ones."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +8,13 @@ import pytest
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from fourfold.callbacks.ema import ExponentialAverage
-from fourfold.core.errors import InputError
+from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
+from fourfold.errors import InputError
 from fourfold.models.clip import CLIP, CLIPConfig
-from fourfold.tasks.sharding import FSDP2, fit_strategy
-from fourfold.tasks.tuning import TuningConfig
-from scripts.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
-from tests.processes import together
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
+from tests.fixtures.processes import together
+from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
 
 
 def with_low_rank(texts: Path, **options: Any) -> Any:
@@ -24,8 +24,11 @@ def with_low_rank(texts: Path, **options: Any) -> Any:
 
 
 # Tied embeddings, decoders with a memory, heads of all kinds, frozen weights.
-QUICK = {"translation": FAMILIES["translation"], "sentence_pairs": sentence_pairs,
-         "low_rank": with_low_rank}  # fmt: skip
+QUICK = {
+    "translation": FAMILIES["translation"],
+    "sentence_pairs": sentence_pairs,
+    "low_rank": with_low_rank,
+}
 SLOW = {**FAMILIES, **JOINED, **DOWNSTREAM}
 del SLOW["translation"]
 
@@ -52,33 +55,46 @@ def same_step(families: dict[str, Any], texts: Path, folder: Path, **options: An
             )
 
 
-def test_split_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None:
+def test_sharded_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None:
     same_step(QUICK, texts, tmp_path, gradient_clip_val=0.01)
 
 
 @pytest.mark.slow
-def test_split_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
+def test_sharded_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
     same_step(SLOW, texts, tmp_path)
 
 
-def test_what_cannot_be_split_is_said() -> None:
-    model = CLIP(CLIPConfig(
-        d_model=8, n_layers=1, n_heads=1, d_ff=8, vocab_size=9, max_len=8, image_d_model=8,
-        image_n_layers=1, image_n_heads=1, image_d_ff=8, image_size=8, patch_size=4, d_embed=4,
-    ))  # fmt: skip
-    with pytest.raises(InputError, match="log_scale is a single number"):
+def test_scalar_parameters_are_rejected() -> None:
+    model = CLIP(
+        CLIPConfig(
+            d_model=8,
+            n_layers=1,
+            n_heads=1,
+            d_ff=8,
+            vocab_size=9,
+            max_len=8,
+            image_d_model=8,
+            image_n_layers=1,
+            image_n_heads=1,
+            image_d_ff=8,
+            image_size=8,
+            patch_size=4,
+            d_embed=4,
+        )
+    )
+    with pytest.raises(InputError, match="log_scale is a scalar"):
         FSDP2().shard(model)
 
 
-def test_a_moving_average_of_split_weights_is_refused() -> None:
+def test_weight_averaging_of_sharded_weights_is_rejected() -> None:
     strategy = FSDP2()
-    trainer = SimpleNamespace(callbacks=[ExponentialAverage(0.9)])
+    trainer = SimpleNamespace(callbacks=[ExponentialMovingAverage(0.9)])
     strategy._lightning_module = SimpleNamespace(trainer=trainer)  # type: ignore[assignment]
-    with pytest.raises(InputError, match="ema_decay cannot follow weights that are split"):
+    with pytest.raises(InputError, match="ema_decay cannot average sharded weights"):
         strategy.setup_environment()
 
 
-def test_another_way_to_split_is_refused() -> None:
+def test_other_sharding_strategies_are_rejected() -> None:
     trainer: Any = SimpleNamespace(strategy=ModelParallelStrategy())
-    with pytest.raises(InputError, match=r"use --trainer\.strategy fsdp2"):
-        fit_strategy(torch.nn.Linear(2, 2), trainer)
+    with pytest.raises(InputError, match=r"trainer\.strategy must be fsdp2"):
+        prepare_for_strategy(torch.nn.Linear(2, 2), trainer)

@@ -1,4 +1,4 @@
-"""What an optimizer step is told before it is taken."""
+"""Normalization of loss and gradient, unused parameters, logged values."""
 
 import csv
 import math
@@ -10,11 +10,11 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from fourfold.core.errors import InputError
-from scripts.tiny_tasks import causal, train, words
+from fourfold.errors import InputError
+from tests.fixtures.tiny_tasks import causal, train, words
 
 
-def test_a_first_step_without_targets_is_refused(texts: Path, tmp_path: Path) -> None:
+def test_first_step_without_targets_is_rejected(texts: Path, tmp_path: Path) -> None:
     task, data = words(texts)
 
     class Silent(type(task)):  # type: ignore[misc]
@@ -22,14 +22,12 @@ def test_a_first_step_without_targets_is_refused(texts: Path, tmp_path: Path) ->
             return super().step(batch._replace(labels=torch.full_like(batch.labels, -100)))
 
     silent = Silent(task.config, task.optimizer_config, task.schedule_config)
-    with pytest.raises(InputError, match="the first step has no target"):
+    with pytest.raises(InputError, match="gives no target in the first step"):
         train(silent, data, tmp_path)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_weights_that_the_loss_does_not_reach_are_named(
-    devices: int, texts: Path, tmp_path: Path
-) -> None:
+def test_unused_parameters_are_named(devices: int, texts: Path, tmp_path: Path) -> None:
     task, data = causal(texts, max_rows=4)
     configure = task.configure_model
 
@@ -38,17 +36,17 @@ def test_weights_that_the_loss_does_not_reach_are_named(
         task.model.stack.forgotten = torch.nn.Linear(2, 2)
 
     task.configure_model = with_an_idle_layer  # type: ignore[method-assign]
-    found = "the loss does not reach stack.forgotten.weight, stack.forgotten.bias"
+    found = "the loss does not depend on stack.forgotten.weight, stack.forgotten.bias"
     if devices == 1:
         with pytest.warns(UserWarning, match=found):
             train(task, data, tmp_path)
     else:
-        with pytest.raises(Exception, match=f"{found}, for which DDP would wait"):
+        with pytest.raises(Exception, match=f"{found}, and DDP would wait"):
             train(task, data, tmp_path, devices=2, strategy="ddp_fork")
 
 
 class NoteLosses(Callback):
-    """Writes down what was logged of each step, on the first rank."""
+    """Record the logged values of each step, on the first rank."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -67,10 +65,10 @@ class NoteLosses(Callback):
         (8, {"devices": 2, "strategy": "ddp_fork", "accumulate_grad_batches": 10_000}),
     ],
 )
-def test_the_loss_is_that_of_the_whole_step(
+def test_logged_loss_is_that_of_the_whole_step(
     rows: int, options: dict[str, Any], texts: Path, tmp_path: Path
 ) -> None:
-    """However the step was cut: the 40 rows of an epoch, which have different numbers of words."""
+    """The 40 rows of an epoch, with different numbers of tokens, are divided in several ways."""
     file = tmp_path / "loss.pt"
     train(*words(texts, max_rows=2000), tmp_path, [NoteLosses(file)])
     whole = torch.load(file)
@@ -79,7 +77,7 @@ def test_the_loss_is_that_of_the_whole_step(
     torch.testing.assert_close(torch.load(file), whole, rtol=1e-12, atol=0)
 
 
-def test_the_loss_of_an_uncut_step_is_its_sum_over_its_count(texts: Path, tmp_path: Path) -> None:
+def test_logged_loss_is_the_sum_over_the_number_of_targets(texts: Path, tmp_path: Path) -> None:
     task, data = words(texts, max_rows=13)
     steps: list[torch.Tensor] = []
     step, file = task.step, tmp_path / "loss.pt"
@@ -100,29 +98,38 @@ def test_the_loss_of_an_uncut_step_is_its_sum_over_its_count(texts: Path, tmp_pa
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_the_gradient_norm_is_that_of_the_mean_and_before_clipping(
+def test_gradient_norm_is_that_of_the_mean_loss_before_clipping(
     accumulated: int, texts: Path, tmp_path: Path
 ) -> None:
     norms = []
 
     def note(task: Any) -> None:
-        close = task.window.close
+        close = task.loss_normalizer.finalize_gradients
 
         def closed(*arguments: Any) -> None:
             close(*arguments)
             norms.append(math.sqrt(sum(float(p.grad.pow(2).sum()) for p in task.parameters())))
 
-        task.window.close = closed
+        task.loss_normalizer.finalize_gradients = closed
 
     task, data = causal(texts, max_rows=4)
     note(task)
     logger = CSVLogger(tmp_path)
     Trainer(
-        max_steps=3, precision="bf16-mixed", accelerator="cpu", logger=logger, log_every_n_steps=1,
-        gradient_clip_val=1e-3, accumulate_grad_batches=accumulated, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-        limit_val_batches=0, default_root_dir=tmp_path,
-    ).fit(task, data)  # fmt: skip
+        max_steps=3,
+        precision="bf16-mixed",
+        accelerator="cpu",
+        logger=logger,
+        log_every_n_steps=1,
+        gradient_clip_val=1e-3,
+        accumulate_grad_batches=accumulated,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        limit_val_batches=0,
+        default_root_dir=tmp_path,
+    ).fit(task, data)
     rows = csv.DictReader((Path(logger.log_dir) / "metrics.csv").open())
     logged = [float(row["train/grad_norm"]) for row in rows]
     assert len(norms) == 3

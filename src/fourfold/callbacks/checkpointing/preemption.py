@@ -1,7 +1,8 @@
-"""Stopped by a scheduler: save at the next optimizer step, and say so by the exit code.
+"""Callbacks that save and stop when a scheduler or the user sends a signal.
 
-Lightning ends with exit code 0 on SIGTERM, as if training were complete, and saves nothing new;
-its SLURM handler saves in the middle of a batch.
+On SIGTERM, Lightning ends with exit code 0, as if training were complete, and saves no checkpoint.
+Its SLURM handler saves in the middle of a batch. Both broadcast from inside the signal handler,
+where other processes may not join in. The handlers here only note the signal.
 """
 
 import signal
@@ -13,119 +14,126 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from fourfold.callbacks.checkpoints import Checkpoints, is_over, validates_now
+from fourfold.callbacks.checkpointing.run_checkpoints import (
+    RunCheckpoints,
+    is_last_batch_of_run,
+    validation_follows,
+)
+from fourfold.lightning_internals import is_accumulating, log_step_metrics
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # not every system has the second
-SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
+INTERRUPTED = 130  # a shell's exit code after Ctrl-C
+SIGNAL_NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # SIGUSR1 does not exist on Windows
+SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
 
 
 class StopOnSignal(Callback):
-    """On SIGTERM, SIGUSR1 or Ctrl-C, stops after the optimizer step at hand.
+    """Stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    Of several processes any may have heard the signal: it goes to the others with the number of
-    targets, and all stop after the same step, the one at hand or the next. A second Ctrl-C stops at
-    once. Needs a module with a `window`, as every task has.
+    Any of several processes may receive the signal. It reaches the others together with the number
+    of targets of a step, and all stop after the same step. A second Ctrl-C stops immediately.
+    Requires a module with a `loss_normalizer`, as every task has.
 
     Raises:
-        SystemExit: Once all is saved, with code 75, or 130 after Ctrl-C; of several processes only
-            the first ends so, the others with 0.
+        SystemExit: When everything is saved, with code 75, or 130 after Ctrl-C. Only the first of
+            several processes ends with this code, the others end with 0.
     """
 
     def __init__(self) -> None:
-        self.asked = 0  # the signal
+        self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget what stopped an earlier training."""
-        self.asked = 0
+        """Forget the signal that stopped an earlier training."""
+        self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen, instead of Lightning, which would broadcast from inside the signal's handler."""
-        self._listen()
+        """Replace Lightning's signal handlers."""
+        self._install_handlers()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen from here on at the latest; Lightning puts the former handlers back in the end."""
-        self._listen()
+        """Replace Lightning's signal handlers, which it restores when training ends."""
+        self._install_handlers()
 
-    def _listen(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # others cannot hear
+    def _install_handlers(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
-                signal.signal(number, self._note)
+                signal.signal(number, self._handle)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = number
+        self.signal = number
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Have it told to the other processes."""
-        pl_module.window.asked = bool(self.asked)  # type: ignore[union-attr]
+        """Send a received signal to the other processes with the next optimizer step."""
+        pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop, if asked and if no gradient is being accumulated.
+        """Save and stop if a signal was received and no gradient is being accumulated.
 
-        Not before a validation, which a resumed run would not make up for, and not at the end of
-        the run, of which as little would be left undone for good.
+        A resumed run would skip a validation that follows this batch, so the stop waits for it. At
+        the end of the run there is nothing left to resume.
         """
-        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
-        if accumulating or validates_now(trainer) or is_over(trainer):
+        if is_accumulating(trainer) or validation_follows(trainer) or is_last_batch_of_run(trainer):
             return
         alone = trainer.world_size == 1
-        if self.asked if alone else pl_module.window.all_asked:  # type: ignore[union-attr]
-            # What Lightning does next, and a run that goes on from here would not make up for.
-            trainer._logger_connector.on_batch_end()
-            trainer._logger_connector.update_train_step_metrics()
+        normalizer: Any = pl_module.loss_normalizer
+        stops = self.signal if alone else normalizer.stop_requested_anywhere
+        if stops:
+            log_step_metrics(trainer)  # Lightning would do so after this hook
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same after a validation."""
-        if trainer.state.fn != "fit" or trainer.sanity_checking or is_over(trainer):
+        """Save and stop after a validation if a signal was received."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
             return
-        if trainer.fit_loop.epoch_loop._should_accumulate():
+        if is_accumulating(trainer):
             return
-        if trainer.strategy.reduce_boolean_decision(bool(self.asked), all=False):
+        if trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
-        then = self._save(trainer)
+        hint = self._save(trainer)
         if trainer.is_global_zero:
-            print(f"stopped by a signal after step {trainer.global_step:,}; {then}", flush=True)
-        if not _is_heard(trainer):
+            print(f"stopped by a signal after step {trainer.global_step:,}; {hint}", flush=True)
+        if not _reports_exit_code(trainer):
             raise SystemExit(0)
-        raise SystemExit(130 if self.asked == signal.SIGINT else EXIT_CODE)
+        raise SystemExit(INTERRUPTED if self.signal == signal.SIGINT else EXIT_CODE)
 
     def _save(self, trainer: Trainer) -> str:
-        """Write what there is to be written, and say what of it."""
-        return "nothing is saved, as was asked for"
+        """Save a checkpoint, if there is one to save, and return what to tell the user."""
+        return "no checkpoint is saved, since enable_checkpointing is false"
 
 
-class Preemption(StopOnSignal, Checkpoint):
-    """Writes last.ckpt before it stops; a `Checkpoint` is called by Lightning after all others.
+class SaveOnSignal(StopOnSignal, Checkpoint):
+    """Writes last.ckpt before it stops.
+
+    It derives from `Checkpoint` because Lightning calls those callbacks after all others.
 
     Args:
-        checkpoints: What writes it, where training goes on from.
+        checkpoints: The callback that writes last.ckpt.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: RunCheckpoints) -> None:
         super().__init__()
         self.checkpoints = checkpoints
 
     def _save(self, trainer: Trainer) -> str:
         self.checkpoints.save_last(trainer)
-        return f"run it again to go on from {self.checkpoints.last}"
+        return f"run the same command again to resume from {self.checkpoints.last}"
 
 
-def _is_heard(trainer: Trainer) -> bool:
-    """Whether this process's exit code is the one that is looked at.
+def _reports_exit_code(trainer: Trainer) -> bool:
+    """Return True if the launcher looks at the exit code of this process.
 
-    Whoever started the processes may kill all of them once one ends with another code than 0, and
-    the first may still be closing its loggers.
+    A launcher may kill all processes when one ends with another code than 0, while the first may
+    still be closing its loggers.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    # There each node has a command of its own.
-    first_of_node = isinstance(environment, LightningEnvironment)
-    return trainer.local_rank == 0 if first_of_node else trainer.is_global_zero
+    # With LightningEnvironment, each node is started by a command of its own.
+    one_command_per_node = isinstance(environment, LightningEnvironment)
+    return trainer.local_rank == 0 if one_command_per_node else trainer.is_global_zero

@@ -1,34 +1,35 @@
-"""What a run directory holds beside checkpoints and metrics: config and tokenizer."""
+"""Callback that writes the config and the tokenizer of a training to the run directory."""
 
 from pathlib import Path
 
 from lightning import Callback, LightningModule, Trainer
 
-from fourfold.files import write_whole
+from fourfold.atomic_files import write_atomically
 
 
 class RunFiles(Callback):
-    """Writes config.yaml, or config_resume_N.yaml when the run is resumed, and tokenizer.json.
+    """Writes config.yaml, or config_resume_N.yaml if the run is resumed, and tokenizer.json.
 
-    Written when training really starts: an input that is refused leaves nothing behind.
+    The files are written when training starts, so that rejected input leaves none behind.
 
     Args:
-        folder: The run's directory.
-        config: The whole config as YAML.
+        folder: The run directory.
+        config: The complete config as YAML.
     """
 
     def __init__(self, folder: Path, config: str) -> None:
-        self.folder, self.config = folder, config
+        self.folder = folder
+        self.config = config
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write them, on the first rank."""
+        """Write the files on the first rank."""
         if not trainer.is_global_zero:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._config_file(resumed=trainer.global_step > 0), self.config)
+        write_atomically(self._config_file(resumed=trainer.global_step > 0), self.config)
         tokenizer = getattr(pl_module, "artifacts", {}).get("tokenizer")
         if tokenizer is not None:
-            write_whole(self.folder / "tokenizer.json", tokenizer)
+            write_atomically(self.folder / "tokenizer.json", tokenizer)
 
     def _config_file(self, resumed: bool) -> Path:
         first = self.folder / "config.yaml"

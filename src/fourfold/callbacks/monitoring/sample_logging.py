@@ -1,13 +1,13 @@
-"""What a model does, to look at: once when training ends, and once in each test.
+"""Callback that saves sample outputs, attention maps and confusion matrices of a model.
 
-RUN/val/ and RUN/test/ get samples.csv, attention.png and whatever else the task shows, of the first
-rows of the split; a test of classes gets confusion.csv and confusion.png of all of it.
+RUN/val/ is written when training ends, RUN/test/ in each test. They hold samples.csv, attention.png
+and other files of the task for the first rows of the split, and confusion.csv and confusion.png of
+all rows of a classification test.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,81 +15,86 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 
-from fourfold.callbacks.media import Confusion, Media
-from fourfold.callbacks.wandb_run import WandbRun
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.loggers.media import ConfusionMatrix, Media
+from fourfold.loggers.wandb_logger import WandbRunLogger
 
-ROWS = 8
+N_SAMPLES = 8
 
 
-class Pictures(Callback):
-    """Asks the task for what it can show, writes it down, and hands it on to Weights & Biases.
+class LogSamples(Callback):
+    """Saves sample outputs of the task, and sends them to Weights & Biases.
 
-    A task that has something to show has a method `show(batch, split)` that gives media by name; it
-    is called on the first rank alone, so nothing in it may wait for another one.
+    A task with sample outputs has a method `sample_outputs(batch, split)` that returns media by
+    name. It is called on the first rank only, so it must not communicate with other ranks. Only a
+    `ResumableDataModule` can make the batch for it.
 
     Args:
-        folder: The run's directory.
+        folder: The run directory.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the validation split with the weights that training ends with."""
-        if "val" in trainer.datamodule.splits:  # type: ignore[attr-defined]
-            self._draw(trainer, pl_module, "val")
+        """Save samples of the validation split, with the final weights."""
+        data = resumable_data(trainer)
+        if data is not None and "val" in data.splits:
+            self._save(trainer, pl_module, "val")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the test split."""
-        self._draw(trainer, pl_module, "test")
+        """Save samples of the test split."""
+        self._save(trainer, pl_module, "test")
 
-    def _draw(self, trainer: Trainer, module: LightningModule, split: str) -> None:
+    def _save(self, trainer: Trainer, module: LightningModule, split: str) -> None:
         if not trainer.is_global_zero:
             return
         try:
-            found = media_of(trainer, module, split)
+            media_by_name = collect_media(trainer, module, split)
             folder = self.folder / split
-            for name, media in found.items():
+            for name, media in media_by_name.items():
                 folder.mkdir(parents=True, exist_ok=True)
                 files = media.save(folder, name)
                 for logger in trainer.loggers:
-                    if isinstance(logger, WandbRun):
+                    if isinstance(logger, WandbRunLogger):
                         logger.log_media(f"{split}/{name}", media, files, trainer.global_step)
-        # A training of days, or its test, is not lost for a picture.
-        except Exception as error:
-            print(f"could not draw the {split} split: {' '.join(str(error).split())}", flush=True)
+        except Exception as error:  # a training of days must not fail because of an image
+            reason = " ".join(str(error).split())
+            print(f"could not save samples of the {split} split: {reason}", flush=True)
 
 
-def media_of(trainer: Trainer, module: LightningModule, split: str) -> dict[str, Media]:
-    """What there is to show of a split, by name."""
-    found: dict[str, Media] = {}
+def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict[str, Media]:
+    """Return the confusion matrix and the sample outputs of a split, by name."""
+    collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")
     if counts is not None:
         names = getattr(module, "artifacts", {}).get("class_names") or range(len(counts))
-        found["confusion"] = Confusion([str(name) for name in names], counts)
-    # Of a model in pieces, one rank alone could not run.
-    whole = type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
-    show: Callable[..., dict[str, Media]] | None = getattr(module, "show", None)
-    if show is None or not whole:
-        return found
-    rows = trainer.datamodule.split(split)  # type: ignore[attr-defined]
-    # Made on the spot: a loader would take its number out of torch's generator.
-    batch = rows.batch(np.arange(min(ROWS, len(rows))), 0, 0)
+        collected["confusion"] = ConfusionMatrix([str(name) for name in names], counts)
+    # One rank alone cannot run a model whose weights are sharded.
+    has_all_weights = type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
+    sample_outputs: Callable[..., dict[str, Media]] | None
+    sample_outputs = getattr(module, "sample_outputs", None)
+    data = resumable_data(trainer)
+    if sample_outputs is None or data is None or not has_all_weights:
+        return collected
+    dataset = data.split(split)
+    # A DataLoader would take its seed from torch's generator and change the next random numbers.
+    batch = dataset.batch(np.arange(min(N_SAMPLES, len(dataset))), 0, 0)
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.strategy.batch_to_device(batch)
-    with evaluating(module), trainer.precision_plugin.forward_context():
-        found |= show(batch, split)
-    return found
+    with evaluation_mode(module), trainer.precision_plugin.forward_context():
+        collected |= sample_outputs(batch, split)
+    return collected
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[Any]:
-    """Without dropout and gradients; afterwards every part of the module is as it was."""
-    modes = {part: part.training for part in module.modules()}
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Disable dropout and gradients; afterwards every submodule is in its previous mode."""
+    modes = {submodule: submodule.training for submodule in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for part, mode in modes.items():
-            part.training = mode
+        for submodule, mode in modes.items():
+            submodule.training = mode

@@ -1,19 +1,19 @@
-"""Evaluation under DDP, where one rank may have a batch more than another."""
+"""Callback that lets DDP ranks validate different numbers of batches."""
 
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch.nn.parallel import DistributedDataParallel
 
 
-class UnevenEvaluation(Callback):
-    """Sends buffers once before a validation, and not before each of its batches.
+class DDPUnevenEvaluation(Callback):
+    """Broadcasts buffers once before a validation instead of before each of its batches.
 
-    DDP sends the first rank's to all others before every forward, also in evaluation, and the
-    message of a batch that others do not have would meet their next one.
+    DDP broadcasts the buffers of rank 0 before every forward pass, in evaluation too. If a rank has
+    a batch more than the others, its broadcast would be received as that of their next step.
     """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All ranks are here: let them have the same."""
+        """Broadcast the buffers, and disable further broadcasts."""
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             for buffer in model.buffers():
@@ -21,7 +21,7 @@ class UnevenEvaluation(Callback):
             model.require_forward_param_sync = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training goes on as before."""
+        """Enable the broadcasts again for training."""
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = True

@@ -1,19 +1,21 @@
-"""Lines in, lines out: as many, in the same order, however the work is batched."""
+"""Batched processing of lines: one line of output per line of input, in the same order."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
+
+STDIN = "<stdin>"  # name of standard input in messages
 
 
 class Item(NamedTuple):
-    """A line made ready for the model.
+    """Line that is prepared for the model.
 
     Attributes:
-        content: What the model reads: ids, or an image.
-        size: How long it is.
-        group: Only lines of equal group may share a batch.
+        content: Input of the model: ids or an image.
+        size: Length by which lines are sorted.
+        group: Lines of different groups never share a batch.
     """
 
     content: Any
@@ -22,18 +24,19 @@ class Item(NamedTuple):
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines of a stream without their ends.
+    """Yield the lines of a stream without their line ends and without a byte-order mark.
 
     Raises:
         InputError: A line is not UTF-8.
     """
     for number, line in enumerate(stream, 1):
         try:
-            # A byte-order mark is no text.
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise InputError(
-                f"line {number} is not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}"
+                f"the line is not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}",
+                file=STDIN,
+                line=number,
             ) from error
 
 
@@ -49,25 +52,28 @@ def process(
 
     Args:
         lines: The input.
-        prepare: From a line to an item.
-        run: From a batch of items to their lines.
+        prepare: Function from a line to an item.
+        run: Function from a batch of items to their lines of output.
         out: The output.
-        batch_size: Most items of a batch.
-        chunk_size: Lines that are read, and sorted by length, at a time.
+        batch_size: Maximum number of items in a batch.
+        chunk_size: Number of lines that are read and sorted by length at a time.
 
     Raises:
-        InputError: A line cannot be prepared; says which.
+        InputError: A line cannot be prepared.
     """
     numbered = enumerate(lines, 1)
     while chunk := list(islice(numbered, chunk_size)):
         answers = [""] * len(chunk)
-        items = {place: _prepare(prepare, number, line)
-                 for place, (number, line) in enumerate(chunk) if line.strip()}  # fmt: skip
-        # Lines of like length together: hardly any padding.
-        order = sorted(items, key=lambda place: (items[place].group, items[place].size))
+        items = {
+            index: _prepare(prepare, number, line)
+            for index, (number, line) in enumerate(chunk)
+            if line.strip()
+        }
+        # Lines of similar length share a batch, which saves padding.
+        order = sorted(items, key=lambda index: (items[index].group, items[index].size))
         for batch in _batches(order, items, batch_size):
-            for place, answer in zip(batch, run([items[p] for p in batch]), strict=True):
-                answers[place] = answer
+            for index, answer in zip(batch, run([items[i] for i in batch]), strict=True):
+                answers[index] = answer
         out.writelines(answer + "\n" for answer in answers)
         out.flush()
 
@@ -76,15 +82,15 @@ def _prepare(prepare: Callable[[str], Item], number: int, line: str) -> Item:
     try:
         return prepare(line)
     except InputError as error:
-        raise InputError(f"line {number}: {error}") from error
+        raise error.in_file(STDIN, number) from error
 
 
 def _batches(order: list[int], items: dict[int, Item], batch_size: int) -> Iterator[list[int]]:
     batch: list[int] = []
-    for place in order:
-        if batch and (len(batch) == batch_size or items[place].group != items[batch[0]].group):
+    for index in order:
+        if batch and (len(batch) == batch_size or items[index].group != items[batch[0]].group):
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch

@@ -1,42 +1,43 @@
-"""`fourfold classify` for words: a sentence to the tags of its words.
+"""`fourfold classify` for taggers: from a sentence to the tags of its words.
 
 Shapes: B lines of a batch, T tokens, K tags.
 """
 
 from argparse import Namespace
+from typing import Any
 
 import torch
 
-from fourfold.commands.lines import Item
-from fourfold.commands.verbs.base import TextVerb
-from fourfold.tasks import Task
+from fourfold.commands.infer.base import TextProcessor
+from fourfold.commands.infer.line_io import Item
 
 
-class Tag(TextVerb):
-    """One tag for each word between blanks, read at the word's first token."""
+class WordTagger(TextProcessor):
+    """Tags of whitespace-separated words; the tag of a word is that of its first token."""
 
-    def __init__(self, task: Task, options: Namespace) -> None:
+    def __init__(self, task: Any, options: Namespace) -> None:
         super().__init__(task, options)
         self.tags: list[str] = task.artifacts["class_names"]
 
     def prepare(self, line: str) -> Item:
-        """The ids of a line, and the places of its words."""
+        """Return the ids of a line and the position of each word's first token."""
         (words,) = self.tokenizer.encode_words([line.split()])
-        ids = self.fit([i for word in words for i in word], special=2)
-        places, place = [], 1
+        ids = self.truncate([token for word in words for token in word], n_special=2)
+        positions = []
+        position = 1
         for word in words:
-            if place <= len(ids):
-                places.append(place)
-            place += len(word)
+            if position <= len(ids):
+                positions.append(position)
+            position += len(word)
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
-        return Item((ids, places), len(ids))
+        return Item((ids, positions), len(ids))
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """The tags of each line, with blanks between."""
+        """Return the tags of each line, separated by spaces."""
         ids, mask = self.pad([item.content[0] for item in items])
         best = self.model(ids, None, mask).argmax(-1).tolist()  # (B, T)
         return [
-            " ".join(self.tags[row[place]] for place in item.content[1])
+            " ".join(self.tags[row[position]] for position in item.content[1])
             for row, item in zip(best, items, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.csv always and first, TensorBoard and Weights & Biases beside it."""
+"""Loggers of each command: metrics.csv first, then TensorBoard, Weights & Biases and the user's."""
 
 import json
 import os
@@ -11,70 +11,76 @@ from urllib.parse import urlsplit
 import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.callbacks.metrics_csv import MetricsCSV
-from fourfold.callbacks.wandb_run import WandbRun
-from fourfold.commands.run_directory import RunDirectory
-from fourfold.core.errors import InputError
-from fourfold.files import write_whole
+from fourfold.atomic_files import write_atomically
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.errors import InputError
+from fourfold.loggers.metrics_csv import MetricsCSVLogger
+from fourfold.loggers.wandb_logger import WandbRunLogger
 
 
-def make_loggers(run: RunDirectory, config: Any, text: str) -> list[Any]:
-    """Loggers of a training; `trainer.logger: false` turns all off, others are added to ours.
+def make_loggers(run: RunDirectory, config: Any, config_text: str) -> list[Any]:
+    """Return the loggers of a training.
+
+    `trainer.logger: false` disables all loggers; loggers that it names are added to the default
+    ones.
 
     Args:
-        run: Where files go.
+        run: Directory of the run.
         config: All options of the command.
-        text: The same as YAML, as config.yaml has it.
+        config_text: The options as YAML, as in config.yaml.
     """
     if config["trainer"]["logger"] is False:
         return []
-    loggers: list[Any] = [MetricsCSV(run.path)]
+    loggers: list[Any] = [MetricsCSVLogger(run.path)]
     if config["tensorboard"] and find_spec("tensorboard"):
         from lightning.pytorch.loggers import TensorBoardLogger
 
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     mode = wandb_mode(config["wandb"])
     if mode != "off":
-        loggers.append(wandb_run(mode, run, config, config=yaml.safe_load(text)))
-    return loggers + users_loggers(config)
+        logged = yaml.safe_load(config_text)
+        loggers.append(make_wandb_logger(mode, run, config, logged_config=logged))
+    return loggers + user_loggers(config)
 
 
-def loggers_of_a_test(run: RunDirectory, config: Any) -> list[Any]:
-    """The user's, and the W&B run of the training, whose summary gets what is measured."""
+def make_test_loggers(run: RunDirectory, config: Any) -> list[Any]:
+    """Return the user's loggers and, with W&B, the run of the training, which gets the metrics."""
     if config["trainer"]["logger"] is False:
         return []
     mode = wandb_mode(config["wandb"])
-    ours = [] if mode == "off" else [wandb_run(mode, run, config, testing=True)]
-    return [*ours, *users_loggers(config)]
+    wandb = [] if mode == "off" else [make_wandb_logger(mode, run, config, testing=True)]
+    return [*wandb, *user_loggers(config)]
 
 
-def users_loggers(config: Any) -> list[Any]:
-    """What `trainer.logger` names."""
-    given = config["trainer"]["logger"]
-    return [] if given in (None, True, False) else given if isinstance(given, list) else [given]
+def user_loggers(config: Any) -> list[Any]:
+    """Return the loggers that `trainer.logger` names."""
+    logger = config["trainer"]["logger"]
+    if logger in (None, True, False):
+        return []
+    return logger if isinstance(logger, list) else [logger]
 
 
-def wandb_mode(wanted: str) -> str:
-    """off, offline or online, for what the user wanted.
+def wandb_mode(value: str) -> str:
+    """Return off, offline or online for the value of `--wandb`.
 
     Raises:
-        InputError: wandb is not installed, or there is no key to go online with.
+        InputError: wandb is not installed, or there is no API key for online.
     """
-    if wanted == "off":
+    if value == "off":
         return "off"
     if not find_spec("wandb"):
-        raise InputError("--wandb needs a package that is missing: pip install -e '.[wandb]'")
-    if wanted == "auto":
-        return "online" if _has_key() else "off"
-    if wanted == "online" and not _has_key():
+        raise InputError("needs the package wandb: pip install 'fourfold[wandb]'", option="--wandb")
+    if value == "auto":
+        return "online" if _has_api_key() else "off"
+    if value == "online" and not _has_api_key():
         raise InputError(
-            "--wandb online needs a key: run `wandb login`, or set WANDB_API_KEY, or use"
-            " --wandb offline"
+            "online needs an API key: run `wandb login`, set WANDB_API_KEY, or use offline",
+            option="--wandb",
         )
-    return wanted
+    return value
 
 
-def _has_key() -> bool:
+def _has_api_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
@@ -84,22 +90,39 @@ def _has_key() -> bool:
         return False
 
 
-def wandb_run(mode: str, run: RunDirectory, wanted: Any, **options: Any) -> WandbRun:
-    """The W&B logger of a run, which keeps its identity when the run is resumed or tested."""
+def make_wandb_logger(
+    mode: str,
+    run: RunDirectory,
+    config: Any,
+    *,
+    logged_config: dict[str, Any] | None = None,
+    testing: bool = False,
+) -> WandbRunLogger:
+    """Return the W&B logger of a run, which keeps its id when the run is resumed or tested.
+
+    Sets the environment variable WANDB_SILENT for this process.
+    """
     file = run.path / "wandb.json"
     if file.is_file():
         identity = json.loads(file.read_text(encoding="utf-8"))
     else:
         identity = {
-            "project": wanted["wandb_project"],
-            "name": wanted["wandb_name"] or run.path.name,
+            "project": config["wandb_project"],
+            "name": config["wandb_name"] or run.path.name,
             "id": uuid.uuid4().hex[:8],
-            "group": wanted["wandb_group"] or os.environ.get("WANDB_RUN_GROUP"),
-            "tags": wanted["wandb_tags"],
+            "group": config["wandb_group"] or os.environ.get("WANDB_RUN_GROUP"),
+            "tags": config["wandb_tags"],
         }
-        if getattr(rank_zero_only, "rank", 0) == 0:  # the others would write ids of their own
+        if getattr(rank_zero_only, "rank", 0) == 0:  # the other ranks have other ids
             run.path.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json.dumps(identity, indent=1) + "\n")
+            write_atomically(file, json.dumps(identity, indent=1) + "\n")
     os.environ["WANDB_SILENT"] = "true"
-    offline = mode == "offline"
-    return WandbRun(save_dir=run.path, offline=offline, resume="allow", **identity, **options)
+    is_offline = mode == "offline"
+    return WandbRunLogger(
+        testing,
+        save_dir=run.path,
+        offline=is_offline,
+        resume="allow",
+        config=logged_config,
+        **identity,
+    )

@@ -1,70 +1,76 @@
-"""What a measurement found: a table for the reader, metrics.json for everything else."""
+"""Report of an evaluation: a table on the terminal and the file metrics.json."""
 
 import json
 import math
 import platform
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fourfold.bench.machine import commit, hardware, installed
-from fourfold.files import write_whole
+from fourfold.atomic_files import write_atomically
+from fourfold.environment import commit, hardware, now, versions
 
-REPORTED = ("fourfold", "torch", "lightning", "tokenizers", "sacrebleu")
+REPORTED_PACKAGES = ("fourfold", "torch", "lightning", "tokenizers", "sacrebleu")
+FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 
 
 def show_table(metrics: dict[str, Any], title: str) -> None:
-    """Print one row a metric; tables such as a confusion matrix are only in the file."""
+    """Print one row per metric; nested metrics such as a confusion matrix are left out."""
     table = Table()
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         if isinstance(value, int | float | str):
             table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    # Redirected to a file, a table has all the width it needs: no metric is cut off.
-    width = None if Console().is_terminal else 120
-    print(title)
-    Console(width=width, highlight=False).print(table)
+    _print(table, title)
 
 
 def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
-    """Print one row a metric: mean, standard deviation, best, and each seed's value."""
+    """Print mean, standard deviation, best value and the value of each seed, one row per metric."""
     seeds = next(iter(summary.values()))["seeds"]
     table = Table()
     for name in ("metric", "mean", "std", "best", *(f"seed {seed}" for seed in seeds)):
         table.add_column(name, justify="left" if name == "metric" else "right")
-    for name, found in summary.items():
-        values = [found["mean"], found["std"], found["best"], *found["seeds"].values()]
+    for name, entry in summary.items():
+        values = [entry["mean"], entry["std"], entry["best"], *entry["seeds"].values()]
         table.add_row(name, *(f"{value:.4f}" for value in values))
-    width = None if Console().is_terminal else 120
+    _print(table, title)
+
+
+def _print(table: Table, title: str) -> None:
+    width = None if Console().is_terminal else FILE_WIDTH
     print(title)
     Console(width=width, highlight=False).print(table)
 
 
 def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> None:
-    """Write metrics, and under `run` how they were obtained, whole or not at all."""
-    versions = {name: found for name in REPORTED if (found := installed(name))}
-    run = {
+    """Write metrics as JSON, atomically, with their origin under the key `run`.
+
+    Args:
+        file: The file; its directory is made.
+        metrics: Values by name.
+        run: Command, configs and checkpoint; commit, date, hardware and versions are added.
+    """
+    origin = {
         **run,
-        **({"commit": found} if (found := commit()) else {}),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"commit": current} if (current := commit()) else {}),
+        "finished": now(),
         "hardware": hardware(),
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": {"python": platform.python_version(), **versions(*REPORTED_PACKAGES)},
     }
-    content = {**{name: plain(value) for name, value in metrics.items()}, "run": run}
+    content = {**{name: to_json(value) for name, value in metrics.items()}, "run": origin}
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_atomically(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+def to_json(value: Any) -> Any:
+    """Return a value without infinities and NaN, which JSON lacks; they become strings."""
     if isinstance(value, dict):
-        return {name: plain(below) for name, below in value.items()}
+        return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [plain(below) for below in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no inf and no nan
+        return str(value)
     return value

@@ -1,15 +1,13 @@
-"""The batches a DataModule hands to a task.
+"""Batch classes (NamedTuples) that DataModules pass to tasks, with the shape of each field.
 
-NamedTuples, since Lightning's device transfer refuses frozen dataclasses. Every batch ends with the
-place it holds in the run: `epoch`, and `position` = how many batches of the epoch's plan (over all
-ranks) are consumed once this one is done. The place travels with the data, so prefetching cannot
-disturb a resume.
+They are NamedTuples because Lightning cannot move frozen dataclasses to a device. The last two
+fields of each batch are its position in the run: `epoch`, and `position`, the number of batches of
+that epoch, over all ranks, that are trained after this one. Since the position travels with the
+data, prefetching cannot disturb a resume.
 
-Legend: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width, K
-    classes.
+Shapes: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width,
+    K classes.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -17,23 +15,26 @@ from torch import Tensor
 
 
 class PairBatch(NamedTuple):
-    """Sentence pairs. `src` ends with EOS; `tgt`, from BOS to EOS, is both input and target."""
+    """Sentence pairs; `src` ends with EOS, and `tgt` (BOS to EOS) is both input and target."""
 
     src: Tensor  # (B, S) long
     tgt: Tensor  # (B, T+1) long
     src_mask: Tensor  # (B, S) bool, True = real token
-    tgt_mask: Tensor  # (B, T+1) bool
-    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    tgt_mask: Tensor  # (B, T+1) bool, True = real token
+    rows: Tensor  # (B,) long, row numbers in the split
     epoch: int = 0
     position: int = 0
 
 
 class CausalBatch(NamedTuple):
-    """Text with the next token as target; `n_bytes` and `n_words` measure the targets' text."""
+    """Text for causal language modelling; targets are the next tokens.
+
+    `n_bytes` and `n_words` are the size of the targets' text, for perplexity per byte and per word.
+    """
 
     ids: Tensor  # (B, T) long
-    targets: Tensor  # (B, T) long, IGNORED where nothing is to be predicted
-    documents: Tensor | None = None  # (B, T) long, number of the document a token belongs to
+    targets: Tensor  # (B, T) long, IGNORE_INDEX without a target
+    documents: Tensor | None = None  # (B, T) long, number of each token's document
     n_bytes: int = 0
     n_words: int = 0
     epoch: int = 0
@@ -41,72 +42,72 @@ class CausalBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """Text with some tokens hidden. `targets` holds the true token where one is to be predicted."""
+    """Text for masked language modelling; targets are the original tokens at masked positions."""
 
     ids: Tensor  # (B, T) long
-    targets: Tensor  # (B, T) long, IGNORED elsewhere
+    targets: Tensor  # (B, T) long, IGNORE_INDEX without a target
     segments: Tensor | None = None  # (B, T) long, 0 = A, 1 = B
     mask: Tensor | None = None  # (B, T) bool, True = real token; None = no padding
-    documents: Tensor | None = None  # (B, T) long
+    documents: Tensor | None = None  # (B, T) long, number of each token's document
     is_next: Tensor | None = None  # (B,) long, 1 = B follows A
-    places: Tensor | None = None  # (N,) long, which of the B T places have a target
+    target_positions: Tensor | None = None  # (N,) long, indices of the targets in (B * T,)
     epoch: int = 0
     position: int = 0
 
 
 class ImageBatch(NamedTuple):
-    """Images with class numbers, or with class probabilities once images have been mixed."""
+    """Images with labels, or with class probabilities after MixUp or CutMix."""
 
     images: Tensor  # (B, C, H, W) float
     labels: Tensor  # (B,) long or (B, K) float
-    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    rows: Tensor  # (B,) long, row numbers in the split
     epoch: int = 0
     position: int = 0
 
 
 class SequenceBatch(NamedTuple):
-    """Sentences or pairs of them, each with a class or a number."""
+    """Sentences or sentence pairs with one label each."""
 
     ids: Tensor  # (B, T) long
-    labels: Tensor  # (B,) long, or float where a number is learned
+    labels: Tensor  # (B,) long for classification, float for regression
     segments: Tensor  # (B, T) long, 0 = A, 1 = B
     mask: Tensor  # (B, T) bool, True = real token
-    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    rows: Tensor  # (B,) long, row numbers in the split
     epoch: int = 0
     position: int = 0
 
 
 class TokenBatch(NamedTuple):
-    """Sentences whose words have a class each, written at the first token of the word."""
+    """Sentences with one tag for each word, at the word's first token."""
 
     ids: Tensor  # (B, T) long
-    labels: Tensor  # (B, T) long, IGNORED at other tokens
+    labels: Tensor  # (B, T) long, IGNORE_INDEX at other tokens
     mask: Tensor  # (B, T) bool, True = real token
-    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    rows: Tensor  # (B,) long, row numbers in the split
     epoch: int = 0
     position: int = 0
 
 
 class SpanBatch(NamedTuple):
-    """Questions, each with a window of a context that may hold the answer."""
+    """Questions with a window of a context that may contain the answer span."""
 
     ids: Tensor  # (B, T) long
-    starts: Tensor  # (B,) long, the answer's first token; 0 where the window does not hold it
-    ends: Tensor  # (B,) long, its last
+    starts: Tensor  # (B,) long, first token of the answer; 0 if it is not in the window
+    ends: Tensor  # (B,) long, last token of the answer; 0 if it is not in the window
     segments: Tensor  # (B, T) long, 0 = question, 1 = context
     mask: Tensor  # (B, T) bool, True = real token
-    context: Tensor  # (B, T) bool, True where an answer may stand
-    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    context: Tensor  # (B, T) bool, True where an answer may begin or end
+    rows: Tensor  # (B,) long, row numbers in the split
     epoch: int = 0
     position: int = 0
 
 
 class CaptionBatch(NamedTuple):
-    """Images with a text each, which runs from BOS to EOS."""
+    """Images with one text each, from BOS to EOS."""
 
     images: Tensor  # (B, C, H, W) float
     ids: Tensor  # (B, T) long
     mask: Tensor  # (B, T) bool, True = real token
-    index: Tensor  # type: ignore[assignment]  # (B,) long, rows of the split
+    rows: Tensor  # (B,) long, row numbers in the split
     epoch: int = 0
     position: int = 0

@@ -1,9 +1,9 @@
-"""Rows of different lengths in two flat arrays: a corpus without a Python object a sentence.
+"""RaggedArray: rows of different lengths stored as one flat array with offsets.
 
-Legend: B rows, T longest row.
+A corpus needs no Python object for each sentence.
+
+Shapes: B rows, T tokens of the longest row.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -13,20 +13,25 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Ragged:
-    """Row i is `ids[offsets[i] : offsets[i + 1]]`.
+class RaggedArray:
+    """Array of rows of different lengths; row i is `ids[offsets[i] : offsets[i + 1]]`.
 
     Args:
-        ids: all rows, one after the other.
-        offsets: where rows begin, and at the end the number of ids.
+        ids: Elements of all rows, concatenated.
+        offsets: (rows + 1,) start of each row, and the number of elements at the end.
+
+    Example:
+        >>> rows = RaggedArray.from_lengths(np.array([5, 6, 7]), np.array([1, 2]))
+        >>> rows.padded(np.array([0, 1]), pad_id=0)[0].tolist()
+        [[5, 0], [6, 7]]
     """
 
     ids: np.ndarray
     offsets: np.ndarray
 
     @classmethod
-    def from_lengths(cls, ids: np.ndarray, lengths: np.ndarray) -> Ragged:
-        """Rows of the given lengths."""
+    def from_lengths(cls, ids: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
+        """Divide a flat array into rows of the given lengths."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
     def __len__(self) -> int:
@@ -37,55 +42,55 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Ids of each row."""
+        """Length of each row."""
         return np.diff(self.offsets)
 
-    def _gather(self, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The ids of stretches of the flat array, one after the other."""
+    def _gather(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Concatenate the slices of the flat array with the given starts and lengths."""
         first = np.cumsum(lengths) - lengths
         steps = np.arange(int(lengths.sum())) - np.repeat(first, lengths)
-        return self.ids[np.repeat(begins, lengths) + steps]
+        return self.ids[np.repeat(starts, lengths) + steps]
 
-    def take(self, rows: np.ndarray) -> Ragged:
-        """The given rows, in the given order."""
+    def take(self, rows: np.ndarray) -> "RaggedArray":
+        """Return the given rows, in the given order."""
         lengths = self.lengths[rows]
-        return Ragged.from_lengths(self._gather(self.offsets[:-1][rows], lengths), lengths)
+        return RaggedArray.from_lengths(self._gather(self.offsets[:-1][rows], lengths), lengths)
 
-    def truncate(self, max_len: int | np.ndarray) -> Ragged:
-        """Every row cut to its first `max_len` ids, or each to a number of its own."""
+    def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
+        """Truncate every row to its first `max_len` elements; an array has one limit per row."""
         lengths = np.minimum(self.lengths, max_len)
-        return Ragged.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
+        return RaggedArray.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
 
-    def wrap(self, before: int | None = None, after: int | None = None) -> Ragged:
-        """Every row with an id in front and one behind."""
-        left, right = int(before is not None), int(after is not None)
-        wrapped = Ragged.from_lengths(
-            np.empty(len(self.ids) + len(self) * (left + right), self.ids.dtype),
-            self.lengths + left + right,
+    def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
+        """Add an id at the start of every row, at its end, or both."""
+        left = int(before is not None)
+        right = int(after is not None)
+        n_added = left + right
+        wrapped = RaggedArray.from_lengths(
+            np.empty(len(self.ids) + len(self) * n_added, self.ids.dtype), self.lengths + n_added
         )
-        inner = np.arange(len(self.ids)) + np.repeat(
-            np.arange(len(self)) * (left + right) + left, self.lengths
-        )
-        wrapped.ids[inner] = self.ids
+        shift = np.repeat(np.arange(len(self)) * n_added + left, self.lengths)
+        wrapped.ids[np.arange(len(self.ids)) + shift] = self.ids
         if before is not None:
             wrapped.ids[wrapped.offsets[:-1]] = before
         if after is not None:
             wrapped.ids[wrapped.offsets[1:] - 1] = after
         return wrapped
 
-    def beside(self, other: Ragged) -> Ragged:
-        """Every row followed by the same row of `other`."""
-        begins = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
+    def concat_rows(self, other: "RaggedArray") -> "RaggedArray":
+        """Concatenate every row with the row of `other` that has the same number."""
+        starts = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
         lengths = np.stack([self.lengths, other.lengths], axis=1)
-        both = Ragged(np.concatenate([self.ids, other.ids]), self.offsets)
-        return Ragged.from_lengths(both._gather(begins.ravel(), lengths.ravel()), lengths.sum(1))
+        both = RaggedArray(np.concatenate([self.ids, other.ids]), self.offsets)
+        ids = both._gather(starts.ravel(), lengths.ravel())
+        return RaggedArray.from_lengths(ids, lengths.sum(1))
 
     def padded(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor]:
-        """A rectangle of the given rows, padded on the right.
+        """Return the given rows as a batch with padding on the right.
 
         Args:
             rows: (B,) row numbers.
-            pad_id: id in the empty places.
+            pad_id: Id of the padding.
 
         Returns:
             ids (B, T) long and mask (B, T) bool, True = real token.

@@ -1,27 +1,26 @@
-"""Text from the Hugging Face hub, or from anything else that `datasets.load_dataset` reads."""
-
-from __future__ import annotations
+"""Text columns from the Hugging Face hub, or from any source that `datasets.load_dataset` reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from fourfold.core.errors import InputError
-from fourfold.data.sources import Rows, pick
+from fourfold.core.validation import check_choice
+from fourfold.data.readers.text_table import TextTable, get_column
+from fourfold.errors import InputError
 
 
 @dataclass(frozen=True)
 class HubConfig:
-    """A data set that `datasets` knows.
+    """Dataset that `datasets.load_dataset` loads.
 
     Args:
-        path: its name on the hub, a local folder, or a builder like "json" (with data_files in
+        path: Name on the hub, a local folder, or a builder such as "json" (with data_files in
             options).
-        name: its configuration, like "de-en" or "wikitext-103-raw-v1".
-        rows: read at most so many rows of each split.
-        streaming: fetch only the rows that are read, not the whole data set first.
-        options: further arguments of `load_dataset`, like data_files or revision.
+        name: Configuration of the dataset, such as "de-en" or "wikitext-103-raw-v1".
+        rows: Maximum number of rows to read from each split.
+        streaming: Download only the rows that are read, instead of the complete dataset.
+        options: Further arguments of `load_dataset`, such as data_files or revision.
     """
 
     path: str
@@ -31,48 +30,46 @@ class HubConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def from_hub(source: str, hub: HubConfig | None, split: object) -> tuple[HubConfig, str]:
-    """What to read of a split whose `source` is neither embedded nor files: `hub`.
+def check_hub_source(source: str, hub: HubConfig | None, split: object) -> tuple[HubConfig, str]:
+    """Return dataset and split of a source that is neither builtin nor files.
 
     Raises:
-        InputError: `source` is another word; or the hub's data or the split are not named.
+        InputError: If `source` is not hub, or if the dataset or the split is not named.
     """
     if source != "hub":
-        raise InputError(f"source must be embedded, files or hub, not {source!r}.")
+        check_choice("data.source", source, ["builtin", "files", "hub"])
     if hub is None or not isinstance(split, str):
-        raise InputError("source: hub needs `hub: {path: ...}` and names of splits.")
+        message = "must be given for source: hub as {path: ...}, with names of splits"
+        raise InputError(message, option="data.hub")
     return hub, split
 
 
-def read_hub(config: HubConfig, split: str, columns: Sequence[str]) -> Rows:
-    """The columns of one split, like "train" or "train[:1%]".
+def read_hub_split(config: HubConfig, split: str, columns: Sequence[str]) -> TextTable:
+    """Read columns of one split, such as "train" or "train[:1%]".
 
     Raises:
-        InputError: `datasets` is not installed or cannot load the split, a column is missing, or
-            the split is empty.
+        InputError: If `datasets` is not installed or cannot load the split, if a column is missing,
+            or if the split is empty.
     """
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise InputError(
-            "source: hub needs the package `datasets`: pip install -e '.[data]'."
-        ) from error
+        message = "cannot be hub without the package datasets: pip install 'fourfold[data]'"
+        raise InputError(message, option="data.source") from error
     label = f"{config.path}, split {split}"
-    found: list[list[str]] = [[] for _ in columns]
+    texts: list[list[str]] = [[] for _ in columns]
     try:
         data = load_dataset(
             config.path, config.name, split=split, streaming=config.streaming, **config.options
         )
         for number, record in enumerate(islice(data, config.rows)):
-            for column, texts in zip(columns, found, strict=True):
-                texts.append(pick(record, column, f"{label}, row {number}"))
+            for name, column in zip(columns, texts, strict=True):
+                column.append(get_column(record, name, f"{label}, row {number}"))
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # datasets, fsspec, pyarrow and network libraries each have their own
+    except Exception as error:  # datasets, fsspec, pyarrow and network libraries have many types
         reason = str(error).strip().split("\n")[0]
-        raise InputError(f"{label} cannot be loaded: {reason}") from error
-    if not found[0]:
-        raise InputError(f"{label} is empty.")
-    return Rows.of(found, f"{label}, row", 0)
+        raise InputError(f"the split cannot be loaded: {reason}", file=label) from error
+    if not texts[0]:
+        raise InputError("the split is empty", file=label)
+    return TextTable.from_columns(texts, f"{label}, row ", 0)

@@ -1,6 +1,4 @@
-"""Files from elsewhere in a folder that stays small: what a data set needs that outgrows a disk."""
-
-from __future__ import annotations
+"""ChunkCache: local copies of remote chunk files, bounded in size and shared by processes."""
 
 import contextlib
 import hashlib
@@ -9,77 +7,80 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock  # torch brings it
+from filelock import FileLock  # a dependency of torch
 
-from fourfold.core.errors import InputError
-from fourfold.files import whole
+from fourfold.atomic_files import atomic_path
+from fourfold.errors import InputError
 
 _LOCK = "cache.lock"
 _COPY = re.compile(r"[0-9a-f]{16}-")
 
 
 class ChunkCache:
-    """Copies of remote files, shared by all processes of a machine, never more than `limit` bytes.
+    """Cache of remote files that all processes of a machine share.
 
-    Who misses a file holds the lock while it makes room and fetches, so there are no two copies and
-    the bound holds at every moment. The file that was not opened for longest makes room; who still
-    reads it keeps what it opened, since a deleted file lasts until it is closed.
+    A process that needs a missing file holds a lock while it evicts other files and downloads.
+    Therefore no file is downloaded twice at the same time, and the cache never exceeds its limit.
+    The least recently opened file is evicted first. A process that still reads an evicted file
+    keeps access, since the operating system deletes a file only after it is closed.
 
     Args:
-        folder: where the copies live.
-        limit: bytes.
+        folder: Folder of the copies.
+        limit: Maximum size of the copies, in bytes.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+        self.folder = folder
+        self.limit = limit
 
     def open(self, address: str, size: int, version: str = "") -> BinaryIO:
-        """The file at `address`, fetched if it is not here.
+        """Open a remote file, which is downloaded if the cache does not have it.
 
         Args:
-            address: of the file.
-            size: its bytes.
-            version: what changes when others may stand at the same address.
+            address: Address of the file.
+            size: Size of the file in bytes.
+            version: Version of the file; another version at the same address is another file.
 
         Raises:
-            InputError: it cannot be fetched, or has not `size` bytes.
+            InputError: If the file cannot be downloaded, or has another size.
         """
         digest = hashlib.blake2b(f"{address} {version}".encode(), digest_size=8).hexdigest()
-        file = self.folder / f"{digest}-{address.rpartition('/')[2]}"
-        while True:
+        copy = self.folder / f"{digest}-{address.rpartition('/')[2]}"
+        while True:  # another process may evict the copy before it is opened
             try:
-                found = file.open("rb")
+                opened = copy.open("rb")
             except FileNotFoundError:
-                self._bring(address, size, file)
+                self._download(address, size, copy)
             else:
                 with contextlib.suppress(FileNotFoundError):
-                    os.utime(file)
-                return found
+                    os.utime(copy)
+                return opened
 
-    def _bring(self, address: str, size: int, file: Path) -> None:
+    def _download(self, address: str, size: int, copy: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / _LOCK):
-            if file.exists():
-                return  # another process was first
-            self._make_room(size)
-            with whole(file) as part:  # or others would open half of it
-                fetch(address, part, size)
-                if (got := part.stat().st_size) != size:
-                    raise InputError(f"{address} has {got} bytes, but its index says {size}.")
+            if copy.exists():
+                return  # another process downloaded it while this one waited for the lock
+            self._evict(size)
+            with atomic_path(copy) as partial:
+                fetch(address, partial, size)
+                if (actual := partial.stat().st_size) != size:
+                    message = f"the file has {actual} bytes, but its index lists {size}"
+                    raise InputError(message, file=address)
 
-    def _make_room(self, size: int) -> None:
-        """Deletes the oldest until `size` bytes fit, and what a killed process left half done."""
-        kept = []
+    def _evict(self, size: int) -> None:
+        """Delete partial copies of killed processes, and the oldest copies until `size` fits."""
+        copies = []
         for file in self.folder.iterdir():
             if not _COPY.match(file.name):
-                continue  # not ours
+                continue  # not a file of this cache
             if file.suffix == ".bin":
-                kept.append((file.stat(), file))
+                copies.append((file.stat(), file))
             else:
                 file.unlink()
-        kept.sort(key=lambda found: found[0].st_mtime_ns)
-        total = sum(status.st_size for status, _ in kept)
-        for status, file in kept:
+        copies.sort(key=lambda copy: copy[0].st_mtime_ns)
+        total = sum(status.st_size for status, _ in copies)
+        for status, file in copies:
             if total + size <= self.limit:
                 return
             file.unlink()
@@ -87,29 +88,28 @@ class ChunkCache:
 
 
 def fetch(address: str, file: Path, size: int = 0) -> None:
-    """Copies what is at `address` (s3://, gs://, azure://, hf://, local:) by litdata's transport.
+    """Download a file (s3://, gs://, azure://, hf://, local:) with litdata's downloaders.
 
     Args:
-        address: of a file.
-        file: where to; not there yet.
-        size: bytes, where known: large files come in parts at once.
+        address: Address of the remote file.
+        file: Path of the copy, which must not exist yet.
+        size: Size in bytes if it is known; large files are downloaded in parallel parts.
 
     Raises:
-        InputError: litdata is not installed, or cannot fetch it.
+        InputError: If litdata is not installed, or if the download fails.
     """
     try:
         from litdata.streaming.downloader import get_downloader
     except ImportError as error:
-        raise InputError(
-            f"Fetching {address} needs the package `litdata`: pip install -e '.[stream]'."
-        ) from error
+        message = "downloading needs litdata: pip install 'fourfold[stream]'"
+        raise InputError(message, file=address) from error
     folder, _, name = address.rpartition("/")
     try:
-        # One for each file: what it holds must not be carried into forked workers.
+        # A new downloader for each file, because forked workers cannot share its connections.
         described = [{"filename": name, "chunk_bytes": size}]
         get_downloader(folder, str(file.parent), described).download_file(address, str(file))
-    except Exception as error:  # each store has errors of its own
+    except Exception as error:  # every store raises its own exceptions
         reason = str(error).strip().split("\n")[0]
-        raise InputError(f"{address} cannot be fetched: {reason}") from error
+        raise InputError(f"the file cannot be downloaded: {reason}", file=address) from error
     if not file.exists():
-        raise InputError(f"{address} cannot be fetched: it is not there.")
+        raise InputError("there is no such file", file=address)

@@ -1,14 +1,11 @@
-"""Random changes of training images, each a pure function of (seed, epoch, index).
+"""Random transforms of training images as a pure function of (seed, epoch, row), MixUp and CutMix.
 
-What is cheap is done to a whole batch at once, each image with its own numbers; what torchvision
-does to one image at a time runs under a random state of that image, and the global state is put
-back afterwards. Hence neither workers, nor batch sizes, nor a resume can change what an image
-looks like in an epoch.
+Crops and flips are computed for a batch at once, from counter-based random numbers of each image.
+Transforms of torchvision run for each image under a random state of that image; the global state is
+restored afterwards. Neither workers, nor batch sizes, nor a resume can therefore change an image.
 
-Legend: B images, C channels, H height, W width, K classes.
+Shapes: B images, C channels, H height, W width, K classes.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,20 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fourfold.data.noise import bits, unit
-from fourfold.data.transforms import Normalize, TransformConfig, fit
+from fourfold.data.loading.counter_rng import bits, unit
+from fourfold.data.vision.transforms import Normalize, TransformConfig, resize_and_crop
 
-# Independent numbers of one image: row and column of the crop, flip, torchvision's, erasing.
-_STREAMS = 5
-_ROW, _COLUMN, _FLIP, _IMAGE, _ERASE = range(_STREAMS)
-_PAIR = 2  # sets the numbers of pairs apart from those of rows
+# Random numbers of one image, by purpose.
+_N_NUMBERS = 5
+_CROP_ROW, _CROP_COLUMN, _FLIP, _TORCHVISION, _ERASE = range(_N_NUMBERS)
+_PAIR = 2  # distinguishes the generators of pairs from those of rows
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Sets the CPU's global random state, and puts it back.
+def seeded_rng(seed: int) -> Iterator[None]:
+    """Seed the CPU's global generator, and restore its state afterwards.
 
-    Not `torch.manual_seed`, which would seed the GPU too, and with it dropout.
+    `torch.manual_seed` would also seed the GPU's generator, and with it dropout.
     """
     generator = torch.default_generator
     state = generator.get_state()
@@ -42,178 +39,184 @@ def seeded(seed: int) -> Iterator[None]:
         generator.set_state(state)
 
 
-def shifted(images: Tensor, pad: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """Crops of zero-padded images: each one shifted by its own number of pixels.
+def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pad images with zeros and crop each at its own position.
 
     Args:
         images: (B, C, H, W).
-        pad: width of the border.
-        rows: (B,) long, upper edge of the crop in the padded image, 0 to 2 pad.
-        columns: (B,) long, left edge.
+        padding: Width of the border.
+        rows: (B,) long, upper edge of the crop in the padded image, from 0 to 2 * padding.
+        columns: (B,) long, left edge of the crop.
 
     Returns:
         (B, C, H, W).
     """
     height, width = images.shape[-2:]
-    windows = F.pad(images, [pad] * 4).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(len(images)), :, rows, columns]  # a view until here
+    windows = F.pad(images, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(images)), :, rows, columns]
 
 
-class Augment:
-    """Pixels to model input for training; `mix` for what needs the whole batch is separate.
+class Augmentation:
+    """Random transform from pixels to model input, for training; see also `MixupCutmix`.
 
     Args:
-        config: the recipe.
-        size: side of the result.
+        config: Transform options.
+        size: Height and width of the result.
         n_channels: 1 or 3.
-        seed: of the data.
+        seed: Seed of the data.
     """
 
     def __init__(self, config: TransformConfig, size: int, n_channels: int, seed: int) -> None:
-        from torchvision.transforms import v2  # late, as in `fit`
+        from torchvision.transforms import v2  # imported late, as in `resize_and_crop`
 
-        self.config, self.size, self.seed = config, size, seed
+        self.config = config
+        self.size = size
+        self.seed = seed
         self.normalize = Normalize(config.mean, config.std, n_channels)
-        self.one_by_one = self._one_by_one()
-        self.erase = v2.RandomErasing(p=config.erase, value="random") if config.erase else None
+        self.per_image = self._per_image_transform()
+        self.erase = v2.RandomErasing(p=config.reprob, value="random") if config.reprob else None
 
-    def _one_by_one(self) -> Callable[[Tensor], Tensor] | None:
+    def _per_image_transform(self) -> Callable[[Tensor], Tensor] | None:
         from torchvision.transforms import InterpolationMode, v2
 
-        config, steps = self.config, []
-        grey = (255 * self.normalize.mean).tolist()  # becomes 0 once normalised
-        if config.crop == "resized":
+        config = self.config
+        steps: list[Callable[[Tensor], Tensor]] = []
+        fill = (255 * self.normalize.mean).tolist()  # 0 after normalization
+        if config.train_crop == "random_resized_crop":
             mode = InterpolationMode(config.interpolation)
-            area = (config.crop_area, 1.0)
-            steps.append(v2.RandomResizedCrop(self.size, area, interpolation=mode, antialias=True))
+            scale = (config.scale_min, 1.0)
+            steps.append(v2.RandomResizedCrop(self.size, scale, interpolation=mode, antialias=True))
         if config.rand_augment:
-            n, magnitude = config.rand_augment
+            n_operations, magnitude = config.rand_augment
             steps.append(
                 v2.RandAugment(
-                    n,
+                    n_operations,
                     round(3 * magnitude),
                     num_magnitude_bins=31,
                     interpolation=InterpolationMode.BILINEAR,
-                    fill=grey,
+                    fill=fill,
                 )
             )
-        if config.auto_augment:
-            policy = v2.AutoAugmentPolicy(config.auto_augment)
-            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, grey))
+        elif config.aa:
+            policy = v2.AutoAugmentPolicy(config.aa)
+            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
         if strength := config.color_jitter:
             steps.append(v2.ColorJitter(strength, strength, strength))
         return v2.Compose(steps) if steps else None
 
-    def __call__(self, pixels: Tensor | list[Tensor], epoch: int, index: np.ndarray) -> Tensor:
-        """Augments a batch.
+    def __call__(self, pixels: Tensor | list[Tensor], epoch: int, rows: np.ndarray) -> Tensor:
+        """Augment a batch.
 
         Args:
-            pixels: (B, C, H, W) uint8, or a list of (C, H, W) of any size.
-            epoch: number of the epoch.
-            index: (B,) row of each image.
+            pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
+            epoch: Number of the epoch.
+            rows: (B,) row number of each image.
 
         Returns:
             (B, C, size, size) float32.
         """
-        seeds = bits(self.seed, epoch, index, _STREAMS)
-        if self.config.crop == "none":
-            pixels = self._fitted(pixels)
-        elif self.config.crop == "padded":
-            pad = max(1, self.size // 8)
-            rows, columns = (
-                torch.from_numpy((unit(seeds[:, k]) * (2 * pad + 1)).astype(np.int64))
-                for k in (_ROW, _COLUMN)
-            )
-            pixels = shifted(self._fitted(pixels), pad, rows, columns)
-        if self.one_by_one:
-            pixels = _each(self.one_by_one, pixels, seeds[:, _IMAGE])
-        assert isinstance(pixels, Tensor)  # by now all are of one size
+        numbers = bits(self.seed, epoch, rows, _N_NUMBERS)
+        if self.config.train_crop == "none":
+            pixels = self._resized(pixels)
+        elif self.config.train_crop == "pad_crop":
+            padding = max(1, self.size // 8)
+            offsets = unit(numbers[:, [_CROP_ROW, _CROP_COLUMN]]) * (2 * padding + 1)
+            rows_columns = torch.from_numpy(offsets.astype(np.int64)).unbind(1)
+            pixels = pad_and_crop(self._resized(pixels), padding, *rows_columns)
+        if self.per_image:
+            pixels = _apply_seeded(self.per_image, pixels, numbers[:, _TORCHVISION])
+        assert isinstance(pixels, Tensor)  # all images have one size
         if self.config.flip:
-            mirrored = torch.from_numpy(unit(seeds[:, _FLIP]) < 0.5)[:, None, None, None]
-            pixels = torch.where(mirrored, pixels.flip(-1), pixels)
+            is_flipped = torch.from_numpy(unit(numbers[:, _FLIP]) < 0.5)[:, None, None, None]
+            pixels = torch.where(is_flipped, pixels.flip(-1), pixels)
         images = self.normalize(pixels)
-        return _each(self.erase, images, seeds[:, _ERASE]) if self.erase else images
+        return _apply_seeded(self.erase, images, numbers[:, _ERASE]) if self.erase else images
 
-    def _fitted(self, pixels: Tensor | list[Tensor]) -> Tensor:
+    def _resized(self, pixels: Tensor | list[Tensor]) -> Tensor:
         if isinstance(pixels, Tensor):
-            return fit(pixels, self.size, 1.0, self.config.interpolation)
-        return torch.cat([self._fitted(image[None]) for image in pixels])
+            return resize_and_crop(pixels, self.size, 1.0, self.config.interpolation)
+        return torch.cat([self._resized(image[None]) for image in pixels])
 
 
-def _each(
-    change: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
+def _apply_seeded(
+    transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
-    changed = []
+    results = []
     for image, seed in zip(images, seeds.tolist(), strict=True):
-        with seeded(seed):
-            changed.append(change(image))
-    return torch.stack(changed)
+        with seeded_rng(seed):
+            results.append(transform(image))
+    return torch.stack(results)
 
 
-class Mix:
-    """Mixup or CutMix of pairs, each drawn from (seed, epoch, pair), whatever the batches are.
+class MixupCutmix:
+    """MixUp or CutMix of pairs of images, a pure function of (seed, epoch, pair).
 
-    Both images of a pair are mixed with one number, or exchange one rectangle.
+    Both images of a pair are mixed with the same coefficient, or exchange the same rectangle.
 
     Args:
-        config: the recipe; `mixup` or `cutmix` must be above 0.
-        n_classes: K.
-        seed: of the data.
+        config: Transform options; `mixup` or `cutmix` is above 0.
+        n_classes: Number of classes K.
+        seed: Seed of the data.
     """
 
     def __init__(self, config: TransformConfig, n_classes: int, seed: int) -> None:
-        self.config, self.n_classes, self.seed = config, n_classes, seed
+        self.config = config
+        self.n_classes = n_classes
+        self.seed = seed
 
     def __call__(
         self, images: Tensor, labels: Tensor, partners: Tensor, pairs: np.ndarray, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Mixes the first B of R images with their partners.
+        """Mix the first B of R images with their partners.
 
         Args:
             images: (R, C, H, W).
             labels: (R,) long.
-            partners: (B,) long, where each one's partner is.
-            pairs: (B,) a number of each pair, the same for both.
-            epoch: number of the epoch.
+            partners: (B,) long, index of the partner of each of the first B images.
+            pairs: (B,) number of each pair, equal for both of its images.
+            epoch: Number of the epoch.
 
         Returns:
-            Mixed images (B, C, H, W) and probabilities (B, K).
+            Mixed images (B, C, H, W) and class probabilities (B, K).
         """
         own = slice(len(partners))
         shares = self._shares(pairs, epoch, *images.shape[-2:])  # (B, 1, H, W)
-        kept = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
-        targets = F.one_hot(labels, self.n_classes).to(kept.dtype)
+        own_share = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
+        targets = F.one_hot(labels, self.n_classes).to(own_share.dtype)
         return (
             torch.lerp(images[partners], images[own], shares),
-            torch.lerp(targets[partners], targets[own], kept),
+            torch.lerp(targets[partners], targets[own], own_share),
         )
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """How much of each pixel is the image's own."""
-        found, where = np.unique(pairs, return_inverse=True)
-        shares = torch.ones(len(found), 1, height, width)
-        for share, pair in zip(shares, found.tolist(), strict=True):
+        """Return the share of the image itself in each pixel, (B, 1, H, W)."""
+        distinct, index = np.unique(pairs, return_inverse=True)
+        shares = torch.ones(len(distinct), 1, height, width)
+        for share, pair in zip(shares, distinct.tolist(), strict=True):
             rng = np.random.default_rng([self.seed, epoch, pair, _PAIR])
-            if rng.random() < self._switch():
+            if rng.random() < self._cutmix_probability():
                 lam = rng.beta(self.config.cutmix, self.config.cutmix)
                 y, x = int(rng.integers(height)), int(rng.integers(width))
-                rows, columns = _box(lam, y, x, share.shape)
+                rows, columns = _rectangle(lam, y, x, share.shape)
                 share[:, rows, columns] = 0
             else:
                 share.fill_(rng.beta(self.config.mixup, self.config.mixup))
-        return shares[torch.from_numpy(where)]
+        return shares[torch.from_numpy(index)]
 
-    def _switch(self) -> float:
-        """Probability of CutMix."""
+    def _cutmix_probability(self) -> float:
         if self.config.mixup and self.config.cutmix:
             return self.config.mixup_switch
         return 1.0 if self.config.cutmix else 0.0
 
 
-def _box(lam: float, y: int, x: int, shape: torch.Size) -> tuple[slice, slice]:
-    """Rows and columns around (y, x) that are cut out: 1 - lam of the image, where it fits in."""
+def _rectangle(lam: float, y: int, x: int, shape: torch.Size) -> tuple[slice, slice]:
+    """Return rows and columns of a rectangle around (y, x) with a share of 1 - lam of the image.
+
+    The rectangle is clipped at the edges.
+    """
     height, width = shape[-2:]
-    half_height, half_width = (round(0.5 * side * (1 - lam) ** 0.5) for side in (height, width))
+    half_height = round(0.5 * height * (1 - lam) ** 0.5)
+    half_width = round(0.5 * width * (1 - lam) ** 0.5)
     return (
         slice(max(0, y - half_height), y + half_height),
         slice(max(0, x - half_width), x + half_width),

@@ -1,9 +1,7 @@
-"""Images with texts that say what is on them: from a folder or archive, or made on the spot.
+"""Images with captions: a folder or zip archive with JSON lines, and built-in described digits.
 
-`read_captions` reads the texts and looks whether the images are there; they are decoded later.
+`read_captions` reads the texts and checks that the images exist; images are decoded later.
 """
-
-from __future__ import annotations
 
 import os
 import zipfile
@@ -14,53 +12,55 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fourfold.core.errors import InputError
-from fourfold.data.image_sets import FileImages, Images
-from fourfold.data.image_sources import SPLIT_NAMES, digits
-from fourfold.data.sources import Rows, pick, read_json_lines, resolve
+from fourfold.data.readers.text_table import TextTable, get_column, read_json_lines
+from fourfold.data.vision.image_stores import FileStore, ImageStore
+from fourfold.data.vision.sources import SPLIT_NAMES, digits
+from fourfold.errors import InputError
+from fourfold.text_files import resolve
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STROKES = ("thin", "plain", "bold")
-LEANINGS = ("leaning right", "upright", "leaning left")
+SLANTS = ("leaning right", "upright", "leaning left")
 
 
 @dataclass(frozen=True)
-class Captioned:
-    """A split: N images, each with one text or several.
+class CaptionedImages:
+    """Split of N images with one or several captions each.
 
     Args:
-        images: the images; they have no classes.
-        texts: all texts, those of one image after those of another.
-        counts: (N,) texts of each image, at least 1.
+        images: Images, without classes.
+        texts: Captions of all images, in the order of the images.
+        counts: (N,) number of captions of each image, at least 1.
     """
 
-    images: Images
-    texts: Rows
+    images: ImageStore
+    texts: TextTable
     counts: np.ndarray
 
 
-class _Line(NamedTuple):
-    """An image's path from the source, its texts, and where they were read."""
+class _Record(NamedTuple):
+    """Path of an image, its captions, and the line that names them."""
 
     image: str
     texts: list[str]
-    number: int
+    line: int
 
 
-class ZipImages(Images):
-    """Members of an archive, which every process opens for itself."""
+class ZipStore(ImageStore):
+    """Images in a zip archive, which each process opens anew."""
 
     def __init__(self, archive: Path, members: list[str]) -> None:
-        self.archive, self.members = archive, members
+        self.archive = archive
+        self.members = members
         self._opened: tuple[int, zipfile.ZipFile] | None = None
         super().__init__(np.zeros(len(members)), [""], str(archive))
 
-    def name(self, row: int) -> str:
+    def location(self, row: int) -> str:
         return f"{self.archive}/{self.members[row]}"
 
     def encoded(self, row: int) -> bytes:
         process = os.getpid()
-        if self._opened is None or self._opened[0] != process:  # a fork would share its place
+        if self._opened is None or self._opened[0] != process:  # forks would share a file offset
             self._opened = (process, zipfile.ZipFile(self.archive))
         return self._opened[1].read(self.members[row])
 
@@ -70,45 +70,46 @@ class ZipImages(Images):
 
 def read_captions(
     source: str, table: str, folder: str, columns: tuple[str, str, str]
-) -> dict[str, Captioned]:
-    """The splits of a folder or .zip archive with images and a file of JSON lines.
+) -> dict[str, CaptionedImages]:
+    """Read the splits of a folder or zip archive with images and a JSON-lines file.
 
     Args:
-        source: the folder or archive; a relative one may also lie under $FOURFOLD_DATA.
-        table: the file in it, a line for each image.
-        folder: where the images lie in it; "" for beside the file.
-        columns: of the image's name, of its split, of its text or list of texts.
+        source: Folder or archive; a relative path may also lie under $FOURFOLD_DATA.
+        table: JSON-lines file in it, with a line for each image.
+        folder: Folder of the images in it; "" for the folder of the file.
+        columns: Keys of the image's path, of its split, and of its caption or list of captions.
 
     Returns:
-        "train", and "val" and "test" if there are any.
+        "train", and "val" and "test" if the file has them.
 
     Raises:
-        InputError: there is no such source or image, or a line is broken; names the line.
+        InputError: If the source or an image is missing, or if a line is invalid.
     """
-    place, path = resolve(source), f"{source}/{table}"
-    members = _members(place) if place.suffix == ".zip" else None
-    found: dict[str, list[_Line]] = {}
-    for where, number, record in read_json_lines(path):
-        image, split, texts = _read_record(record, columns, where)
+    root = resolve(source)
+    path = f"{source}/{table}"
+    members = _members(root) if root.suffix == ".zip" else None
+    records: dict[str, list[_Record]] = {}
+    for line, record in read_json_lines(path):
+        image, split, texts = _parse_record(record, columns, f"{path}:{line}")
         image = f"{folder}/{image}" if folder else image
-        there = image in members if members is not None else (place / image).is_file()
-        if not there:
-            raise InputError(f"{where}: there is no image {image} in {source}.")
-        found.setdefault(split, []).append(_Line(image, texts, number))
-    if "train" not in found:
-        raise InputError(f"{path} has no training images, only {', '.join(found)}.")
+        exists = image in members if members is not None else (root / image).is_file()
+        if not exists:
+            raise InputError(f"there is no image {image} in {source}", file=path, line=line)
+        records.setdefault(split, []).append(_Record(image, texts, line))
+    if "train" not in records:
+        raise InputError(f"there are no training images, only {', '.join(records)}", file=path)
     splits = {}
-    for split, lines in found.items():
-        names, counts = [line.image for line in lines], [len(line.texts) for line in lines]
-        images: Images = ZipImages(place, names)
+    for split, of_split in records.items():
+        names = [record.image for record in of_split]
+        counts = [len(record.texts) for record in of_split]
+        images: ImageStore = ZipStore(root, names)
         if members is None:
-            images = FileImages(
-                [place / name for name in names], np.zeros(len(names)), [""], source
-            )
-        texts = [text for line in lines for text in line.texts]
-        numbers = np.repeat([line.number for line in lines], counts)
-        rows = Rows([texts], [f"{path}, line"], np.zeros(len(texts), np.int64), numbers)
-        splits[split] = Captioned(images, rows, np.array(counts))
+            files = [root / name for name in names]
+            images = FileStore(files, np.zeros(len(names)), [""], source)
+        texts = [text for record in of_split for text in record.texts]
+        lines = np.repeat([record.line for record in of_split], counts).tolist()
+        captions = TextTable.from_columns([texts], f"{path}:", lines)
+        splits[split] = CaptionedImages(images, captions, np.array(counts))
     return splits
 
 
@@ -117,62 +118,66 @@ def _members(archive: Path) -> set[str]:
         with zipfile.ZipFile(archive) as opened:
             return set(opened.namelist())
     except (zipfile.BadZipFile, OSError) as error:
-        raise InputError(f"{archive} cannot be read: {error}.") from error
+        raise InputError(f"the archive cannot be read: {error}", file=archive) from error
 
 
-def _read_record(
-    record: Any, columns: tuple[str, str, str], where: str
+def _parse_record(
+    record: Any, columns: tuple[str, str, str], location: str
 ) -> tuple[str, str, list[str]]:
-    """Name of the image, our name of its split, and its texts."""
-    image, said = pick(record, columns[0], where), pick(record, columns[1], where)
-    split = next((ours for ours, names in SPLIT_NAMES.items() if said in names), None)
+    """Return the path of the image, the canonical name of its split, and its captions."""
+    image = get_column(record, columns[0], location)
+    name = get_column(record, columns[1], location)
+    split = next((split for split, names in SPLIT_NAMES.items() if name in names), None)
     if split is None:
-        raise InputError(f"{where}: the split {said!r} is none of {', '.join(SPLIT_NAMES)}.")
+        message = f"the split must be one of {', '.join(SPLIT_NAMES)}, got {name!r}"
+        raise InputError(message, file=location)
     texts = record.get(columns[2])
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
-        raise InputError(f"{where}: column {columns[2]!r} holds {texts!r}, which is no text.")
+        message = f"column {columns[2]!r} must be a text or a list of texts, got {texts!r}"
+        raise InputError(message, file=location)
     if not texts:
-        raise InputError(f"{where}: the image {image} has no text.")
+        raise InputError(f"the image {image} has no text", file=location)
     return image, split, texts
 
 
-def described_digits() -> dict[str, Captioned]:
-    """scikit-learn's 1797 digits, with what they look like in three ways of saying it.
+def digit_captions() -> dict[str, CaptionedImages]:
+    """Return scikit-learn's 1797 digits with three captions that describe number, stroke and slant.
 
-    How thick and how slanted a digit is stands in its pixels; a third of the training images is
-    thin, plain and bold, and a third leans right, stands upright and leans left.
+    Stroke and slant are measured from the pixels. A third of the training images each is thin,
+    plain and bold, and a third each leans right, is upright and leans left.
     """
     splits = digits()
-    looks = {name: _looks(images) for name, images in splits.items()}
-    borders = np.quantile(looks["train"], [1 / 3, 2 / 3], axis=0)  # (2, 2)
-    found = {}
+    measured = {name: _ink_and_slant(images) for name, images in splits.items()}
+    terciles = np.quantile(measured["train"], [1 / 3, 2 / 3], axis=0)  # (2, 2)
+    captioned = {}
     for name, images in splits.items():
-        ink, slant = (np.searchsorted(borders[:, k], looks[name][:, k]) for k in (0, 1))
+        ink, slant = (np.searchsorted(terciles[:, k], measured[name][:, k]) for k in (0, 1))
         texts = [
             text
             for label, i, j in zip(images.labels.tolist(), ink, slant, strict=True)
-            for text in _say(NUMBERS[label], STROKES[i], LEANINGS[j])
+            for text in _describe(NUMBERS[label], STROKES[i], SLANTS[j])
         ]
         counts = np.full(len(images), len(texts) // len(images))
-        found[name] = Captioned(images, Rows.of([texts], f"digits {name}, text"), counts)
-    return found
+        table = TextTable.from_columns([texts], f"digits, {name}, text ")
+        captioned[name] = CaptionedImages(images, table, counts)
+    return captioned
 
 
-def _say(number: str, stroke: str, leaning: str) -> list[str]:
+def _describe(number: str, stroke: str, slant: str) -> list[str]:
     return [
-        f"a {stroke} handwritten {number}, {leaning}",
-        f"the digit {number} in {stroke} strokes, {leaning}",
-        f"{leaning} and {stroke}: a {number}",
+        f"a {stroke} handwritten {number}, {slant}",
+        f"the digit {number} in {stroke} strokes, {slant}",
+        f"{slant} and {stroke}: a {number}",
     ]
 
 
-def _looks(images: Images) -> np.ndarray:
-    """(N, 2): mean brightness, and columns that the ink moves to the right a row downwards."""
+def _ink_and_slant(images: ImageStore) -> np.ndarray:
+    """Return (N, 2): mean brightness, and the shift to the right of the ink per row downwards."""
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
-    place = torch.arange(pixels.shape[1], dtype=torch.float64)
-    y = place[:, None] - ((pixels.sum(2) @ place) / total)[:, None, None]  # (N, H, 1)
-    x = place - ((pixels.sum(1) @ place) / total)[:, None, None]  # (N, 1, W)
+    coordinate = torch.arange(pixels.shape[1], dtype=torch.float64)
+    y = coordinate[:, None] - ((pixels.sum(2) @ coordinate) / total)[:, None, None]  # (N, H, 1)
+    x = coordinate - ((pixels.sum(1) @ coordinate) / total)[:, None, None]  # (N, 1, W)
     slant = (pixels * x * y).sum((1, 2)) / (pixels * y * y).sum((1, 2))
     return torch.stack([pixels.mean((1, 2)), slant], 1).numpy()

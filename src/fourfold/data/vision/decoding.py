@@ -1,9 +1,7 @@
-"""From an encoded image to pixels: the one place where image files are opened.
+"""Decoding of image files and bytes to uint8 pixels in grayscale or RGB.
 
-Legend: C channels, H height, W width.
+Shapes: C channels, H height, W width.
 """
-
-from __future__ import annotations
 
 import io
 from pathlib import Path
@@ -13,51 +11,52 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.errors import InputError
+from fourfold.errors import InputError
 
-MODES = {1: "L", 3: "RGB"}
-"""Pillow's mode for each number of channels a model may read."""
+PIL_MODES = {1: "L", 3: "RGB"}  # number of channels to mode of Pillow
 
 
 class UnreadableImage(InputError):
     """An image that cannot be decoded.
 
-    A DataLoader rebuilds a worker's exception from its printed traceback; of that text only the
-    sentence is kept, so that the user reads the same words with and without workers.
+    A DataLoader builds the exception of a worker process anew from its printed traceback. Of that
+    text, only the message is kept, so that it is the same with and without workers.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
+    def __init__(self, message: str, *, file: str | None = None) -> None:
+        _, is_traceback, text = message.rpartition(f"{type(self).__name__}: ")
+        if is_traceback:
+            file, _, message = text.strip().partition(": ")
+        super().__init__(message, file=file)
 
 
-def decode(image: bytes | str | Path | Image.Image, n_channels: int, name: str) -> Tensor:
-    """Pixels of one image, as grey or RGB whatever it was stored as. Transparency is dropped.
+def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: str) -> Tensor:
+    """Decode an image to grayscale or RGB pixels; transparency is dropped.
 
-    As by torchvision and timm it is not turned as EXIF says, which `datasets` and pipelines do.
+    As in torchvision and timm, the EXIF orientation is ignored. `datasets` and the pipelines of
+    transformers apply it.
 
     Args:
-        image: encoded bytes, the path of a file, or an opened image.
+        image: Encoded bytes, the path of a file, or an opened image.
         n_channels: 1 or 3.
-        name: what to call the image in a message.
+        location: Location of the image, for error messages.
 
     Returns:
         (C, H, W) uint8.
 
     Raises:
-        UnreadableImage: there is no such file, or it is no image, or only a part of one.
+        UnreadableImage: The file does not exist, is not an image, or is incomplete.
     """
     if isinstance(image, str | Path) and not _is_file(image):
-        raise UnreadableImage(f"There is no image file {name}.")
+        raise UnreadableImage("there is no such image file", file=location)
     try:
         opened = image if isinstance(image, Image.Image) else _open(image)
-        pixels = np.array(_in_mode(opened, MODES[n_channels]))
-    except UnreadableImage:
-        raise
-    except Exception as error:  # Pillow's decoders fail in as many ways as there are formats
+        pixels = np.array(_convert(opened, PIL_MODES[n_channels]))
+    except Exception as error:  # Pillow's decoders raise many types
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = "not in an image format"
-        raise UnreadableImage(f"The image {name} cannot be read: {reason}.") from error
+            reason = "it is not in an image format"
+        raise UnreadableImage(f"the image cannot be read: {reason}", file=location) from error
     tensor = torch.from_numpy(pixels)
     return tensor[None] if n_channels == 1 else tensor.permute(2, 0, 1).contiguous()
 
@@ -65,7 +64,7 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, name: str) 
 def _is_file(path: str | Path) -> bool:
     try:
         return Path(path).is_file()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
@@ -73,11 +72,11 @@ def _open(image: bytes | str | Path) -> Image.Image:
     return Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
 
 
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode.startswith("I;16"):  # Pillow would clip these 16 bits where one expects scaling
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode} have no fixed range to scale from")
     if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # by way of RGBA, or Pillow warns
-    return image.convert(mode)  # returns at least a loaded copy, so a cut file is found here
+        image = image.convert("RGBA")  # otherwise Pillow warns
+    return image.convert(mode)  # reads all pixels, which detects incomplete files

@@ -1,10 +1,10 @@
-"""Where a model looks: the attention weights of each layer, read off while it runs.
+"""Attention maps: the attention weights of each layer, recorded during a forward pass.
 
 Shapes: T queries, S keys.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,26 @@ from fourfold.core.attention import Attention
 
 
 @torch.no_grad()
-def attention_maps(model: nn.Module, kind: str, forward: Callable[[], object]) -> list[Tensor]:
-    """Weights (T, S) of each layer for the first row of a batch, the mean of the heads, in fp32.
+def attention_maps(
+    model: nn.Module, module_name: Literal["attn", "cross_attn"], forward: Callable[[], object]
+) -> list[Tensor]:
+    """Record the attention weights (T, S) of each layer for the first sample of a batch.
 
     Args:
-        model: Any of the families; it is left as it was.
-        kind: attn, or cross_attn for what a decoder sees of its memory.
-        forward: Runs the model once on the batch.
+        model: A model of any family. It is not changed.
+        module_name: attn for self-attention, cross_attn for the attention of a decoder to its
+            memory.
+        forward: A function that runs the model once on the batch.
+
+    Returns:
+        For each layer the mean over the heads, in fp32 on the CPU.
+
+    Example:
+        >>> from fourfold.models import create
+        >>> model = create("gpt2", n_layers=2, vocab_size=100).eval()
+        >>> maps = attention_maps(model, "attn", lambda: model(torch.tensor([[1, 2, 3]])))
+        >>> [tuple(weights.shape) for weights in maps]
+        [(3, 3), (3, 3)]
     """
     maps: list[Tensor] = []
 
@@ -31,7 +44,7 @@ def attention_maps(model: nn.Module, kind: str, forward: Callable[[], object]) -
     hooks = [
         module.register_forward_pre_hook(record, with_kwargs=True)
         for name, module in model.named_modules()
-        if name.rpartition(".")[2] == kind
+        if name.rpartition(".")[2] == module_name
     ]
     try:
         forward()

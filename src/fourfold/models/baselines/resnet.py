@@ -1,77 +1,88 @@
-"""The residual network that a Vision Transformer is measured against: torchvision's.
+"""ResNet baseline with torchvision's layers (He et al. 2015).
 
-It is no specialisation of the block; it is here as the rival of ViT's Figure 4 and the teacher of
-DeiT. Shapes: B batch, C channels, K classes.
+It is the baseline of ViT's Figure 4 and the teacher of DeiT, and has no transformer blocks. Shapes:
+B batch, C channels, D width of the pooled features, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from torch import Tensor, nn
 
-from fourfold.core.config import ModelConfig, check_positive, check_types, check_word
-from fourfold.core.errors import InputError
+from fourfold.core.config import ModelConfig
+from fourfold.core.validation import check_positive, check_types
+from fourfold.errors import InputError
+from fourfold.models.base import Model
 
-# Blocks of each of the four stages, and whether these are bottlenecks (He et al. 2015, Table 1).
-DEPTHS: dict[int, tuple[tuple[int, int, int, int], bool]] = {
+# Number of blocks in each of the four stages, and True for bottleneck blocks (He et al. 2015,
+# Table 1).
+STAGES: dict[int, tuple[tuple[int, int, int, int], bool]] = {
     18: ((2, 2, 2, 2), False),
     34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True),
     101: ((3, 4, 23, 3), True),
     152: ((3, 8, 36, 3), True),
 }
-STEMS = ("imagenet", "pooled", "cifar")
 
 
 @dataclass(frozen=True)
 class ResNetConfig(ModelConfig):
-    """A residual network; the defaults are ResNet-18 at 224 (11,689,512 parameters).
+    """Config of a ResNet; the defaults are ResNet-18 at 224 (11,689,512 parameters).
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        stem: imagenet (7x7 by steps of 2, then a pool of 3x3 by steps of 2), pooled (3x3, then that
-            pool) or cifar (3x3 alone): it leaves 1/4, 1/2 or all of an image's side.
+        stem: imagenet (7x7 with stride 2, then max pooling with stride 2), pooled (3x3, then that
+            pooling) or cifar (3x3 alone). It reduces the side of an image to 1/4, 1/2 or 1.
         image_size: Side of the square image in pixels.
         n_channels: C.
-        n_classes: K; None in a run's config means: the data's.
+        n_classes: K; None in a recipe means the number of classes of the data.
 
     Raises:
-        InputError: A word or size that no network can have.
+        InputError: A field has a value that no model can have.
     """
 
     depth: int = 18
-    stem: str = "imagenet"
+    stem: Literal["imagenet", "pooled", "cifar"] = "imagenet"
     image_size: int = 224
     n_channels: int = 3
     n_classes: int | None = 1000
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.depth not in DEPTHS:
-            known = ", ".join(map(str, DEPTHS))
-            raise InputError(f"depth is {self.depth}, but must be one of {known}")
-        check_word("stem", self.stem, STEMS)
+        if self.depth not in STAGES:
+            raise InputError(
+                f"must be one of {', '.join(map(str, STAGES))}, got {self.depth}", option="depth"
+            )
         for field in ("image_size", "n_channels", "n_classes"):
             check_positive(field, getattr(self, field))
 
     @property
     def d_model(self) -> int:
-        """Width of what is classified."""
-        return 2048 if DEPTHS[self.depth][1] else 512
+        """Width D of the pooled features."""
+        return 2048 if STAGES[self.depth][1] else 512
 
 
-class ResNet(nn.Module):
-    """Classifies an image by torchvision's ResNet with the first layer that the images are for."""
+class ResNet(Model):
+    """torchvision's ResNet with a stem for the size of the images.
+
+    Example:
+        >>> import fourfold, torch
+        >>> model = fourfold.create("resnet18", stem="cifar", image_size=32, n_classes=10).eval()
+        >>> model(torch.zeros(2, 3, 32, 32)).argmax(-1).shape
+        torch.Size([2])
+    """
+
+    accepts_images = True
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        from torchvision.models import resnet
+        from torchvision.models import resnet  # slow to import
 
-        assert config.n_classes is not None, "the classes are known once a model is built"
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
-        blocks, is_bottleneck = DEPTHS[config.depth]
-        kind = resnet.Bottleneck if is_bottleneck else resnet.BasicBlock
-        self.net = resnet.ResNet(kind, list(blocks), num_classes=config.n_classes)
+        n_blocks, is_bottleneck = STAGES[config.depth]
+        block = resnet.Bottleneck if is_bottleneck else resnet.BasicBlock
+        self.net = resnet.ResNet(block, list(n_blocks), num_classes=config.n_classes)
         kernel, stride = (7, 2) if config.stem == "imagenet" else (3, 1)
         self.net.conv1 = nn.Conv2d(
             config.n_channels, 64, kernel, stride, padding=kernel // 2, bias=False
@@ -81,7 +92,7 @@ class ResNet(nn.Module):
             self.net.maxpool = nn.Identity()
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module, but a norm that is frozen keeps the statistics it came with."""
+        """Set the training mode, in which frozen batch norms keep their running statistics."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
@@ -89,14 +100,18 @@ class ResNet(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, side, side) to logits (B, K).
+        """Compute logits (B, K) of images (B, C, side, side).
 
         Raises:
-            InputError: Images of another size than the config's.
+            InputError: The images do not have the size or channels of the config.
         """
         side = self.config.image_size
-        want = (self.config.n_channels, side, side)
-        if tuple(images.shape[1:]) != want:
-            raise InputError(f"images are {tuple(images.shape[1:])}, but the model takes {want}")
+        expected = (self.config.n_channels, side, side)
+        if tuple(images.shape[1:]) != expected:
+            raise InputError(
+                f"must have the shape (batch, {', '.join(map(str, expected))}),"
+                f" got {tuple(images.shape)}",
+                option="images",
+            )
         logits: Tensor = self.net(images)
         return logits

@@ -1,48 +1,53 @@
-"""Low-rank adaptation: a frozen matrix with a small learned change (Hu et al. 2021).
+"""LoRA: low-rank updates of frozen linear layers, and their merging (Hu et al. 2021).
 
-Shapes: D in and E out width of a matrix, R rank.
+Shapes: D input and E output width of a layer, R rank.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.config import check_positive
-from fourfold.core.errors import InputError
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 
 
 class LoRALinear(nn.Module):
-    """x W^T + b + (alpha / R) (x A^T) B^T, of which only A (R, D) and B (E, R) learn (section 4.1).
+    """Linear layer with a low-rank update: x W^T + b + (alpha / R) (x A^T) B^T (section 4.1).
 
-    B begins at 0, so that nothing changes at first.
+    Only A (R, D) and B (E, R) are trained. B is initialized to 0, so that the layer is unchanged at
+    first.
 
     Args:
-        base: The matrix that is adapted.
+        base: The linear layer.
         rank: R.
-        alpha: The change is multiplied by alpha / R.
-        dropout: On the input of A.
+        alpha: Scale of the update, which is multiplied by alpha / R.
+        dropout: Dropout probability of the input of A.
+
+    Raises:
+        InputError: `rank` is below 1.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
         super().__init__()
-        check_positive("lora rank", rank)
-        self.base, self.scale = base, alpha / rank
+        check_positive("lora_rank", rank)
+        self.base = base
+        self.scale = alpha / rank
         self.a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
         self.b = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
         nn.init.kaiming_uniform_(self.a, a=5**0.5)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) to (..., E)."""
+        """Map x (..., D) to (..., E)."""
         return self.base(x) + self.scale * F.linear(F.linear(self.dropout(x), self.a), self.b)
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """The matrix with its change added, as if it had always been so."""
+        """Add the update to the weight of the linear layer and return that layer."""
         self.base.weight += self.scale * self.b @ self.a
         return self.base
 
@@ -50,38 +55,44 @@ class LoRALinear(nn.Module):
 def add_lora(
     model: nn.Module, rank: int, *, alpha: float, dropout: float, targets: Sequence[str]
 ) -> None:
-    """Adapt every matrix of `model` whose name ends in one of `targets`, and freeze it.
+    """Replace linear layers of a model by `LoRALinear` in place.
+
+    Args:
+        model: The model.
+        rank: R.
+        alpha: Scale of the updates.
+        dropout: Dropout probability of the input of the updates.
+        targets: Last components of the names of the layers, such as "q".
 
     Raises:
-        InputError: No matrix is called so.
+        InputError: No linear layer has one of the names, or `rank` is below 1.
     """
-    chosen = [name for name, module in model.named_modules()
-              if isinstance(module, nn.Linear) and re.search(_ends_in(targets), name)]  # fmt: skip
-    if not chosen:
-        raise InputError(f"no matrix of the model is called {' or '.join(targets)}")
-    for name in chosen:
-        owner, leaf = _owner(model, name)
-        setattr(owner, leaf, LoRALinear(getattr(owner, leaf), rank, alpha, dropout))
+    pattern = re.compile(rf"(^|\.)({'|'.join(map(re.escape, targets))})$")
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    names = [name for name in linear if pattern.search(name)]
+    if not names:
+        raise InputError(
+            f"must name linear layers of the model, got {', '.join(targets)}", option="lora_targets"
+        )
+    for name in names:
+        parent, leaf = _parent(model, name)
+        setattr(parent, leaf, LoRALinear(getattr(parent, leaf), rank, alpha, dropout))
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """The model without low-rank parts, their changes added to the matrices; in place."""
+    """Add all low-rank updates to the weights in place and return the model without them."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
-            owner, leaf = _owner(model, name)
-            setattr(owner, leaf, module.merged())
+            parent, leaf = _parent(model, name)
+            setattr(parent, leaf, module.merged())
     return model
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter of this name is A or B."""
+    """Return True if a parameter of this name is A or B of a `LoRALinear`."""
     return name.endswith((".a", ".b"))
 
 
-def _ends_in(targets: Iterable[str]) -> str:
-    return rf"(^|\.)({'|'.join(map(re.escape, targets))})$"
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _parent(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return model.get_submodule(path), leaf

@@ -1,7 +1,8 @@
-"""Recipe cards: how others train, each number with its convention and the file it stands in.
+"""Recipe cards: hyperparameters of papers and toolkits with their conventions and sources.
 
-The same number under another convention is another recipe. A card therefore names the convention
-(`penalty`, `smoothing`, `weight_decay_form`, `schedule`) in the words of this package's configs.
+The same number has another meaning under another convention. A card therefore names the convention
+(`length_penalty_type`, `label_smoothing_type`, `weight_decay_form`, `schedule`) by the option
+values of this package.
 """
 
 from dataclasses import dataclass, field
@@ -12,59 +13,102 @@ from typing import Any
 
 import yaml
 
-from fourfold.core.errors import InputError
-from fourfold.papers.tables import make
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.reproduce.tables import make
 
-# What a card may say, in the order in which it is shown.
+# Keys of a card in display order.
 KEYS = (
-    "task", "n_layers", "d_model", "d_ff", "n_heads", "feed_forward", "activation",
-    "norm_placement", "norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "positions",
-    "pool", "tie", "bias", "attention_bias", "vocab_size", "optimizer", "bias_correction", "beta1",
-    "beta2", "eps", "weight_decay", "weight_decay_form", "clip", "schedule", "lr", "min_lr",
-    "warmup_steps", "steps", "epochs", "batch_tokens", "batch_rows", "length", "devices",
-    "accumulation", "label_smoothing", "smoothing", "mask_rate", "static_masks", "averaged", "beam",
-    "length_penalty", "penalty", "extra_length",
-)  # fmt: skip
+    "task",
+    "n_layers",
+    "d_model",
+    "d_ff",
+    "n_heads",
+    "feed_forward",
+    "activation",
+    "norm_placement",
+    "norm_eps",
+    "dropout",
+    "attn_dropout",
+    "ff_dropout",
+    "drop_path",
+    "positions",
+    "pool",
+    "tie_embeddings",
+    "bias",
+    "attention_bias",
+    "vocab_size",
+    "optimizer",
+    "bias_correction",
+    "beta1",
+    "beta2",
+    "eps",
+    "weight_decay",
+    "weight_decay_form",
+    "clip",
+    "schedule",
+    "lr",
+    "min_lr",
+    "warmup_steps",
+    "steps",
+    "epochs",
+    "batch_tokens",
+    "batch_rows",
+    "length",
+    "devices",
+    "accumulation",
+    "label_smoothing",
+    "label_smoothing_type",
+    "mlm_probability",
+    "static_masks",
+    "average_last_checkpoints",
+    "num_beams",
+    "length_penalty",
+    "length_penalty_type",
+    "extra_length",
+)
 TASKS = ("translation", "masked_lm", "causal_lm", "downstream", "images")
-# What there is in some tasks only.
-ONLY = {
-    "mask_rate": ("masked_lm",),
+# Tasks that a key applies to, if not all.
+TASKS_OF_KEY = {
+    "mlm_probability": ("masked_lm",),
     "static_masks": ("masked_lm",),
     "pool": ("images",),
     **dict.fromkeys(("vocab_size", "batch_tokens"), TASKS[:-1]),
     "length": ("masked_lm", "causal_lm", "downstream"),
     "label_smoothing": ("translation", "downstream", "images"),
-    "smoothing": ("translation",),
-    **dict.fromkeys(("beam", "length_penalty", "penalty", "extra_length"), ("translation",)),
+    "label_smoothing_type": ("translation",),
+    **dict.fromkeys(
+        ("num_beams", "length_penalty", "length_penalty_type", "extra_length"), ("translation",)
+    ),
 }
-# What is the convention of another number, and of none if that is 0.
-OF = {"weight_decay_form": "weight_decay", "smoothing": "label_smoothing"}
-# Conventions that one number is read by, and what each means.
+# Conventions that have no meaning if the number that they apply to is 0.
+CONVENTION_OF = {"weight_decay_form": "weight_decay", "label_smoothing_type": "label_smoothing"}
+# Conventions and their meanings.
 MEANINGS = {
-    "penalty": {
+    "length_penalty_type": {
         "gnmt": "scores are divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",
         "power": "scores are divided by n^alpha",
         "none": "scores are not divided",
     },
-    "smoothing": {
-        "uniform": "all V words share epsilon, the target too",
-        "off_target": "the V - 1 others share epsilon",
-        "off_target_pad": "V - 2 others share epsilon, padding gets none",
+    "label_smoothing_type": {
+        "uniform": "epsilon is shared by all V tokens, including the target",
+        "off_target": "epsilon is shared by the V - 1 other tokens",
+        "off_target_pad": "epsilon is shared by the V - 2 other tokens except padding",
     },
     "schedule": {
-        "constant": "lr, once the warm-up is over",
-        "linear": "rises to lr in the warm-up, then falls in a line",
-        "linear_from_start": "falls from lr in a line from the first step on, the warm-up apart",
-        "cosine": "rises to lr in the warm-up, then falls as half a wave",
-        "inverse_sqrt": "rises to lr in the warm-up, then falls as step^-0.5",
+        "constant": "lr after the warm-up",
+        "linear": "rises to lr during the warm-up, then falls linearly",
+        "linear_from_start": "falls linearly from lr at the first step, multiplied by the warm-up",
+        "cosine": "rises to lr during the warm-up, then falls as half a cosine",
+        "inverse_sqrt": "rises to lr during the warm-up, then falls as step^-0.5",
         "noam": "lr x d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5)",
-        "plateau": "lr, and less each time that a score does not get better",
-        "triangle": "rises to lr in a line and falls in another, over the time there is",
-        "trapezoid": "rises to lr in the warm-up, stays, then falls in a line",
+        "plateau": "lr, reduced each time a score does not improve",
+        "triangle": "rises linearly to lr and falls linearly to the end of training",
+        "trapezoid": "rises to lr during the warm-up, stays constant, then falls linearly",
     },
     "weight_decay_form": {
-        "times_lr": "each step takes off learning rate x decay",
-        "own": "each step takes off decay, the peak learning rate left out",
+        "times_lr": "each step multiplies weights by 1 - learning rate x decay",
+        "own": "each step multiplies weights by 1 - decay, without the peak learning rate",
         "l2": "decay x weight is added to the gradient, which the optimizer rescales",
     },
 }
@@ -72,14 +116,14 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Card:
-    """A recipe.
+    """Recipe of a paper, a toolkit or a config file.
 
     Args:
-        name: Its name on the command line.
-        title: What it trains.
-        source: File and commit, or section, that it was read in.
-        values: What it says, by `KEYS`; what it leaves open is not there.
-        notes: What a value does not tell by itself.
+        name: Name on the command line.
+        title: Description of the training.
+        source: File and commit, or section of a paper, that the values were read from.
+        values: Values by key; keys that the source leaves open are missing.
+        notes: Remarks on values, by key.
     """
 
     name: str
@@ -89,16 +133,16 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Whether there is no such thing in its task, or beside a 0."""
+        """Return True if a key does not apply to the card's task, or to a number that is 0."""
         task = self.values.get("task")
-        elsewhere = task is not None and task not in ONLY.get(key, TASKS)
-        return elsewhere or self.values.get(OF.get(key, "")) == 0
+        is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)
+        return is_other_task or self.values.get(CONVENTION_OF.get(key, "")) == 0
 
 
 @cache
 def cards() -> dict[str, Card]:
-    """The cards of the package, by name."""
-    folder = resources.files("fourfold.papers") / "cards"
+    """Load all cards of the package by name."""
+    folder = resources.files("fourfold.reproduce") / "data" / "cards"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
     return {
         (name := f.name.removesuffix(".yaml")): read_card(name, f.read_text(encoding="utf-8"))
@@ -107,34 +151,32 @@ def cards() -> dict[str, Card]:
 
 
 def read_card(name: str, text: str) -> Card:
-    """One file.
+    """Parse one card.
 
     Raises:
-        InputError: It says something that no card says, or that its task has not, or a word that is
-            no convention.
+        InputError: A key is unknown or does not apply to the task, or a convention is unknown.
     """
     card: Card = make(Card, name, yaml.safe_load(text), name=name)
     for key in (*card.values, *card.notes):
-        if key not in KEYS:
-            raise InputError(f"{name}: a card says nothing of {key}")
-    for key, words in {"task": TASKS, **MEANINGS}.items():
-        if card.values.get(key, next(iter(words))) not in words:
-            raise InputError(
-                f"{name}: {key} is {card.values[key]!r}, but must be one of {', '.join(words)}"
-            )
+        check_choice(f"{name}: key", key, KEYS)
+    for key, choices in {"task": TASKS, **MEANINGS}.items():
+        if key in card.values:
+            check_choice(f"{name}: {key}", card.values[key], tuple(choices))
     if absent := [key for key in card.values if card.lacks(key)]:
-        raise InputError(f"{name}: there is no {absent[0]} here")
+        raise InputError(f"has the key {absent[0]}, which does not apply to it", option=name)
     return card
 
 
 def find_card(name: str) -> Card:
-    """The card of a name.
+    """Return the card with a given name.
 
     Raises:
-        InputError: There is none; says which is meant, or where all are named.
+        InputError: The name is unknown; the message contains the closest one.
     """
     if name not in cards():
         close = get_close_matches(name, cards(), n=1, cutoff=0.5)
-        rest = f"did you mean {close[0]}?" if close else "`fourfold diff --list` names all"
-        raise InputError(f"there is no recipe {name}; {rest}")
+        hint = f"did you mean {close[0]}?" if close else "`fourfold diff --list` shows all"
+        raise InputError(
+            f"must be a recipe card or a YAML file, got {name}; {hint}", option="RECIPE"
+        )
     return cards()[name]

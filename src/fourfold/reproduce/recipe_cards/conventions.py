@@ -1,7 +1,7 @@
-"""What numbers of a recipe come to, once their conventions are resolved, to be compared.
+"""Quantities derived from the values of a recipe card under its conventions, for comparison.
 
-Each row of `RESOLVED` takes what a card says and gives a few numbers that mean the same for all;
-it gives none where the card leaves something open.
+Each entry of `RESOLVED` converts values of a card, such as a length penalty and its form, to
+numbers that have the same meaning for all cards. The result is None if the card lacks a value.
 """
 
 import math
@@ -11,23 +11,23 @@ from typing import Any
 
 import torch
 
-from fourfold.generation.beam import PENALTIES
+from fourfold.generation.beam_search import LENGTH_PENALTIES
 from fourfold.losses import smoothing_weights
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 
 Values = Mapping[str, Any]
-LENGTHS = (10, 20, 40)  # tokens of a hypothesis
+LENGTHS = (10, 20, 40)  # of a hypothesis in tokens
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """A quantity that depends on more than one number.
+    """Quantity that depends on several values of a card.
 
     Args:
-        title: What it is.
-        needs: The keys it is made of.
-        optional: Keys that change it, where they are said.
-        value: From what the card says to the numbers.
+        title: Description of the quantity.
+        needs: Keys that are required.
+        optional: Keys that change the quantity if present.
+        value: Function from the values of a card to the numbers.
     """
 
     title: str
@@ -36,46 +36,51 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """The numbers of a card; None where it does not say enough."""
+        """Compute the quantity for a card; None if a required value is missing."""
         return self.value(values) if all(key in values for key in self.needs) else None
 
 
-def divisors(values: Values) -> tuple[float, ...]:
-    """What the log-probability of 10, 20 and 40 tokens is divided by, and the growth 10 to 20."""
+def length_penalty_divisors(values: Values) -> tuple[float, ...]:
+    """Compute the divisors of the log-probability for `LENGTHS`, and the ratio of the first two."""
     n = torch.tensor(LENGTHS, dtype=torch.float64)
-    found = PENALTIES[values["penalty"]](n, float(values["length_penalty"])).tolist()
-    return (*found, found[1] / found[0])
+    divisors = LENGTH_PENALTIES[values["length_penalty_type"]](
+        n, float(values["length_penalty"])
+    ).tolist()
+    return (*divisors, divisors[1] / divisors[0])
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Probability of the target, and of all other words together."""
-    epsilon, n_words = float(values["label_smoothing"]), int(values["vocab_size"])
-    own, _ = smoothing_weights(epsilon, values["smoothing"], n_words)
+    """Compute the probability of the target, and of all other tokens together."""
+    epsilon = float(values["label_smoothing"])
+    n_tokens = int(values["vocab_size"])
+    own, _ = smoothing_weights(epsilon, values["label_smoothing_type"], n_tokens)
     return own, 1.0 - own
 
 
 def peak(values: Values) -> tuple[float, ...] | None:
-    """The greatest learning rate: lr itself, but of noam it depends on width and warm-up."""
-    lr, warmup = float(values["lr"]), int(values.get("warmup_steps", 0))
+    """Compute the peak learning rate; for noam it depends on width and warm-up."""
+    lr = float(values["lr"])
+    warmup = int(values.get("warmup_steps", 0))
     if values["schedule"] != "noam":
         return (lr,)
     if "d_model" not in values:
         return None
     config = ScheduleConfig(name="noam", warmup_steps=warmup)
-    return (greatest_rate(config, lr, warmup + 2, int(values["d_model"])),)
+    return (max_learning_rate(config, lr, warmup + 2, int(values["d_model"])),)
 
 
-def greatest_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: int) -> float:
-    """The greatest learning rate of `total` steps."""
+def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: int) -> float:
+    """Compute the maximum learning rate over `total` steps."""
     factor = learning_rate_factor(schedule, lr, total, d_model)
-    # Every schedule rises to the end of its warm-up, and falls from there.
+    # Every schedule rises during its warm-up and falls afterwards.
     last = min(total, schedule.warmup_steps + 2)
     return lr * max(factor(step) for step in range(max(0, last - 4), last))
 
 
 def decay(values: Values) -> tuple[float, ...] | None:
-    """The decay as torch's AdamW counts it, which multiplies it by the learning rate."""
-    given, form = float(values["weight_decay"]), values.get("weight_decay_form")
+    """Convert a weight decay to that of torch's AdamW, which multiplies it by the learning rate."""
+    given = float(values["weight_decay"])
+    form = values.get("weight_decay_form")
     if not given or form == "times_lr":
         return (given,)
     rate = peak(values) if form == "own" and {"lr", "schedule"} <= values.keys() else None
@@ -83,47 +88,59 @@ def decay(values: Values) -> tuple[float, ...] | None:
 
 
 def tokens(values: Values) -> tuple[float, ...] | None:
-    """How many lie between two optimizer steps, over all devices: as such, or in whole rows.
+    """Compute the tokens per optimizer step over all devices.
 
-    Toolkits bound the longer side of a pair, padding included, as this package does.
+    For sentence pairs, the longer side counts, including padding, in toolkits and in this package.
     """
     if "batch_tokens" in values:
-        return (_a_step(values, int(values["batch_tokens"])),)
+        return (_per_step(values, int(values["batch_tokens"])),)
     if {"batch_rows", "length"} <= values.keys():
-        return (_a_step(values, int(values["batch_rows"]) * int(values["length"])),)
+        return (_per_step(values, int(values["batch_rows"]) * int(values["length"])),)
     return None
 
 
 def rows(values: Values) -> tuple[float, ...] | None:
-    """How many lie between two optimizer steps, over all devices."""
-    return (_a_step(values, int(values["batch_rows"])),) if "batch_rows" in values else None
+    """Compute the rows per optimizer step over all devices."""
+    return (_per_step(values, int(values["batch_rows"])),) if "batch_rows" in values else None
 
 
-def _a_step(values: Values, batch: int) -> float:
+def _per_step(values: Values, batch: int) -> float:
     return float(batch * math.prod(int(values.get(key, 1)) for key in ("devices", "accumulation")))
 
 
 RESOLVED = (
     Resolution(
-        "length penalty: divisor at 10, 20 and 40 tokens; growth from 10 to 20",
-        ("length_penalty", "penalty"), divisors,
+        "length penalty: divisor for 10, 20 and 40 tokens, and ratio of the first two",
+        needs=("length_penalty", "length_penalty_type"),
+        value=length_penalty_divisors,
     ),
     Resolution(
-        "label smoothing: probability of the target; of all others together",
-        ("label_smoothing", "smoothing", "vocab_size"), smoothed,
+        "label smoothing: probability of the target, and of all other tokens together",
+        needs=("label_smoothing", "label_smoothing_type", "vocab_size"),
+        value=smoothed,
     ),
     Resolution(
-        "peak learning rate", ("lr", "schedule"), peak, optional=("d_model", "warmup_steps"),
+        "peak learning rate",
+        needs=("lr", "schedule"),
+        value=peak,
+        optional=("d_model", "warmup_steps"),
     ),
     Resolution(
-        "weight decay as torch's AdamW counts it",
-        ("weight_decay",), decay, optional=("weight_decay_form", "lr", "schedule", "d_model"),
+        "weight decay in the convention of torch's AdamW",
+        needs=("weight_decay",),
+        value=decay,
+        optional=("weight_decay_form", "lr", "schedule", "d_model"),
     ),
     Resolution(
-        "tokens a step; of a pair to translate, on its longer side", (), tokens,
+        "tokens per step (of a sentence pair, those of the longer side)",
+        needs=(),
+        value=tokens,
         optional=("batch_tokens", "batch_rows", "length", "devices", "accumulation"),
     ),
     Resolution(
-        "rows a step", (), rows, optional=("batch_rows", "devices", "accumulation"),
+        "rows per step",
+        needs=(),
+        value=rows,
+        optional=("batch_rows", "devices", "accumulation"),
     ),
-)  # fmt: skip
+)

@@ -1,19 +1,16 @@
-"""`fourfold diff`: recipes side by side, only what differs, and what it comes to.
-
-A recipe is a card of the package, or a config file of this package.
-"""
+"""The command `fourfold diff`: differences between recipe cards and config files."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.commands.inference import OptionParser
-from fourfold.core.errors import InputError
-from fourfold.papers.recipe_cards import KEYS, ONLY, Card, cards, find_card
+from fourfold.commands.option_parser import OptionParser
+from fourfold.errors import InputError
+from fourfold.reproduce.recipe_cards.cards import KEYS, TASKS_OF_KEY, Card, cards, find_card
 
-MOST = 26  # recipes: each is called by a letter
-# What a config calls by another name, below its model, data and trainer.
-ELSEWHERE = {
+MAX_RECIPES = 26  # each recipe is named by a letter
+# Option of a config, below its model, data and trainer, for keys with another name.
+OPTION_OF_KEY = {
     "optimizer": "optimizer.name",
     "bias_correction": "optimizer.bias_correction",
     "eps": "optimizer.eps",
@@ -28,13 +25,12 @@ ELSEWHERE = {
     "accumulation": "accumulate_grad_batches",
     "batch_tokens": "max_tokens",
     "batch_rows": "batch_size",
-    "mask_rate": "masking.rate",
-    "static_masks": "masking.static",
-    "averaged": "average_last",
+    "mlm_probability": "masking.mlm_probability",
+    "static_masks": "masking.dupe_factor",
 }
-# The tasks of this package in the words of cards; of others nothing is known to be absent.
+# Task classes of this package by the task of a card.
 TASKS = {
-    "translation": ("Translation", "JoinedTranslation", "TextToText"),
+    "translation": ("Translation", "CompositeTranslation", "TextToText"),
     "masked_lm": ("MaskedLanguageModeling",),
     "causal_lm": ("CausalLanguageModeling", "RecurrentLanguageModeling"),
     "downstream": (
@@ -46,32 +42,41 @@ TASKS = {
     ),
     "images": ("ImageClassification", "ConvolutionalClassification"),
 }
-# How the optimizers of this package take a weight decay.
-FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
+# Convention of weight decay of each optimizer.
+DECAY_FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
+
+
+DESCRIPTION = """\
+Print the differences between two or more recipes, with values that mean different things
+converted to one convention: length penalty, label smoothing, weight decay, learning rate and
+batch. A recipe is a card, such as vaswani2017_base, tensor2tensor_base or fairseq_big, or a config
+file of this package, such as configs/gpt2/small.yaml."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the comparison of two recipes or more, or the cards that there are.
+    """Compare two or more recipes, or list the recipe cards.
 
     Raises:
-        InputError: A recipe that is not known, or a config that is wrong.
+        InputError: A recipe is unknown or a config is invalid.
     """
-    parser = OptionParser(prog="fourfold diff", add_help=False, allow_abbrev=False)
-    parser.add_argument("recipes", nargs="*")
-    parser.add_argument("--list", action="store_true")
+    parser = OptionParser(prog="fourfold diff", description=DESCRIPTION)
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE")
+    parser.add_argument("--list", action="store_true", help="list the cards with their sources")
     options = parser.parse_intermixed_args(list(argv))
     if options.list:
         width = max(map(len, cards()))
         print("\n".join(f"{c.name:<{width}}  {c.title} ({c.source})" for c in cards().values()))
         return 0
-    if not 2 <= len(options.recipes) <= MOST:
+    if not 2 <= len(options.recipes) <= MAX_RECIPES:
         raise InputError(
-            f"name two to {MOST} recipes, cards or config files; `fourfold diff --list` has them"
+            f"must be given two to {MAX_RECIPES} times, as a recipe card or a config file;"
+            " `fourfold diff --list` shows the cards",
+            option="RECIPE",
         )
-    found = [_card(name) for name in options.recipes]
-    from fourfold.papers.differences import compare
+    recipes = [_card(name) for name in options.recipes]
+    from fourfold.reproduce.recipe_cards.compare import compare
 
-    print("\n".join(compare(found)))
+    print("\n".join(compare(recipes)))
     return 0
 
 
@@ -82,30 +87,30 @@ def _card(name: str) -> Card:
 
 
 def read_config(name: str) -> Card:
-    """A config file as a card.
+    """Convert a config file to a card.
 
     Raises:
-        InputError: Whatever is wrong with it.
+        InputError: The config is invalid or names no model.
     """
-    from fourfold.commands.config_files import locate_value
-    from fourfold.commands.recipe import LENGTH_KEYS, devices_of, make_parser, parse
-    from fourfold.generation.prompts import EXTRA
-    from fourfold.tasks.plain import flat
+    from fourfold.checkpoints.format import flatten
+    from fourfold.commands.recipe import LENGTH_KEYS, make_parser, parse
+    from fourfold.commands.train.options import count_devices
+    from fourfold.generation.inputs import MAX_EXTRA_TOKENS
 
     given = ["--config", name]
     try:
         config = parse(make_parser("fourfold diff"), given).as_dict()
     except InputError as error:
-        if str(error).startswith("model must be given"):
-            raise InputError(f"{name}: is no recipe, for it names no model") from error
-        raise locate_value(error, given) from error
+        if error.option in ("model", "data and model"):
+            raise InputError("the config names no model", file=name) from error
+        raise
     kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
-    # A model's max_len is how long a row may be; how long it is is said by the data.
+    # The length of rows is an option of the data; max_len of the model is only its limit.
     length = next((data[key] for key in LENGTH_KEYS if key in data), None)
     task = next((task for task, kinds in TASKS.items() if kind in kinds), None)
-    devices = devices_of(config["trainer"]["devices"])
-    together = devices and devices * int(config["trainer"]["num_nodes"])
-    said: dict[str, Any] = {"length": length, "task": task, "devices": together}
+    devices = count_devices(config["trainer"]["devices"])
+    n_devices = devices and devices * int(config["trainer"]["num_nodes"])
+    settings: dict[str, Any] = {"length": length, "task": task, "devices": n_devices}
     for tree in (
         config["model"]["init_args"]["config"],
         config["model"]["init_args"],
@@ -113,18 +118,18 @@ def read_config(name: str) -> Card:
         config["trainer"],
         {key: value for key, value in config.items() if not isinstance(value, dict)},
     ):
-        said = {**flat(tree), **said}
-    said |= dict(zip(("beta1", "beta2"), said.get("optimizer.betas", ()), strict=False))
-    if said.get("vocab_size") is None:
-        said["vocab_size"] = said.get("tokenizer.vocab_size")
-    values = {key: said[k] for key in KEYS if (k := ELSEWHERE.get(key, key)) in said}
-    # What is left to data or machine is not said: null, -1 steps, devices auto.
+        settings = {**flatten(tree), **settings}
+    settings |= dict(zip(("beta1", "beta2"), settings.get("optimizer.betas", ()), strict=False))
+    if settings.get("vocab_size") is None:
+        settings["vocab_size"] = settings.get("tokenizer.vocab_size")
+    values = {key: settings[k] for key in KEYS if (k := OPTION_OF_KEY.get(key, key)) in settings}
+    # Values that depend on data or machine are omitted: null, -1 steps, devices auto.
     values = {key: v for key, v in values.items() if v is not None and v not in ("auto", -1)}
     if values.get("weight_decay"):
-        values["weight_decay_form"] = FORMS[values["optimizer"]]
+        values["weight_decay_form"] = DECAY_FORMS[values["optimizer"]]
     if "bias" in values:
-        values["attention_bias"] = values["bias"]  # one switch for all
+        values["attention_bias"] = values["bias"]  # one option for all layers
     if task == "translation":
-        values["extra_length"] = EXTRA  # of every encoder-decoder here
-    values = {key: v for key, v in values.items() if task in ONLY.get(key, (task,))}
+        values["extra_length"] = MAX_EXTRA_TOKENS  # of every encoder-decoder of this package
+    values = {key: v for key, v in values.items() if task in TASKS_OF_KEY.get(key, (task,))}
     return Card(name, f"{kind} of fourfold", name, values)

@@ -1,8 +1,8 @@
-"""Which runs the rows of a table are.
+"""Planning of the training runs behind the rows of a table.
 
-A run is `fit` and `test` of a recipe with a row's changes and a seed, in a directory of its own:
-RUNS/PAPER/TABLE/TIER/ROW/seed_N, and for each other part, which is learned from its weights or
-beside it, .../ROW/PART/seed_N.
+A run consists of `fourfold fit` and `fourfold test` of a recipe, with the changes of a row and a
+seed. Its directory is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and
+.../ROW/PART/seed_N for each further training.
 """
 
 import json
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import fourfold
-from fourfold.commands.row_machine import HERE, Machine
-from fourfold.commands.row_runs import Run
-from fourfold.core.config import check_word
-from fourfold.core.errors import InputError
-from fourfold.papers.reading import find_tables, merged
-from fourfold.papers.tables import RANDOM, Recipe, Row, Table, Tier
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.reproduce.load_tables import find_tables, merged
+from fourfold.reproduce.runs.machine import RECIPE_MACHINE, Machine
+from fourfold.reproduce.runs.run import Run
+from fourfold.reproduce.tables import RANDOM, Recipe, Row, Table, Tier
 
-# A section of a row's changes: the key of `fourfold fit` that it stands for.
+# Section of a row's changes: prefix of the corresponding options of `fourfold fit`.
 SECTIONS = {
     "config": "model.init_args.config.",
     "model": "model.init_args.",
@@ -28,69 +28,72 @@ SECTIONS = {
     "trainer": "trainer.",
     "run": "",
 }
-OF_A_RUN = ("recipe", "minutes")  # besides sections
-OF_A_ROW = (*OF_A_RUN, "each", "start", "words", "teacher", "columns")  # and parts
-ROOT = Path(fourfold.__file__).parents[2]  # of a checkout
+RUN_KEYS = ("recipe", "minutes")  # keys of one run in addition to SECTIONS
+ROW_KEYS = (*RUN_KEYS, "each", "start", "words", "teacher", "columns")
+REPOSITORY = Path(fourfold.__file__).parents[2]  # root of a checkout
 
 
 def runs_of_row(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[str, Run]:
-    """The runs of a row with one seed, by part, in their order; "" is the first training.
+    """Return the runs of a row with one seed by part, in order; "" is the first training.
 
     Raises:
-        InputError: A recipe is not here, or the row changes or starts from what is not there.
+        InputError: A recipe is missing, or the row has an unknown key or an unknown start.
     """
     recipe, changes = table.tiers[tier], row.runs[tier]
     where, each = f"{table.name}, row {row.name}, tier {tier}", changes.get("each", {})
-    _check_keys(where, changes, {*SECTIONS, *recipe.parts, *OF_A_ROW})
-    _check_keys(f"{where}, each", each, {*SECTIONS, *OF_A_RUN})
-    found = _teacher_and_first(where, table, tier, row, seed, runs)
-    for part, learned in recipe.parts.items():
+    _check_keys(where, changes, {*SECTIONS, *recipe.parts, *ROW_KEYS})
+    _check_keys(f"{where}, each", each, {*SECTIONS, *RUN_KEYS})
+    planned = _teacher_and_first(where, table, tier, row, seed, runs)
+    for part, part_recipe in recipe.parts.items():
         own = changes.get(part, {})
-        if own is None:  # the row leaves it out
+        if own is None:  # null: the row has no such part
             continue
-        _check_keys(f"{where}, {part}", own, {*SECTIONS, *OF_A_RUN})
-        first = found.get("") if part in recipe.then else None
-        begin = _begin(changes, first)
+        _check_keys(f"{where}, {part}", own, {*SECTIONS, *RUN_KEYS})
+        first = planned.get("") if part in recipe.then else None
         own = {"each": each, **own}
         starts = (first,) if first else ()
         names = (table.name, row.name, part, seed)
-        found[part] = _planned(learned, own, names, tier, runs, begin, starts)
-    return found
+        start_options = _start_options(changes, first)
+        planned[part] = _plan_run(part_recipe, own, names, tier, runs, start_options, starts)
+    return planned
 
 
 def _teacher_and_first(
     where: str, table: Table, tier: str, row: Row, seed: int, runs: Path
 ) -> dict[str, Run]:
-    """The teacher of a row, if it has one, and its first training, its own or another row's."""
+    """Return the teacher of a row, if it has one, and its first training or that of another row."""
     recipe, changes = table.tiers[tier], row.runs[tier]
-    start, words = changes.get("start", row.name), changes.get("words")
-    if words is not None and start != RANDOM:
+    start = changes.get("start", row.name)
+    tokenizer_row = changes.get("words")
+    if tokenizer_row is not None and start != RANDOM:
         raise InputError(
-            f"{where}: words is {words}, but a row that starts from weights has theirs"
+            f"must not be given ({tokenizer_row}): a row that starts from weights has their"
+            " tokenizer",
+            option=f"{where}: words",
         )
 
     def other(key: str, name: str) -> Run:
         source, row = _other_row(f"{where}: {key}", table, tier, name)
         return runs_of_row(source, tier, row, seed, runs)[""]
 
-    found: dict[str, Run] = {}
-    learning: list[str] = []
+    planned: dict[str, Run] = {}
+    teacher_options: list[str] = []
     if "teacher" in changes:
-        found["teacher"] = other("teacher", changes["teacher"])
-        learning = ["--model.teacher", str(found["teacher"].folder)]
-    if words is not None:
-        found[""] = other("words", words)
+        planned["teacher"] = other("teacher", changes["teacher"])
+        teacher_options = ["--model.teacher", str(planned["teacher"].folder)]
+    if tokenizer_row is not None:
+        planned[""] = other("words", tokenizer_row)
     elif start not in (RANDOM, row.name):
-        found[""] = other("start", start)
+        planned[""] = other("start", start)
     elif start != RANDOM and recipe.config:
-        teachers = (found["teacher"],) if learning else ()
+        teachers = (planned["teacher"],) if teacher_options else ()
         names = (table.name, row.name, "", seed)
-        found[""] = _planned(recipe, changes, names, tier, runs, learning, teachers)
-    return found
+        planned[""] = _plan_run(recipe, changes, names, tier, runs, teacher_options, teachers)
+    return planned
 
 
-def _begin(changes: Mapping[str, Any], first: Run | None) -> list[str]:
-    """What a later part takes of the first training: its weights, or its words alone."""
+def _start_options(changes: Mapping[str, Any], first: Run | None) -> list[str]:
+    """Return options that load the weights, or only the tokenizer, of the first training."""
     if first is None:
         return []
     if "words" in changes:
@@ -99,27 +102,30 @@ def _begin(changes: Mapping[str, Any], first: Run | None) -> list[str]:
 
 
 def _other_row(where: str, table: Table, tier: str, name: str) -> tuple[Table, Row]:
-    """The row ROW or PAPER/TABLE/ROW, which must have a first training of its own."""
-    place, _, row = name.rpartition("/")
-    source = find_tables([place])[0] if place else table
-    with_own = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
-    rows = {r.name: r for r in with_own}
-    check_word(where, row, tuple(rows))
+    """Return the row named ROW or PAPER/TABLE/ROW, which must have a first training itself."""
+    table_name, _, row = name.rpartition("/")
+    source = find_tables([table_name])[0] if table_name else table
+    trained = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
+    rows = {r.name: r for r in trained}
+    check_choice(where, row, tuple(rows))
     return source, rows[row]
 
 
 def _check_keys(where: str, given: dict[str, Any], known: set[str]) -> None:
-    if strange := sorted(given.keys() - known):
-        raise InputError(f"{where}: {strange[0]} is none of {', '.join(sorted(known))}")
+    if unknown := sorted(given.keys() - known):
+        raise InputError(
+            f"has the unknown key {unknown[0]}, must be one of {', '.join(sorted(known))}",
+            option=where,
+        )
 
 
-def _planned(
+def _plan_run(
     recipe: Recipe,
     changes: dict[str, Any],
     names: tuple[str, str, str, int],
     tier: str,
     runs: Path,
-    begin: Sequence[str],
+    start_options: Sequence[str],
     starts: tuple[Run, ...],
 ) -> Run:
     both = merged(changes.get("each", {}), changes)
@@ -128,7 +134,7 @@ def _planned(
     changed = merged(recipe.options, own)
     table, row, part, seed = names
     folder = runs / table / tier / row / part / f"seed_{seed}"
-    where = [*begin, "--run_dir", str(folder), "--seed_everything", str(seed)]
+    where = [*start_options, "--run_dir", str(folder), "--seed_everything", str(seed)]
     fit, test = (
         ["--config", config, *options(given), *where]
         for given in (changed, merged(changed, recipe.test))
@@ -139,23 +145,28 @@ def _planned(
 
 
 def plan_runs(
-    table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path, machine: Machine = HERE
+    table: Table,
+    tier: str,
+    rows: Iterable[Row],
+    n_seeds: int,
+    runs: Path,
+    machine: Machine = RECIPE_MACHINE,
 ) -> list[Run]:
-    """The runs of some rows, each once, all with the first seed before any with the second.
+    """Return the runs of several rows without repetition, ordered by seed.
 
-    What a run starts from is among them, before it, also where no row of these is its own.
+    A run follows all runs that it starts from, even if those belong to rows that are not given.
 
     Raises:
-        InputError: As of `runs_of_row`.
+        InputError: A recipe is missing, or a row has an unknown key or starts from an unknown row.
     """
-    found = {
+    planned = {
         run.folder: replace(run, machine=machine)
         for seed in range(n_seeds)
         for row in rows
         for last in runs_of_row(table, tier, row, seed, runs).values()
         for run in _with_starts(last)
     }
-    return list(found.values())
+    return list(planned.values())
 
 
 def _with_starts(run: Run) -> Iterator[Run]:
@@ -165,27 +176,29 @@ def _with_starts(run: Run) -> Iterator[Run]:
 
 
 def options(changes: dict[str, dict[str, Any]]) -> list[str]:
-    """Changes by section as options of the command line.
+    """Convert changes by section to command-line options.
 
     Raises:
-        InputError: There is no such section.
+        InputError: A section is unknown.
     """
-    _check_keys("a recipe's options", changes, set(SECTIONS))
-    found = []
+    _check_keys("options of a recipe", changes, set(SECTIONS))
+    converted = []
     for section, keys in changes.items():
         for key, value in keys.items():
             text = value if isinstance(value, str) else json.dumps(value)
-            found += [f"--{SECTIONS[section]}{key}", text]
-    return found
+            converted += [f"--{SECTIONS[section]}{key}", text]
+    return converted
 
 
 def find_config(name: str) -> str:
-    """Where a recipe of the repository is, from here or in the checkout.
+    """Return the relative path of a recipe, in the current directory or in the checkout.
+
+    The path is relative so that records contain no path of the machine.
 
     Raises:
-        InputError: In neither.
+        InputError: The recipe exists in neither directory.
     """
-    for place in (Path(name), ROOT / name):
-        if place.is_file():
-            return os.path.relpath(place)  # names no machine in what is written down
-    raise InputError(f"{name} is not here: run this in a checkout of fourfold")
+    for path in (Path(name), REPOSITORY / name):
+        if path.is_file():
+            return os.path.relpath(path)
+    raise InputError("the recipe was not found; run this in a checkout of fourfold", file=name)

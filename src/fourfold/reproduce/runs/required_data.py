@@ -1,83 +1,83 @@
-"""The data of a table's trainings: where they lie, and by what they are known again."""
+"""Data files and pre-trained weights that the trainings of a table require."""
 
 import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from fourfold.commands.row_plan import SECTIONS
-from fourfold.commands.row_runs import Run
-from fourfold.core.errors import InputError
-from fourfold.papers.tables import Table
+from fourfold.errors import InputError
+from fourfold.reproduce.runs.plan import SECTIONS
+from fourfold.reproduce.runs.run import Run
+from fourfold.reproduce.tables import Table
 
-INIT_FROM = f"--{SECTIONS['model']}init_from"  # in a row's changes; a start has a shorter option
+INIT_FROM = f"--{SECTIONS['model']}init_from"  # the option of a row that names weights
 
 
 def find_files(table: Table, tier: str) -> dict[str, Path]:
-    """The data of a tier, by name.
+    """Locate the data files of a tier, by name, in the current directory or FOURFOLD_DATA.
 
     Raises:
-        InputError: One is missing; says what to put where.
+        InputError: A file is missing.
     """
-    found, recipe = dict[str, Path](), table.tiers[tier]
+    located: dict[str, Path] = {}
+    recipe = table.tiers[tier]
     roots = (Path(), Path(os.environ.get("FOURFOLD_DATA", ".")))
     for name in recipe.files:
-        # GLUE's files are read plain, too.
+        # GLUE's files may also be uncompressed.
         names = (name, name.removesuffix(".gz")) if name.endswith(".tsv.gz") else (name,)
-        there = [(n, root / n) for n in names for root in roots if (root / n).exists()]
-        if not there:
+        available = [(n, root / n) for n in names for root in roots if (root / n).exists()]
+        if not available:
             raise InputError(
-                f"{table.name}, tier {tier} needs {name}: put it here, or under a directory that"
-                f" FOURFOLD_DATA names ({recipe.origin})"
+                f"the file is required by {table.name}, tier {tier}; put it into the current"
+                f" directory or into $FOURFOLD_DATA ({recipe.origin})",
+                file=name,
             )
-        found.update(there[:1])
-    return found
+        located.update(available[:1])
+    return located
 
 
 def check_weights(runs: Iterable[Run]) -> None:
-    """Make sure that weights which rows name are there, or on a hub.
-
-    Raises:
-        InputError: Some are not; says what to put where.
-    """
+    """Raise InputError if weights named by a run exist neither locally nor on the hub."""
     for run in runs:
         given = dict(zip(run.test[::2], run.test[1::2], strict=True))
         name = given.get(INIT_FROM)
         if name is None:
             continue
-        from fourfold.hub.directory import CONFIG, located  # imports torch
+        from fourfold.hub.directory import CONFIG_FILE, resolve_path  # imports torch
 
         try:
-            located(name, (CONFIG,))
+            resolve_path(name, (CONFIG_FILE,))
         except InputError as error:
             raise InputError(
-                f"{run.title} needs weights: {error}; put their directory (config.json, weights,"
-                f" tokenizer) here as {name}"
+                f"the weights are required by {run.title} ({error}); put a directory with"
+                " config.json, weights and tokenizer there",
+                file=name,
             ) from error
 
 
 def hashes(files: dict[str, Path]) -> dict[str, str]:
-    """SHA-256 of each file; of a directory, of the names and sizes of all that is in it.
+    """Compute the SHA-256 of each file, or of the names and sizes of all files in a directory.
 
-    To read ImageNet takes longer than many a run, and pictures that were left out or made smaller
-    show in names and sizes.
+    Reading ImageNet would take longer than many runs; missing or resized images change the names
+    or sizes.
     """
     return {
-        name: _listed(place) if place.is_dir() else _read(place) for name, place in files.items()
+        name: _hash_listing(path) if path.is_dir() else _hash_file(path)
+        for name, path in files.items()
     }
 
 
-def _read(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _listed(directory: Path) -> str:
-    found = hashlib.sha256()
-    for folder, below, names in os.walk(directory, followlinks=True):
-        below.sort()
+def _hash_listing(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for folder, subfolders, names in os.walk(directory, followlinks=True):
+        subfolders.sort()
         inside = os.path.relpath(folder, directory)
         for name in sorted(names):
             size = os.stat(os.path.join(folder, name)).st_size
-            found.update(os.fsencode(f"{os.path.join(inside, name)} {size}\n"))
-    return found.hexdigest()
+            digest.update(os.fsencode(f"{os.path.join(inside, name)} {size}\n"))
+    return digest.hexdigest()

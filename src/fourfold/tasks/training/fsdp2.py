@@ -1,9 +1,9 @@
-"""FSDP2: weights, gradients and moments are split over the devices (Zhao et al. 2023).
+"""FSDP2 strategy: weights, gradients and optimizer states sharded over devices (Zhao et al. 2023).
 
-Each block, and what is left of the model around the blocks, is gathered when it is needed and
-dropped again. A family's step reads its model in many ways: an encoder's states here, a tied
-embedding as the matrix of a loss there. So the whole step is one "forward" of the model for torch:
-what stands around the blocks is whole from its first line until its gradients are there.
+Each block is gathered when it is needed and resharded afterwards; so is the rest of the model. A
+task's step does not call `model.forward` alone: it uses hidden states, and a tied embedding as the
+matrix of the loss. So the whole step is registered as one forward method of the model, and the
+weights outside of the blocks stay gathered from its beginning until their gradients are computed.
 """
 
 from collections.abc import Mapping
@@ -23,195 +23,197 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
-from fourfold.core.errors import InputError
-from fourfold.core.stack import Block
+from fourfold.core.block import Block
+from fourfold.errors import InputError
+from fourfold.lightning_internals import set_data_parallel_size
 
-OTHERS = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
+UNSUPPORTED = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
 
 
 class FSDP2(ModelParallelStrategy):
-    """`--trainer.strategy fsdp2`: Lightning's ModelParallelStrategy over one dimension, the data.
+    """Strategy `--trainer.strategy fsdp2`: Lightning's ModelParallelStrategy with data parallelism.
 
-    A checkpoint is the same single file as that of one process. Evaluation takes all weights whole
-    on each device: ranks have different numbers of batches there, and write texts of different
-    lengths, so they could not meet at each block.
+    Checkpoints are single files, as in a training with one process. In evaluation all weights stay
+    gathered on each device: ranks have different numbers of batches and generate texts of different
+    lengths, so they cannot gather the blocks at the same time.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **options)
 
     def setup_environment(self) -> None:
-        """Join the other processes.
+        """Initialize the process group.
 
         Raises:
-            InputError: A moving average is asked for, which would copy split weights.
+            InputError: A moving average of the weights, which copies them, is requested.
         """
         assert self.lightning_module is not None
         callbacks = self.lightning_module.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, WeightAveraging) for callback in callbacks):
             raise InputError(
-                "ema_decay cannot follow weights that are split over devices: use --average_last,"
-                " or --trainer.strategy ddp"
+                "cannot average sharded weights: use --average_last_checkpoints or"
+                " --trainer.strategy ddp",
+                option="--ema_decay",
             )
-        self._data_parallel_size = self.num_nodes * self.num_processes
+        set_data_parallel_size(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
     def shard(self, model: nn.Module) -> None:
-        """Split the weights of `model`, which are then those of the first process.
+        """Shard the weights of a model, in place, after copying those of the first process.
 
         Raises:
-            InputError: One of them is a single number.
+            InputError: A parameter is a scalar, which has no rows to shard.
         """
         for name, parameter in model.named_parameters():
             if parameter.dim() == 0:
                 raise InputError(
-                    f"fsdp2 splits weights by rows, but {name} is a single number: use"
-                    " --trainer.strategy ddp"
+                    f"must be ddp: fsdp2 shards weights by rows, but {name} is a scalar",
+                    option="--trainer.strategy",
                 )
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                whole = tensor.to(self.root_device)
-                dist.broadcast(whole, 0)
-                tensor.copy_(whole)
+                of_first_rank = tensor.to(self.root_device)
+                dist.broadcast(of_first_rank, 0)
+                tensor.copy_(of_first_rank)
         mesh = self.device_mesh["data_parallel"]
         for module in [m for m in model.modules() if isinstance(m, Block)]:
             fully_shard(module, mesh=mesh)
-        model.during = lambda function, *arguments: function(*arguments)  # type: ignore[assignment]
+        model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
         fully_shard(model, mesh=mesh)
-        register_fsdp_forward_method(model, "during")
+        register_fsdp_forward_method(model, "run_step")
 
     @property
-    def _core(self) -> Any:
+    def _sharded_model(self) -> Any:
         assert self.lightning_module is not None
         return self.lightning_module.model
 
-    # A step as the model's forward.
+    # Steps run as a forward method of the model.
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, while what stands around the blocks is whole."""
-        return self._core.during(super().training_step, *args)
+        return self._sharded_model.run_step(super().training_step, *args)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
-        return self._core.during(super().validation_step, *args)
+        return self._sharded_model.run_step(super().validation_step, *args)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
-        return self._core.during(super().test_step, *args)
+        return self._sharded_model.run_step(super().test_step, *args)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
-        return self._core.during(super().predict_step, *args)
+        return self._sharded_model.run_step(super().predict_step, *args)
 
-    # Evaluation with whole weights.
+    # Evaluation with gathered weights.
 
-    def _hold(self, whole: bool) -> None:
-        """Gather all weights until further notice, or split them again."""
-        # Tensors made in inference mode could never be trained on.
+    def _gather_weights(self, gather: bool) -> None:
+        """Gather all weights until the next call, or reshard them."""
+        # Tensors created in inference mode could never be trained.
         with torch.inference_mode(False):
-            for module in self._core.modules():
+            for module in self._sharded_model.modules():
                 if isinstance(module, FSDPModule):
-                    if module is not self._core:  # around the blocks it is never dropped there
-                        module.set_reshard_after_forward(not whole, recurse=False)
-                    module.unshard() if whole else module.reshard()
+                    if module is not self._sharded_model:  # never resharded after its forward
+                        module.set_reshard_after_forward(not gather, recurse=False)
+                    if gather:
+                        module.unshard()
+                    else:
+                        module.reshard()
 
     def on_validation_start(self) -> None:
-        """Gather the weights."""
-        self._hold(whole=True)
+        self._gather_weights(True)
 
     def on_test_start(self) -> None:
-        """Gather the weights."""
-        self._hold(whole=True)
+        self._gather_weights(True)
 
     def on_predict_start(self) -> None:
-        """Gather the weights."""
-        self._hold(whole=True)
+        self._gather_weights(True)
 
     def on_validation_end(self) -> None:
-        """Split them again."""
-        self._hold(whole=False)
+        self._gather_weights(False)
 
-    # One file, as everywhere else.
+    # Checkpoints in a single file.
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Have `load_optimizer_state_dict` called."""
+        """Let Lightning call `load_optimizer_state_dict`."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole weights on the first rank, nothing on others."""
-        self._hold(whole=False)  # a callback may save before `on_validation_end` comes here
+        """Return the full state dict on the first rank, an empty one on the others."""
+        self._gather_weights(False)  # a callback may save before `on_validation_end`
         return super().lightning_module_state_dict()
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The file's content, on every rank."""
+        """Read the file on every rank."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take each rank's part of the weights."""
+        """Load this rank's shard of the weights."""
         assert self.lightning_module is not None
-        pieces, full = _pieces()
-        pieces.set_model_state_dict(self.lightning_module, checkpoint["state_dict"], options=full)
+        module, options = _state_dict_functions()
+        module.set_model_state_dict(
+            self.lightning_module, checkpoint["state_dict"], options=options
+        )
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Whole moments on the first rank, nothing on others; numbered as torch numbers them.
+        """Return the full state on the first rank, an empty one on the others.
 
-        Lightning's own numbers are those of the model's parameters, though an optimizer with
-        several groups has another order.
+        Parameters are numbered as torch numbers them. Lightning numbers them in the order of the
+        model, which differs from that of an optimizer with several groups.
         """
         assert self.lightning_module is not None
-        plain = getattr(optimizer, "_optimizer", optimizer)
-        pieces, full = _pieces(cpu_offload=True)
-        state = pieces.get_optimizer_state_dict(self.lightning_module, plain, options=full)
+        plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
+        module, options = _state_dict_functions(cpu_offload=True)
+        state = module.get_optimizer_state_dict(self.lightning_module, plain, options=options)
         if self.global_rank != 0:
             return {}
         names = [name for group in state["param_groups"] for name in group["params"]]
-        return _renamed(state, {name: number for number, name in enumerate(names)})
+        return _rename_parameters(state, {name: number for number, name in enumerate(names)})
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take each rank's part of the moments."""
-        module = self.lightning_module
-        assert module is not None
-        pieces, full = _pieces()
-        names = {parameter: name for name, parameter in module.named_parameters()}
+        """Load this rank's shard of the optimizer states."""
+        task = self.lightning_module
+        assert task is not None
+        module, options = _state_dict_functions()
+        names = {parameter: name for name, parameter in task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-            named = _renamed(state, dict(enumerate(order)))
-            pieces.set_optimizer_state_dict(module, optimizer, named, options=full)
+            named = _rename_parameters(state, dict(enumerate(order)))
+            module.set_optimizer_state_dict(task, optimizer, named, options=options)
 
 
-def _pieces(**options: Any) -> tuple[Any, Any]:
-    """torch's module that puts split states together, and what says: whole ones, on every rank.
+def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
+    """Return torch's module for sharded state dicts, and options for full ones on every rank.
 
-    Imported here, since no other run should wait half a second for it.
+    It is imported here, since the import takes half a second that only FSDP2 needs.
     """
     from torch.distributed.checkpoint import state_dict
 
     return state_dict, state_dict.StateDictOptions(full_state_dict=True, **options)
 
 
-def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """The state of an optimizer with its parameters called otherwise."""
-    groups = [{**group, "params": [names[p] for p in group["params"]]}
-              for group in state["param_groups"]]  # fmt: skip
-    return {"state": {names[p]: kept for p, kept in state["state"].items()}, "param_groups": groups}
+def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return an optimizer's state with other names for its parameters."""
+    groups = [
+        {**group, "params": [names[p] for p in group["params"]]} for group in state["param_groups"]
+    ]
+    states = {names[p]: of_parameter for p, of_parameter in state["state"].items()}
+    return {"state": states, "param_groups": groups}
 
 
-StrategyRegistry.register("fsdp2", FSDP2, description="Weights split over devices (FSDP2)")
+StrategyRegistry.register("fsdp2", FSDP2, description="Weights sharded over devices (FSDP2)")
 
 
-def fit_strategy(model: nn.Module, trainer: Trainer) -> None:
-    """Make a model that has all its weights ready for the Trainer's strategy.
+def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:
+    """Shard a model if the Trainer's strategy is FSDP2.
 
     Raises:
-        InputError: The strategy splits weights in a way that our steps do not know.
+        InputError: The strategy shards weights in another way, which tasks do not support.
     """
     strategy = trainer.strategy
     if isinstance(strategy, FSDP2):
         strategy.shard(model)
-    elif isinstance(strategy, OTHERS):
+    elif isinstance(strategy, UNSUPPORTED):
         raise InputError(
-            f"{type(strategy).__name__} does not fit these models: use --trainer.strategy fsdp2"
+            f"must be fsdp2 to shard these models, got {type(strategy).__name__}",
+            option="--trainer.strategy",
         )

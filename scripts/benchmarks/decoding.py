@@ -1,0 +1,234 @@
+"""Benchmarks of greedy decoding and beam search, fourfold against transformers.
+
+Both have the same weights: fourfold's model is saved as a transformers directory. Random weights
+never produce the end-of-text token, so all rows have the maximum length.
+Shapes: B rows, T prompt tokens, N new tokens.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fourfold
+from fourfold.reproduce.interleaved_timing import copying, interleave
+from scripts.benchmarks.contenders import DTYPES, causal_lm, encoder_decoder
+from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
+from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
+from scripts.benchmarks.train_steps import Measurement, relative_to_fourfold
+from scripts.benchmarks.workloads import (
+    BEAM_MAX_NEW_TOKENS,
+    BOS_ID,
+    EOS_ID,
+    FIRST_ID,
+    FOURFOLD,
+    GREEDY_DECODING,
+    NUM_BEAMS,
+    PAD_ID,
+    Settings,
+    Shape,
+    make_batch,
+)
+
+# Loads a transformers model of a data type from a directory.
+Loader = Callable[[str, torch.dtype], nn.Module]
+TRANSFORMERS = "transformers"
+MS_PER_TOKEN = "ms per token"
+MEMORY_BANDWIDTH = "memory bandwidth"
+EOS_LOGIT = -1e4  # bias that excludes the end-of-text token
+
+
+@dataclass(frozen=True)
+class DecodingCase:
+    """Decoding of one batch by all contenders.
+
+    Args:
+        name: Name of the case.
+        batch_size: Number of rows B.
+        functions: Functions that return the new tokens (B, N), by contender.
+        model: Model of fourfold.
+        n_new: Number of new tokens N.
+    """
+
+    name: str
+    batch_size: int
+    functions: dict[str, Callable[[], Tensor]]
+    model: nn.Module
+    n_new: int
+
+    def equal_rows(self) -> float:
+        """Return the fraction of rows that all contenders decode to the same tokens."""
+        first, *others = [function().cpu() for function in self.functions.values()]
+        fractions = [
+            float((first == other).all(1).float().mean()) if first.shape == other.shape else 0.0
+            for other in others
+        ]
+        return min(fractions, default=1.0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that a step with one row reads if no weight is cached."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def measure_decoding(
+    workload: str, family: str, shape: Shape, settings: Settings
+) -> Iterator[Measurement]:
+    """Measure greedy decoding or beam search, interleaved with a copy of a large tensor."""
+    device = torch.device(settings.device)
+    unavailable = ""
+    try:
+        check_available(TRANSFORMERS, settings)
+    except PeerUnavailable as error:
+        unavailable = str(error)
+    with_peer = TRANSFORMERS in settings.peers and not unavailable
+    copy, copied_bytes = copying(device)
+    for case in CASES[workload](settings, shape, device, with_peer):
+        note = f"{100 * case.equal_rows():.0f} % of the rows are equal" if with_peer else ""
+        functions: dict[str, Callable[[], Any]] = {**case.functions, MEMORY_BANDWIDTH: copy}
+        seconds = interleave(functions, settings.rounds, warm=1, device=device)
+        rates = [copied_bytes / value for value in seconds.pop(MEMORY_BANDWIDTH)]
+        relative = relative_to_fourfold(seconds)
+        for name, values in seconds.items():
+            per_token = [value / case.n_new for value in values]
+            utilization = [
+                case.weight_bytes / value / rate
+                for value, rate in zip(per_token, rates, strict=True)
+            ]
+            yield Measurement(
+                workload,
+                family,
+                name,
+                MS_PER_TOKEN,
+                case.name,
+                values=[1000 * value for value in per_token],
+                ratios=relative[name],
+                utilization=utilization if case.batch_size == 1 else [],
+                limit=MEMORY_BANDWIDTH,
+                n_parameters=sum(p.numel() for p in case.model.parameters()),
+                note=note if name != FOURFOLD else "",
+            )
+        if unavailable:
+            yield Measurement(
+                workload, family, TRANSFORMERS, MS_PER_TOKEN, case.name, note=unavailable
+            )
+
+
+def greedy_cases(
+    settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+) -> list[DecodingCase]:
+    """Create the cases of greedy decoding by the causal LM, one for each batch size."""
+    sizes = GREEDY_DECODING[settings.size]
+    n_new = sizes.max_new_tokens
+    shape = replace(shape, length=max(shape.length, sizes.prompt_len + n_new))
+    model, load = _with_same_weights(settings, causal_lm(shape, 0.0), device)
+    peer = load(load_causal_lm) if with_peer else None
+    cases = []
+    for batch_size in sizes.batch_sizes:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(
+            FIRST_ID, shape.n_out, (batch_size, sizes.prompt_len), generator=generator
+        ).to(device)
+        functions = {FOURFOLD: _fourfold_greedy(model, ids, n_new)}
+        if peer is not None:
+            functions[TRANSFORMERS] = _transformers_greedy(peer, ids, n_new)
+        cases.append(DecodingCase(f"batch {batch_size}", batch_size, functions, model, n_new))
+    return cases
+
+
+def beam_cases(
+    settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+) -> list[DecodingCase]:
+    """Create the case of beam search by the encoder-decoder, on its training batch."""
+    n_new = min(BEAM_MAX_NEW_TOKENS, shape.max_len)
+    task = encoder_decoder(shape, 0.0, bias=True)
+    model, load = _with_same_weights(settings, task, device)
+    batch = make_batch("encoder_decoder", shape, device)
+    functions = {FOURFOLD: _fourfold_beam_search(model, batch, n_new)}
+    if with_peer:
+        functions[TRANSFORMERS] = _transformers_beam_search(load(load_seq2seq), batch, n_new)
+    batch_size = len(batch.src)
+    name = f"batch {batch_size}, beam {NUM_BEAMS}"
+    return [DecodingCase(name, batch_size, functions, model, n_new)]
+
+
+CASES = {"greedy": greedy_cases, "beam": beam_cases}
+
+
+def _with_same_weights(
+    settings: Settings, task: Any, device: torch.device
+) -> tuple[nn.Module, Callable[[Loader], nn.Module]]:
+    """Return fourfold's model, and a function that loads its weights into transformers."""
+    torch.manual_seed(0)
+    task.configure_model()
+    model = task.model.eval()
+    dtype = DTYPES[settings.precision]
+    bias = getattr(model.head, "bias", None)
+    if bias is not None:
+        with torch.no_grad():
+            bias[EOS_ID] = EOS_LOGIT
+
+    def load(loader: Loader) -> nn.Module:
+        with tempfile.TemporaryDirectory() as folder:
+            model.float()
+            fourfold.save(model, folder)
+            peer = loader(folder, dtype).to(device).eval()
+        model.to(device, dtype)
+        return peer
+
+    return model.to(device, dtype), load
+
+
+def _fourfold_greedy(model: nn.Module, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
+    return lambda: fourfold.generate(model, ids, max_new=n_new)[:, ids.shape[1] :]
+
+
+def _transformers_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
+    mask = torch.ones_like(ids)
+
+    def generate() -> Tensor:
+        output = model.generate(
+            ids, attention_mask=mask, max_new_tokens=n_new, do_sample=False, pad_token_id=0
+        )
+        return output[:, ids.shape[1] :]
+
+    return generate
+
+
+def _fourfold_beam_search(model: nn.Module, batch: Any, n_new: int) -> Callable[[], Tensor]:
+    def search() -> Tensor:
+        sequences, _ = fourfold.beam_search(
+            model,
+            batch.src,
+            NUM_BEAMS,
+            1.0,
+            "power",
+            src_mask=batch.src_mask,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            pad_id=PAD_ID,
+            max_len=n_new,
+        )
+        return sequences[:, 1:]
+
+    return search
+
+
+def _transformers_beam_search(model: Any, batch: Any, n_new: int) -> Callable[[], Tensor]:
+    mask = batch.src_mask.long()
+
+    def generate() -> Tensor:
+        output = model.generate(
+            batch.src,
+            attention_mask=mask,
+            max_new_tokens=n_new,
+            num_beams=NUM_BEAMS,
+            do_sample=False,
+            length_penalty=1.0,
+        )
+        return output[:, 1:]
+
+    return generate

@@ -1,0 +1,75 @@
+"""Registry of peer libraries: families that each has, and whether it is installed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from scripts.benchmarks.contenders import Contender, fourfold_contender
+from scripts.benchmarks.peers import nanogpt, timm, torch_modules, transformers, x_transformers
+from scripts.benchmarks.workloads import FOURFOLD, PEER_NAMES, Settings, Shape
+
+Build = Callable[[Shape, float], Contender]
+
+
+class PeerUnavailable(Exception):
+    """A peer cannot be measured; the message states the reason."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library that fourfold is compared with.
+
+    Args:
+        package: Package that must be installed.
+        families: Function that builds each family, from a shape and a dropout rate.
+    """
+
+    package: str
+    families: Mapping[str, Build]
+
+
+PEERS: dict[str, Peer] = {
+    "transformers": Peer("transformers", transformers.FAMILIES),
+    "timm": Peer("timm", timm.FAMILIES),
+    "nanogpt": Peer("torch", nanogpt.FAMILIES),
+    "x_transformers": Peer("x_transformers", x_transformers.FAMILIES),
+    "torch": Peer("torch", torch_modules.FAMILIES),
+}
+assert tuple(PEERS) == PEER_NAMES
+
+
+def peers_with(family: str, names: tuple[str, ...]) -> list[str]:
+    """Return the peers among `names` that have a family."""
+    return [name for name in names if family in PEERS[name].families]
+
+
+def check_available(name: str, settings: Settings) -> None:
+    """Raise PeerUnavailable if a peer is not installed."""
+    if find_spec(PEERS[name].package) is None:
+        raise PeerUnavailable("not installed")
+    if name == "nanogpt" and settings.nanogpt is None:
+        raise PeerUnavailable("requires --nanogpt FILE")
+
+
+def build_contender(name: str, family: str, shape: Shape, settings: Settings) -> Contender:
+    """Build the model of a family.
+
+    Args:
+        name: `FOURFOLD` or the name of a peer.
+        family: Family of the model.
+        shape: Sizes of the model.
+        settings: Settings of the benchmark.
+
+    Raises:
+        PeerUnavailable: The peer is not installed.
+        InputError: The file given for nanoGPT is not its model.py.
+    """
+    if name == FOURFOLD:
+        return fourfold_contender(family, shape, settings.dropout)
+    check_available(name, settings)
+    if name == "nanogpt":
+        return nanogpt.causal_lm(shape, settings.dropout, str(settings.nanogpt))
+    try:
+        return PEERS[name].families[family](shape, settings.dropout)
+    except ImportError as error:  # a package that the peer requires
+        raise PeerUnavailable(f"cannot be imported: {error}") from error

@@ -1,0 +1,195 @@
+"""Benchmark reports: Markdown tables, JSON with every measurement, and a figure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fourfold.reproduce.interleaved_timing import Spread
+from scripts.benchmarks.train_steps import Measurement
+from scripts.benchmarks.workloads import GREEDY_DECODING, SIZES, Settings
+
+TITLES = {
+    "train": "Training step: forward, loss, backward, fused AdamW",
+    "evaluate": "Evaluation step: loss without gradients",
+    "memory": "Peak memory of a training step",
+    "greedy": "Greedy decoding with the same weights",
+    "beam": "Beam search with the same weights",
+    "sentences": "Training on real sentences: batches of similar lengths against random batches",
+    "growth": "Time and memory of a training step of growing size",
+}
+RATIO = "relative to fourfold"
+COLUMNS = (
+    "family",
+    "case",
+    "axis value",
+    "contender",
+    "parameters",
+    "value",
+    RATIO,
+    "utilization",
+    "note",
+)
+# Sizes of the figure in inches.
+PANEL_WIDTH = 9.0
+FRAME_HEIGHT = 1.2
+BAR_HEIGHT = 0.22
+LINE_PANEL_HEIGHT = 3.2
+
+
+def summary_line(measurement: Measurement) -> str:
+    """Format one measurement as a line, for progress messages."""
+    cells = _cells(measurement)
+    for name in ("parameters", RATIO):
+        cells[name] = cells[name] and f"{cells[name]} {name}"
+    return f"{measurement.workload}: " + ", ".join(filter(None, cells.values()))
+
+
+def _cells(measurement: Measurement) -> dict[str, str]:
+    value = ""
+    if measurement.values:
+        value = f"{Spread.of(measurement.values).text()} {measurement.unit}"
+    utilization = ""
+    if measurement.utilization:
+        spread = Spread.of(measurement.utilization)
+        utilization = f"{spread.text(100, 1)} % of {measurement.limit}"
+    axis_value = measurement.axis_value
+    n_parameters = measurement.n_parameters
+    return {
+        "family": measurement.family,
+        "case": measurement.case,
+        "axis value": "" if axis_value is None else f"{axis_value:,}",
+        "contender": measurement.contender,
+        "parameters": "" if n_parameters is None else f"{n_parameters:,}",
+        "value": value,
+        RATIO: Spread.of(measurement.ratios).text() if measurement.ratios else "",
+        "utilization": utilization,
+        "note": measurement.note,
+    }
+
+
+def markdown(
+    measurements: Sequence[Measurement], machine: dict[str, Any], settings: Settings
+) -> str:
+    """Format the report: description of machine and method, then one table per workload."""
+    sections = [heading(machine, settings)]
+    for workload, group in groupby(measurements, lambda measurement: measurement.workload):
+        sections.append(f"## {TITLES[workload]}\n\n{table(list(group))}")
+    return "\n\n".join(sections) + "\n"
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    """Format measurements of one workload, without columns that are empty in all rows."""
+    rows = [_cells(measurement) for measurement in measurements]
+    names = [name for name in COLUMNS if any(row[name] for row in rows)]
+    lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def heading(machine: dict[str, Any], settings: Settings) -> str:
+    """Describe the machine, the shapes and the method."""
+    shapes = ", ".join(
+        f"{family} of width {shape.d_model}, {shape.n_layers} layers, {shape.n_heads} heads,"
+        f" {shape.n_out:,} outputs, batch {shape.batch} x {shape.length}"
+        for family, shape in SIZES[settings.size].items()
+        if family in settings.families
+    )
+    greedy = GREEDY_DECODING[settings.size]
+    lines = [
+        f"# Benchmark, size {settings.size}",
+        "",
+        ", ".join(f"{name} {value}" for name, value in machine.items() if value is not None),
+        "",
+        f"Precision {settings.precision}, dropout {settings.dropout:g}, {settings.rounds} rounds;"
+        f" {shapes}; greedy decoding of {greedy.max_new_tokens} tokens after {greedy.prompt_len}.",
+        "",
+        "Each contender runs in its own process. All are measured once per round, in random order."
+        f" A value is median [minimum, maximum] over the rounds. `{RATIO}` is the ratio to"
+        " uncompiled fourfold in the same round; above 1, fourfold is faster or smaller.",
+    ]
+    return "\n".join(lines)
+
+
+def to_json(
+    measurements: Sequence[Measurement], machine: dict[str, Any], settings: Settings
+) -> str:
+    """Format everything as JSON, without empty fields."""
+    options = asdict(settings)
+    options["nanogpt"] = settings.nanogpt is not None  # the path is private
+    content = {
+        "machine": machine,
+        "settings": options,
+        "shapes": {family: asdict(shape) for family, shape in SIZES[settings.size].items()},
+        "measurements": [
+            {name: value for name, value in asdict(measurement).items() if value not in _EMPTY}
+            for measurement in measurements
+        ],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+_EMPTY: tuple[Any, ...] = (None, "", (), [])
+
+
+def write_report(
+    measurements: Sequence[Measurement], machine: dict[str, Any], settings: Settings, out: Path
+) -> None:
+    """Write bench.md, bench.json and bench.png to a directory."""
+    (out / "bench.md").write_text(markdown(measurements, machine, settings), encoding="utf-8")
+    (out / "bench.json").write_text(to_json(measurements, machine, settings), encoding="utf-8")
+    plot(measurements, out / "bench.png")
+
+
+def plot(measurements: Sequence[Measurement], file: Path) -> None:
+    """Plot ratios as bars, one panel per workload, and growth as lines, one per axis and unit."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        if measurement.axis_value is not None and measurement.values:
+            title = f"{measurement.workload} with {measurement.case}, {measurement.unit}"
+            panels.setdefault(title, []).append(measurement)
+        elif measurement.ratios:
+            panels.setdefault(measurement.workload, []).append(measurement)
+    heights = [_panel_height(panel) for panel in panels.values()] or [FRAME_HEIGHT]
+    figure = Figure(figsize=(PANEL_WIDTH, sum(heights)), layout="tight")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (title, panel) in zip(axes, panels.items(), strict=False):
+        plot_panel = _plot_bars if panel[0].axis_value is None else _plot_lines
+        plot_panel(axis, panel)
+        axis.set_title(title, fontsize=10)
+    figure.savefig(file, dpi=110)
+
+
+def _panel_height(panel: Sequence[Measurement]) -> float:
+    if panel[0].axis_value is not None:
+        return LINE_PANEL_HEIGHT
+    return FRAME_HEIGHT + BAR_HEIGHT * len(panel)
+
+
+def _plot_bars(axis: Any, measurements: Sequence[Measurement]) -> None:
+    labels = [" ".join(filter(None, (m.family, m.case, m.contender))) for m in measurements]
+    spreads = [Spread.of(measurement.ratios) for measurement in measurements]
+    medians = [spread.median for spread in spreads]
+    below = [spread.median - spread.least for spread in spreads]
+    above = [spread.greatest - spread.median for spread in spreads]
+    positions = range(len(measurements))
+    axis.barh(positions, medians, xerr=[below, above], color="tab:blue", alpha=0.7)
+    axis.set_yticks(positions, labels, fontsize=7)
+    axis.invert_yaxis()
+    axis.axvline(1.0, color="black", linewidth=0.8)
+    axis.set_xlabel(RATIO, fontsize=8)
+
+
+def _plot_lines(axis: Any, measurements: Sequence[Measurement]) -> None:
+    for name in dict.fromkeys(measurement.contender for measurement in measurements):
+        curve = [measurement for measurement in measurements if measurement.contender == name]
+        medians = [Spread.of(measurement.values).median for measurement in curve]
+        axis.plot([m.axis_value for m in curve], medians, marker="o", label=name)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.legend(fontsize=8)

@@ -1,0 +1,162 @@
+"""Benchmarks of training and evaluation steps, and the record of one measurement."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fourfold.errors import InputError
+from fourfold.models.analysis.flops import TRAINING_TO_FORWARD
+from fourfold.reproduce.interleaved_timing import interleave, matrix_product, ratios
+from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
+from scripts.benchmarks.peers.registry import PeerUnavailable, peers_with
+from scripts.benchmarks.workers import Worker, worker_processes
+from scripts.benchmarks.workloads import (
+    FOURFOLD,
+    Settings,
+    Shape,
+    count_tokens,
+    make_batch,
+    make_batches,
+)
+
+MATRIX_PRODUCT = "matrix product"
+MS_PER_STEP = "ms per step"
+MS_PER_1000_TOKENS = "ms per 1,000 tokens"
+MAIN_PEERS = ("transformers",)  # measured where one peer suffices
+FORWARD_PASSES = {"train": TRAINING_TO_FORWARD, "evaluate": 1}  # FLOPs of a step, in forward passes
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurements of one contender in one workload.
+
+    Args:
+        workload: Key of `WORKLOADS`.
+        family: Family of the model.
+        contender: `FOURFOLD` or a peer, with `COMPILED_SUFFIX` if it is compiled.
+        unit: Unit of the values.
+        case: Distinguishes several measurements of one workload, such as batch sizes.
+        values: One value per round.
+        ratios: Values divided by those of `FOURFOLD` in the same round.
+        utilization: Fraction of the rate of `limit`, one per round.
+        limit: Operation whose rate cannot be exceeded: matrix product or memory bandwidth.
+        n_parameters: Number of trained parameters.
+        note: A remark, or the reason why there are no values.
+        axis_value: Length, vocabulary or batch size in the workload "growth".
+    """
+
+    workload: str
+    family: str
+    contender: str
+    unit: str
+    case: str = ""
+    values: Sequence[float] = ()
+    ratios: Sequence[float] = ()
+    utilization: Sequence[float] = ()
+    limit: str = ""
+    n_parameters: int | None = None
+    note: str = ""
+    axis_value: int | None = None
+
+
+def relative_to_fourfold(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Divide the seconds of each contender by those of uncompiled fourfold, round by round."""
+    return ratios(seconds, FOURFOLD)
+
+
+def start_workers(
+    workload: str,
+    family: str,
+    shape: Shape,
+    settings: Settings,
+    names: Sequence[str],
+    workers: list[Worker],
+) -> tuple[dict[str, Worker], dict[str, str]]:
+    """Start a worker for each contender, and a compiled one if the settings say so.
+
+    Args:
+        workload: Key of `STEPS`.
+        family: Family of the model.
+        shape: Sizes of the model.
+        settings: Settings of the benchmark.
+        names: Names of the contenders.
+        workers: List of `worker_processes`, to which the workers are added.
+
+    Returns:
+        Workers by name, and by name the reason why others are unavailable.
+    """
+    started: dict[str, Worker] = {}
+    unavailable: dict[str, str] = {}
+    for name in names:
+        for compile in (False, True) if settings.compile else (False,):
+            full_name = name + COMPILED_SUFFIX if compile else name
+            try:
+                worker = Worker(workload, name, family, shape, settings, compile=compile)
+            except PeerUnavailable as error:
+                unavailable[full_name] = str(error)
+                continue
+            workers.append(worker)
+            started[full_name] = worker
+    return started, unavailable
+
+
+def measure_steps(
+    workload: str, family: str, shape: Shape, settings: Settings
+) -> Iterator[Measurement]:
+    """Measure training or evaluation steps of all contenders, interleaved with a matrix product."""
+    device = torch.device(settings.device)
+    product, product_flops = matrix_product(DTYPES[settings.precision], device)
+    names = [FOURFOLD, *peers_with(family, settings.peers)]
+    with worker_processes() as workers:
+        started, unavailable = start_workers(workload, family, shape, settings, names, workers)
+        functions = {**started, MATRIX_PRODUCT: product}
+        seconds = interleave(functions, settings.rounds, device=device)
+    batch = make_batch(family, shape, torch.device("cpu"))
+    flops = FORWARD_PASSES[workload] * batch_flops(family, shape, batch)
+    rates = [product_flops / value for value in seconds.pop(MATRIX_PRODUCT)]
+    relative = relative_to_fourfold(seconds)
+    for name, values in seconds.items():
+        yield Measurement(
+            workload,
+            family,
+            name,
+            MS_PER_STEP,
+            values=[1000 * value for value in values],
+            ratios=relative[name],
+            utilization=[flops / value / rate for value, rate in zip(values, rates, strict=True)],
+            limit=MATRIX_PRODUCT,
+            n_parameters=started[name].n_parameters,
+        )
+    for name, reason in unavailable.items():
+        yield Measurement(workload, family, name, MS_PER_STEP, note=reason)
+
+
+def measure_sentences(
+    workload: str, family: str, shape: Shape, settings: Settings
+) -> Iterator[Measurement]:
+    """Measure training on real sentences; a missing dataset gives one measurement with a note."""
+    try:
+        batches = make_batches(FOURFOLD, family, shape, settings)
+    except InputError as error:
+        yield Measurement(workload, family, FOURFOLD, MS_PER_1000_TOKENS, note=str(error))
+        return
+    n_tokens = count_tokens(batches)
+    names = [FOURFOLD, *(name for name in MAIN_PEERS if name in settings.peers)]
+    with worker_processes() as workers:
+        started, unavailable = start_workers(workload, family, shape, settings, names, workers)
+        device = torch.device(settings.device)
+        seconds = interleave(started, settings.rounds, warm=1, device=device)
+    relative = relative_to_fourfold(seconds)
+    for name, values in seconds.items():
+        yield Measurement(
+            workload,
+            family,
+            name,
+            MS_PER_1000_TOKENS,
+            values=[1e6 * value / n_tokens for value in values],
+            ratios=relative[name],
+            n_parameters=started[name].n_parameters,
+        )
+    for name, reason in unavailable.items():
+        yield Measurement(workload, family, name, MS_PER_1000_TOKENS, note=reason)

@@ -1,0 +1,330 @@
+"""Benchmark workloads: model sizes, settings, synthetic batches and batches of real sentences.
+
+Shapes: B rows, T tokens, S source tokens, V vocabulary, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fourfold.data import MaskedTextData, TranslationData
+from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.batches import CausalBatch, ImageBatch, MaskedBatch, PairBatch
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.losses import IGNORE_INDEX
+from fourfold.tokenization.training import TokenizerConfig
+
+FOURFOLD = "fourfold"  # the contender that others are compared with
+PEER_NAMES = ("transformers", "timm", "nanogpt", "x_transformers", "torch")
+FAMILIES = ("causal_lm", "masked_lm", "vit", "encoder_decoder")
+PRECISIONS = ("bf16", "fp32")
+# Workloads, and the families that each is defined for.
+WORKLOADS = {
+    "train": FAMILIES,
+    "evaluate": FAMILIES,
+    "memory": FAMILIES,
+    "greedy": ("causal_lm",),
+    "beam": ("encoder_decoder",),
+    "sentences": ("masked_lm", "encoder_decoder"),
+    "growth": ("causal_lm",),
+}
+DEFAULT_WORKLOADS = ("train", "evaluate", "memory", "greedy", "beam")
+
+PAD_ID = 0
+BOS_ID = 1
+EOS_ID = 2
+MASK_ID = 3
+FIRST_ID = 4  # smallest id of an ordinary token
+MLM_PROBABILITY = 0.15
+LENGTH_DEVIATION = 0.3  # standard deviation of sentence lengths, relative to their mean
+SENTENCES_PER_BATCH = 64
+N_SENTENCE_BATCHES = 16  # batches of real sentences in one measurement
+N_SENTENCE_BATCHES_TINY = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model and of its batch.
+
+    Args:
+        d_model: Width.
+        n_layers: Layers; of an encoder-decoder, in each stack.
+        n_heads: Attention heads.
+        n_out: Size of the vocabulary, or number of classes.
+        batch: Rows of a batch.
+        length: Tokens of a row; mean length of source and target; height and width of an image.
+        patch_size: Height and width of a patch.
+    """
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_out: int
+    batch: int
+    length: int
+    patch_size: int = 16
+
+    @property
+    def d_ff(self) -> int:
+        """Hidden width of the feed-forward layer."""
+        return 4 * self.d_model
+
+    @property
+    def max_len(self) -> int:
+        """Positions of a model whose rows differ in length."""
+        return 4 * self.length
+
+
+@dataclass(frozen=True)
+class GreedyDecoding:
+    """Sizes of greedy decoding.
+
+    Args:
+        prompt_len: Tokens of a prompt.
+        max_new_tokens: Tokens that are generated after it.
+        batch_sizes: Numbers of prompts, each of which is one measurement.
+    """
+
+    prompt_len: int
+    max_new_tokens: int
+    batch_sizes: tuple[int, ...]
+
+
+SIZES: dict[str, dict[str, Shape]] = {
+    "laptop": {
+        "causal_lm": Shape(384, 6, 6, 50304, 4, 512),
+        "masked_lm": Shape(384, 6, 6, 30522, 16, 128),
+        "vit": Shape(192, 12, 3, 1000, 8, 224),
+        "encoder_decoder": Shape(256, 3, 4, 8000, 64, 13),
+    },
+    # Wide enough for matrix products to reach their full rate.
+    "wide": {
+        "causal_lm": Shape(768, 4, 12, 50304, 4, 512),
+        "masked_lm": Shape(768, 4, 12, 30522, 4, 512),
+    },
+    # GPT-2 124M, BERT base, ViT-B/16 and Vaswani base.
+    "gpu": {
+        "causal_lm": Shape(768, 12, 12, 50257, 16, 1024),
+        "masked_lm": Shape(768, 12, 12, 30522, 32, 512),
+        "vit": Shape(768, 12, 12, 1000, 128, 224),
+        "encoder_decoder": Shape(512, 6, 8, 37000, 960, 26),
+    },
+    # Only checks that everything runs.
+    "tiny": {
+        "causal_lm": Shape(32, 2, 2, 101, 2, 16),
+        "masked_lm": Shape(32, 2, 2, 101, 2, 16),
+        "vit": Shape(32, 2, 2, 10, 2, 32),
+        "encoder_decoder": Shape(32, 2, 2, 101, 4, 8),
+    },
+}
+GREEDY_DECODING = {
+    "laptop": GreedyDecoding(32, 64, (1, 32)),
+    "wide": GreedyDecoding(32, 64, (1, 32)),
+    "gpu": GreedyDecoding(128, 128, (1, 32)),
+    "tiny": GreedyDecoding(4, 3, (1, 2)),
+}
+NUM_BEAMS = 5
+BEAM_MAX_NEW_TOKENS = 32
+
+_GROWTH_VALUES: dict[str, tuple[int, ...]] = {
+    "length": (128, 256, 512, 1024, 2048, 4096, 8192),
+    "vocabulary": (2048, 8192, 32768, 131072),
+    "batch": (1, 2, 4, 8, 16, 32),
+}
+GROWTH_VALUES: dict[str, dict[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("laptop", "wide", "gpu"), _GROWTH_VALUES),
+    "tiny": {"length": (8, 16), "vocabulary": (50, 101), "batch": (1, 2)},
+}
+# Fields of `Shape` that change along each axis; lengths are measured with one row.
+GROWTH_AXES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "length": lambda value: {"length": value, "batch": 1},
+    "vocabulary": lambda value: {"n_out": value},
+    "batch": lambda value: {"batch": value},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a benchmark run.
+
+    Args:
+        size: Key of `SIZES`.
+        families: Members of `FAMILIES`.
+        workloads: Keys of `WORKLOADS`.
+        peers: Members of `PEER_NAMES`.
+        precision: Member of `PRECISIONS`: autocast in training, data type of weights in decoding.
+        compile: Whether to measure each contender a second time after torch.compile.
+        nanogpt: Path of nanoGPT's `model.py`.
+        rounds: Number of measurements of each contender.
+        dropout: Dropout rate.
+        growth_axes: Keys of `GROWTH_AXES`.
+        time_limit: Seconds that one measurement of memory may take.
+        device: cpu, cuda or cuda:N.
+        threads: CPU threads.
+    """
+
+    size: str = "laptop"
+    families: tuple[str, ...] = FAMILIES
+    workloads: tuple[str, ...] = DEFAULT_WORKLOADS
+    peers: tuple[str, ...] = PEER_NAMES
+    precision: str = "bf16"
+    compile: bool = False
+    nanogpt: str | None = None
+    rounds: int = 7
+    dropout: float = 0.0
+    growth_axes: tuple[str, ...] = tuple(GROWTH_AXES)
+    time_limit: float = 300.0
+    device: str = "cpu"
+    threads: int = 1
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Settings":
+        """Restore settings from JSON, which turns tuples into lists."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    def shape(self, family: str) -> Shape | None:
+        """Return the shape of a family in this size, None if the size lacks the family."""
+        return SIZES[self.size].get(family)
+
+
+def make_batch(family: str, shape: Shape, device: torch.device, seed: int = 0) -> Any:
+    """Create the synthetic batch of a family, which is the same for all contenders."""
+    batch = _MAKERS[family](shape, torch.Generator().manual_seed(seed))
+    return _to_device(batch, device)
+
+
+def _random_tokens(shape: Shape, generator: torch.Generator, *sizes: int) -> Tensor:
+    return torch.randint(FIRST_ID, shape.n_out, sizes, generator=generator)
+
+
+def _causal_batch(shape: Shape, generator: torch.Generator) -> CausalBatch:
+    text = _random_tokens(shape, generator, shape.batch, shape.length + 1)  # (B, T + 1)
+    return CausalBatch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
+
+
+def _masked_batch(shape: Shape, generator: torch.Generator) -> MaskedBatch:
+    ids = _random_tokens(shape, generator, shape.batch, shape.length)  # (B, T)
+    n_masked = round(MLM_PROBABILITY * ids.numel())
+    masked = torch.zeros(ids.numel(), dtype=torch.bool)
+    masked[torch.rand(ids.numel(), generator=generator).argsort()[:n_masked]] = True
+    masked = masked.view_as(ids)
+    return MaskedBatch(ids.masked_fill(masked, MASK_ID), ids.masked_fill(~masked, IGNORE_INDEX))
+
+
+def _image_batch(shape: Shape, generator: torch.Generator) -> ImageBatch:
+    images = torch.randn(shape.batch, 3, shape.length, shape.length, generator=generator)
+    labels = torch.randint(shape.n_out, (shape.batch,), generator=generator)  # (B,)
+    return ImageBatch(images, labels, torch.arange(shape.batch))
+
+
+def _pair_batch(shape: Shape, generator: torch.Generator) -> PairBatch:
+    src, src_mask = _random_sentences(shape, generator)
+    tgt, tgt_mask = _random_sentences(shape, generator, add_bos=True)
+    return PairBatch(src, tgt, src_mask, tgt_mask, torch.arange(shape.batch))
+
+
+def _random_sentences(
+    shape: Shape, generator: torch.Generator, *, add_bos: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Create padded sentences that end with EOS, and their mask."""
+    noise = torch.randn(shape.batch, generator=generator)
+    lengths = (shape.length * (1 + LENGTH_DEVIATION * noise)).round().long()
+    lengths = lengths.clamp(max(2, shape.length // 2), 2 * shape.length)[:, None]
+    lengths = lengths + add_bos  # (B, 1)
+    positions = torch.arange(int(lengths.max()))
+    ids = _random_tokens(shape, generator, shape.batch, len(positions))  # (B, S)
+    ids[positions.expand_as(ids) == lengths - 1] = EOS_ID
+    if add_bos:
+        ids[:, 0] = BOS_ID
+    mask = positions < lengths
+    return ids.masked_fill(~mask, PAD_ID), mask
+
+
+_MAKERS: dict[str, Callable[[Shape, torch.Generator], Any]] = {
+    "causal_lm": _causal_batch,
+    "masked_lm": _masked_batch,
+    "vit": _image_batch,
+    "encoder_decoder": _pair_batch,
+}
+
+
+def make_batches(contender: str, family: str, shape: Shape, settings: Settings) -> list[Any]:
+    """Create the batches of real sentences that one measurement consists of.
+
+    All contenders get the same sentences. fourfold gets batches of similar lengths with a limited
+    number of tokens, as `fourfold fit` trains; a peer gets batches of 64 random sentences, padded
+    to the longest, as its users train.
+
+    Raises:
+        InputError: The dataset is missing.
+    """
+    split = _DATASETS[family](shape).split("train")
+    lengths = _row_lengths(split)
+    order = LengthBucketedOrder(lengths, max_tokens=int(SENTENCES_PER_BATCH * lengths.mean()))
+    is_tiny = settings.size == "tiny"
+    batches = order.batches(0)[: N_SENTENCE_BATCHES_TINY if is_tiny else N_SENTENCE_BATCHES]
+    if contender != FOURFOLD:
+        rows = np.random.default_rng(0).permutation(np.concatenate(batches))
+        batches = np.array_split(rows, -(-len(rows) // SENTENCES_PER_BATCH))
+    device = torch.device(settings.device)
+    return [_to_device(split.batch(rows, 0, 0), device) for rows in batches]
+
+
+def count_tokens(batches: list[Any]) -> int:
+    """Count the tokens that are not padding; of sentence pairs, on both sides."""
+    return sum(int(mask.sum()) for batch in batches for mask in _masks(batch))
+
+
+def _multi30k(shape: Shape) -> TranslationData:
+    """Create the DataModule of Multi30k (Elliott et al. 2016), German to English."""
+    return TranslationData(
+        "files",
+        "de",
+        "en",
+        "translation/multi30k/train.{lang}.gz",
+        too_long="drop",
+        max_len=shape.max_len,
+        tokenizer=TokenizerConfig(vocab_size=shape.n_out),
+        max_tokens=SENTENCES_PER_BATCH * shape.max_len,
+    )
+
+
+def _sst2(shape: Shape) -> MaskedTextData:
+    """Create the masked LM DataModule of the sentences of SST-2 (Socher et al. 2013)."""
+    return MaskedTextData(
+        "files",
+        "glue/SST-2/train.tsv.gz",
+        column="sentence",
+        documents="line",
+        layout="documents",
+        tokenizer=TokenizerConfig("wordpiece", shape.n_out, lowercase=True),
+        max_len=shape.length,
+        too_long="truncate",
+        batch_size=SENTENCES_PER_BATCH,
+    )
+
+
+_DATASETS: dict[str, Callable[[Shape], ResumableDataModule]] = {
+    "encoder_decoder": _multi30k,
+    "masked_lm": _sst2,
+}
+
+
+def _row_lengths(split: BatchedDataset) -> np.ndarray:
+    assert isinstance(split.order, LengthBucketedOrder)
+    return split.order.lengths
+
+
+def _to_device(batch: Any, device: torch.device) -> Any:
+    tensors = {k: v.to(device) for k, v in batch._asdict().items() if isinstance(v, Tensor)}
+    return batch._replace(**tensors)
+
+
+def _masks(batch: Any) -> list[Tensor]:
+    if isinstance(batch, PairBatch):
+        return [batch.src_mask, batch.tgt_mask[:, 1:]]
+    return [torch.ones_like(batch.ids) if batch.mask is None else batch.mask]

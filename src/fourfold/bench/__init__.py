@@ -1,1 +1,0 @@
-"""Our families against their peers, in one run."""

@@ -1,1 +1,0 @@
-"""What others have built for the same shapes; each package is imported only where it is asked."""

@@ -1,0 +1,1 @@
+"""Callbacks that save checkpoints, resume exactly, average weights and handle preemption."""

@@ -1,0 +1,262 @@
+"""Callback that saves last.ckpt to resume from, and best.ckpt with the best validation score.
+
+The earlier last.ckpt is kept as previous.ckpt, in case last.ckpt is damaged on the disk.
+
+Lightning's ModelCheckpoint saves in the middle of gradient accumulation (the gradient so far is
+lost), writes last.ckpt only with a new best score, and uses new file names when a run is resumed.
+"""
+
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+
+from fourfold.atomic_files import atomic_path
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.errors import InputError
+from fourfold.lightning_internals import can_stop_early, is_accumulating, will_validate
+from fourfold.loggers.metrics_csv import write_metrics_row
+from fourfold.metrics import lower_is_better
+
+MONITORS = ("val/bleu", "val/top1", "val/loss")  # without `monitor`, the first that is logged
+
+
+class RunCheckpoints(Checkpoint):
+    """Saves last.ckpt every few steps and epochs, and the best checkpoints after validations.
+
+    Args:
+        folder: Folder of the checkpoints.
+        monitor: Metric that decides which checkpoint is best; None means the first of `MONITORS`
+            that is logged.
+        mode: "min" or "max"; None infers it from the name of the metric.
+        save_top_k: Number of best checkpoints to keep, as step=N.ckpt; best.ckpt is the first.
+        every_n_steps: Optimizer steps between two saves of last.ckpt; None saves by epochs only.
+        every_n_epochs: Epochs between two saves of last.ckpt; 0 saves by steps only.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        monitor: str | None = None,
+        mode: str | None = None,
+        save_top_k: int = 1,
+        every_n_steps: int | None = None,
+        every_n_epochs: int = 1,
+    ) -> None:
+        self.folder = folder
+        self.monitor = monitor
+        self.mode = mode
+        self.save_top_k = save_top_k
+        self.every_n_steps = every_n_steps
+        self.every_n_epochs = every_n_epochs
+        self.saved_step = 0  # step of the newest last.ckpt
+        self.save_after_validation = False  # last.ckpt is due, but a validation comes first
+        self.stop_after_step = False  # a callback asked to stop during gradient accumulation
+        self.mid_accumulation = False  # the checkpoint being saved lacks an accumulated gradient
+        self.stopped = False  # the checkpoint being saved is where a callback ended the run
+        self.scores: dict[str, float] = {}  # file name to score
+
+    @property
+    def last(self) -> Path:
+        """Path of the newest checkpoint."""
+        return self.folder / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """Path of the best checkpoint."""
+        return self.folder / "best.ckpt"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep a run ended that EarlyStopping has ended, and warn if val is also the test split."""
+        if self.stopped:
+            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+            reasons = [c.stopping_reason for c in callbacks if isinstance(c, EarlyStopping)]
+            trainer.should_stop = any(r != EarlyStoppingReason.NOT_STOPPED for r in reasons)
+        self.stopped = False
+        data = getattr(trainer, "datamodule", None)
+        selects = self.save_top_k and trainer.enable_validation and trainer.is_global_zero
+        if selects and getattr(data, "tests_on_val", False):
+            print(
+                "warning: val and test are the same data, so best.ckpt is selected on the test"
+                " data; --checkpoint.save_top_k 0 tests the last weights instead",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    # last.ckpt
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save last.ckpt if this batch completes an optimizer step that is due."""
+        self._delay_stop(trainer)
+        step = trainer.global_step
+        if step == self.saved_step or is_accumulating(trainer) or self._saves_at_epoch_end(trainer):
+            return
+        is_due = self.every_n_steps is not None and step % self.every_n_steps == 0
+        # If the run ends inside an epoch, later hooks do not know the position in the data.
+        is_end = step == trainer.max_steps or stops_early(trainer)
+        if not is_due and not is_end:
+            return
+        # A run that resumed from a checkpoint saved before a validation would skip it.
+        if validation_follows(trainer):
+            self.save_after_validation = True
+        else:
+            write_metrics_row(trainer)
+            self.save_last(trainer)
+
+    def _delay_stop(self, trainer: Trainer) -> None:
+        """Delay a requested stop until the accumulated gradient is applied.
+
+        Otherwise the gradient would be lost, and its micro-batches would never be seen again.
+        """
+        if is_accumulating(trainer) and trainer.should_stop:
+            trainer.should_stop = False
+            self.stop_after_step = True
+        elif not is_accumulating(trainer) and self.stop_after_step:
+            trainer.should_stop = True
+            self.stop_after_step = False
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save last.ckpt if the epoch is complete, and due or the last one."""
+        if self._saves_at_epoch_end(trainer):
+            self.save_last(trainer)
+
+    def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
+        """Return True if this batch is the last of an epoch at whose end last.ckpt is saved.
+
+        Then last.ckpt is not saved after the batch or its validation as well: Lightning counts the
+        epoch in between, and a run killed there would end with the lower count.
+        """
+        is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        n_epochs = trainer.current_epoch + 1
+        is_due = bool(self.every_n_epochs) and n_epochs % self.every_n_epochs == 0
+        # The last epoch is saved here, since in `on_train_end` the model holds the moving average.
+        return is_complete and (is_due or is_last_batch_of_run(trainer) or stops_early(trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save last.ckpt if training ended in any other way."""
+        if trainer.global_step != self.saved_step:
+            self.save_last(trainer)
+
+    def save_last(self, trainer: Trainer) -> None:
+        """Write last.ckpt, and keep the earlier one as previous.ckpt."""
+        self.saved_step = trainer.global_step
+        self.save_after_validation = False
+        if trainer.is_global_zero and self.last.is_file():
+            _link(self.last, self.folder / "previous.ckpt")
+        self.stopped = stops_early(trainer)
+        trainer.save_checkpoint(self.last)
+        self.stopped = False
+
+    # best.ckpt
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save a checkpoint if it is among the best, and last.ckpt if that is still due."""
+        if trainer.state.fn != "fit":
+            return
+        if self.save_top_k:
+            self._save_best(trainer)
+        if trainer.sanity_checking:
+            return
+        self._delay_stop(trainer)
+        # After this hook of a run that stops early, Lightning has counted the epoch as complete,
+        # and the model holds the moving average.
+        is_due = self.save_after_validation or stops_early(trainer)
+        if is_due and not self._saves_at_epoch_end(trainer):
+            self.save_last(trainer)
+
+    def _save_best(self, trainer: Trainer) -> None:
+        name = self._monitored(trainer)  # rejects a wrong name before training starts, too
+        if name is None or trainer.sanity_checking:
+            return
+        score = float(trainer.callback_metrics[name])
+        file = f"step={trainer.global_step:08d}.ckpt"
+        ranking = self._ranking(name, {**self.scores, file: score})
+        kept, dropped = ranking[: self.save_top_k], ranking[self.save_top_k :]
+        if math.isnan(score) or file not in kept:
+            return
+        self.scores[file] = score
+        for other in dropped:
+            del self.scores[other]
+        self.mid_accumulation = is_accumulating(trainer)
+        trainer.save_checkpoint(self.folder / file)
+        self.mid_accumulation = False
+        if trainer.is_global_zero:
+            for other in dropped:
+                (self.folder / other).unlink(missing_ok=True)
+            if kept[0] == file:
+                _link(self.folder / file, self.best)
+
+    def _monitored(self, trainer: Trainer) -> str | None:
+        if self.monitor is None:
+            return next((name for name in MONITORS if name in trainer.callback_metrics), None)
+        if self.monitor not in trainer.callback_metrics:
+            names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+            raise InputError(
+                f"must be a metric of the validation ({', '.join(names)}), got {self.monitor}",
+                option="checkpoint.monitor",
+            )
+        return self.monitor
+
+    def _ranking(self, metric: str, scores: dict[str, float]) -> list[str]:
+        """Return file names, the best first; of equal scores the later step comes first."""
+        mode = self.mode or ("min" if lower_is_better(metric) else "max")
+        sign = -1 if mode == "min" else 1
+        return sorted(scores, key=lambda file: (sign * scores[file], file), reverse=True)
+
+    # State of the callback in a checkpoint.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step of last.ckpt, the scores, and how the saved run can continue."""
+        return {
+            "saved_step": self.saved_step,
+            "scores": dict(self.scores),
+            "mid_accumulation": self.mid_accumulation,
+            "stopped": self.stopped,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; scores of deleted files are dropped."""
+        self.saved_step = state_dict["saved_step"]
+        self.stopped = state_dict["stopped"]
+        scores = state_dict["scores"]
+        self.scores = {file: s for file, s in scores.items() if (self.folder / file).is_file()}
+
+
+def validation_follows(trainer: Trainer) -> bool:
+    """Return True if a validation follows the current training batch.
+
+    Without a validation split, Lightning starts a validation that runs no batch.
+    """
+    data = resumable_data(trainer)
+    return (data is None or "val" in data.splits) and will_validate(trainer)
+
+
+def stops_early(trainer: Trainer) -> bool:
+    """Return True if a callback ends the run here, after its `min_steps` and `min_epochs`."""
+    return trainer.should_stop and can_stop_early(trainer)
+
+
+def is_last_batch_of_run(trainer: Trainer) -> bool:
+    """Return True if `max_steps` or `max_epochs` ends the run after the current training batch."""
+    last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+    return trainer.global_step == trainer.max_steps or (last_batch and last_epoch)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name atomically; copy it if the file system has no hard links."""
+    with atomic_path(target) as part:
+        part.unlink(missing_ok=True)  # left by a process that was killed
+        try:
+            os.link(source, part)
+        except OSError:
+            shutil.copyfile(source, part)

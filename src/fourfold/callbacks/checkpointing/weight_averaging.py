@@ -1,0 +1,142 @@
+"""Averages of weights: over the last checkpoints, and an exponential moving average (EMA)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging
+from torch import Tensor
+
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.lightning_internals import (
+    dump_checkpoint,
+    is_accumulating,
+    set_average_device,
+    training_epoch_is_done,
+)
+
+
+class CheckpointAveraging(Checkpoint):
+    """Average of the last checkpoints' weights (Vaswani et al. 2017, section 6.1).
+
+    Snapshots of the weights are saved during training; when it ends, their mean is written to
+    average.ckpt. Snapshots lie on the disk, so that a resumed run has the earlier ones. The class
+    derives from `Checkpoint` because Lightning calls those callbacks after all others.
+
+    Args:
+        n: Number of snapshots (the paper: 5 for the base model, 20 for the big one).
+        every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
+        folder: The run's folder of checkpoints.
+    """
+
+    def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
+        self.n = n
+        self.every_n_steps = every_n_steps
+        self.snapshots = folder / "snapshots"
+        self.average = folder / "average.ckpt"
+        self._last_step = 0  # step of the newest snapshot of this process
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Delete snapshots of later steps than that of the restored checkpoint."""
+        if trainer.is_global_zero:
+            for step, file in self._snapshot_files():
+                if step > trainer.global_step:
+                    file.unlink()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save a snapshot if this batch completes an optimizer step that is due, or an epoch.
+
+        `on_train_epoch_end` is not called if a callback stops the run after this batch.
+        """
+        step = trainer.global_step
+        if is_accumulating(trainer) or not step:
+            return
+        if self.every_n_steps is None:
+            is_due = training_epoch_is_done(trainer)
+        else:
+            is_due = step % self.every_n_steps == 0
+        if is_due:
+            self._save_snapshot(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save a snapshot unless `on_train_batch_end` did so."""
+        if not self.every_n_steps and self._last_step != trainer.global_step:
+            self._save_snapshot(trainer)
+
+    def _save_snapshot(self, trainer: Trainer) -> None:
+        content = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+        file = self.snapshots / f"step={trainer.global_step:08d}.pt"
+        trainer.strategy.save_checkpoint(content, file)
+        self._last_step = trainer.global_step
+        if trainer.is_global_zero:
+            for _, old in self._snapshot_files()[: -self.n]:
+                old.unlink()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write average.ckpt.
+
+        It is also written if a complete run is started again whose process was killed before.
+        """
+        # Other processes may not see the files of the first one yet.
+        if not trainer.strategy.broadcast(self._average_is_due()):
+            return
+        checkpoint = dump_checkpoint(trainer, weights_only=True)
+        files = [file for _, file in self._snapshot_files()] if trainer.is_global_zero else []
+        checkpoint["state_dict"] = average_state_dicts(files)  # written by the first process
+        # At the end of training, Lightning's counters are already those of the next epoch.
+        del checkpoint["loops"]
+        data = resumable_data(trainer)
+        if data is not None:
+            checkpoint["epoch"] = data.position.epoch
+        checkpoint["averaged"] = [file.name for file in files]
+        trainer.strategy.save_checkpoint(checkpoint, self.average)
+
+    def _average_is_due(self) -> bool:
+        """Return True if there are snapshots, and average.ckpt is missing or older."""
+        files = [file for _, file in self._snapshot_files()]
+        if not files or not self.average.is_file():
+            return bool(files)
+        return self.average.stat().st_mtime_ns < files[-1].stat().st_mtime_ns
+
+    def _snapshot_files(self) -> list[tuple[int, Path]]:
+        files = sorted(self.snapshots.glob("step=*.pt"))
+        return [(int(file.stem.removeprefix("step=")), file) for file in files]
+
+
+def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
+    """Return the mean of the floating-point tensors of snapshots; other tensors are the last's.
+
+    Tensors are summed in float64, one file at a time, so that at most two are in memory.
+    """
+    mean: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
+        for name, value in state.items():
+            if value.is_floating_point():
+                mean[name] = mean.get(name, 0.0) + value.double() / len(files)
+    return {name: mean.get(name, value).to(value.dtype) for name, value in state.items()}
+
+
+class ExponentialMovingAverage(EMAWeightAveraging):
+    """Exponential moving average of the weights, used in validation and saved in checkpoints.
+
+    The average starts at the first step. With a delayed start, Lightning would validate untrained
+    weights until then, and would replace the trained weights by them if training ended before.
+
+    Args:
+        decay: Weight of the old average in the new one, for each optimizer step.
+    """
+
+    def __init__(self, decay: float) -> None:
+        # Buffers are constants, whose average would accumulate rounding errors, or running
+        # statistics, which are averages already.
+        super().__init__(decay=decay, use_buffers=False)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Create the average on the device to which the model will be moved."""
+        set_average_device(self, trainer.strategy.root_device)
+        super().setup(trainer, pl_module, stage)

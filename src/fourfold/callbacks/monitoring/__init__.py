@@ -1,0 +1,1 @@
+"""Callbacks that log progress, throughput, samples, predictions and failing batches."""

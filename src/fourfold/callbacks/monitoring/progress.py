@@ -1,0 +1,274 @@
+"""Progress of training and testing: a bar on a terminal, or a line every few seconds in a log file.
+
+Lightning's progress bars write nothing to a file before the end of an epoch.
+"""
+
+import sys
+import time
+from typing import Any, Protocol
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from rich import progress
+from rich.console import Console
+
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.callbacks.monitoring.throughput import ThroughputMeter
+
+BAR_SECONDS = 0.5  # between two updates of a bar, since reading the loss waits for the device
+
+
+class ProgressOutput(Protocol):
+    """Destination of progress reports."""
+
+    def start(self, name: str, total: int | None, done: int) -> None:
+        """Start a report of `total` steps (None if unknown), `done` of which are complete."""
+
+    def update(self, step: int, values: dict[str, str]) -> None:
+        """Report the current step and values."""
+
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def stop(self) -> None:
+        """End the report."""
+
+
+class LineOutput:
+    """Prints one plain line per update and flushes it, so that a batch job can be watched."""
+
+    def __init__(self) -> None:
+        self._label = ""
+        self._total = ""
+
+    def start(self, name: str, total: int | None, done: int) -> None:
+        self._label = "step" if name == "train" else f"{name} batch"
+        self._total = _format_total(total)
+
+    def update(self, step: int, values: dict[str, str]) -> None:
+        rest = "  ".join(f"{name} {value}" for name, value in values.items())
+        self.print(f"{self._label} {step:,}{self._total}  {rest}".rstrip())
+
+    def print(self, text: str) -> None:
+        print(text, flush=True)
+
+    def stop(self) -> None:
+        pass
+
+
+class BarOutput:
+    """Shows a bar of `rich` below the lines that were printed."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._bar: progress.Progress | None = None
+        self._task = progress.TaskID(0)
+
+    def start(self, name: str, total: int | None, done: int) -> None:
+        self.stop()
+        self._bar = progress.Progress(
+            progress.TextColumn(name),
+            progress.BarColumn(),
+            progress.TextColumn("{task.completed:,}" + _format_total(total)),
+            progress.TextColumn("{task.fields[values]}"),
+            console=self._console,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task(name, total=total, completed=done, values="")
+        self._bar.start()
+
+    def update(self, step: int, values: dict[str, str]) -> None:
+        if self._bar is not None:
+            text = "  ".join(f"{name} [bold]{value}[/bold]" for name, value in values.items())
+            self._bar.update(self._task, completed=step, values=text)
+
+    def print(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Progress(ProgressBar):
+    """Shows step, epoch, loss, learning rate, throughput, time left and validation metrics.
+
+    Args:
+        seconds: Seconds between two lines if the output is not a terminal.
+        meter: Counts the tokens or images of training; `StepMetrics` updates it.
+    """
+
+    def __init__(self, seconds: float = 10.0, meter: ThroughputMeter | None = None) -> None:
+        super().__init__()
+        is_terminal = sys.stdout.isatty()
+        self.output: ProgressOutput = BarOutput() if is_terminal else LineOutput()
+        self.seconds = BAR_SECONDS if is_terminal else seconds
+        self.meter = meter or ThroughputMeter()
+        self._started_at = time.monotonic()
+        self._updated_at = self._started_at
+        self._reading = self.meter.read()
+        self._first_step = 0
+        self._total: int | None = 0
+        self._trained = False
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Disable the output; Lightning calls this on all ranks but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Enable the output."""
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print a line between two updates."""
+        if self._enabled:
+            self.output.print(" ".join(str(arg) for arg in args))
+
+    # Training.
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print what is trained, and start the clock."""
+        self._trained = True
+        self._first_step = trainer.global_step
+        self._total = pl_module.total_steps()  # type: ignore[operator]
+        n_parameters = sum(p.numel() for p in pl_module.parameters())
+        device = f"{trainer.strategy.root_device}, {trainer.precision}"
+        ranks = f" x {trainer.world_size}" if trainer.world_size > 1 else ""
+        self.print(f"{type(pl_module).__name__}: {n_parameters:,} parameters on {device}{ranks}")
+        if trainer.world_size * trainer.accumulate_grad_batches > 1:
+            size = describe_step_size(trainer)
+            self.print(f"each optimizer step takes {size}; the learning rate is not scaled")
+        data = resumable_data(trainer)
+        if not trainer.enable_validation or (data is not None and "val" not in data.splits):
+            self.print("there is no validation: best.ckpt will not be written, only last.ckpt")
+        if self._first_step:
+            self.print(f"resumed after step {self._first_step:,}")
+        self._started_at = time.monotonic()
+        self._updated_at = self._started_at
+        self._reading = self.meter.read()
+        if self._enabled:
+            self.output.start("train", self._total, self._first_step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Update the output if it is due, and after the first and the last batch."""
+        is_end = trainer.fit_loop.total_batch_idx == 0 or trainer.global_step == self._total
+        if is_end or time.monotonic() - self._updated_at >= self.seconds:
+            self._update(trainer, pl_module)
+
+    def _update(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._updated_at = time.monotonic()
+        if not self._enabled:
+            return
+        values = {"epoch": f"{trainer.current_epoch + 1}"}
+        loss = trainer.callback_metrics.get("train/loss")
+        if loss is not None:
+            values["loss"] = f"{float(loss):.4f}"
+        values["lr"] = f"{trainer.optimizers[0].param_groups[0]['lr']:.2e}"
+        reading = self.meter.read()
+        values[f"{pl_module.unit}/s"] = f"{reading.rate_since(self._reading):,.0f}"
+        self._reading = reading
+        values["left"] = self._time_left(trainer.global_step)
+        self.output.update(trainer.global_step, values)
+
+    def _time_left(self, step: int) -> str:
+        done = step - self._first_step
+        if self._total is None:
+            return "?"
+        if self._total <= step:
+            return format_duration(0.0)
+        if not done:
+            return "?"
+        return format_duration((time.monotonic() - self._started_at) / done * (self._total - step))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the time of the training."""
+        if self._enabled:
+            self.output.stop()
+        seconds = format_duration(time.monotonic() - self._started_at)
+        self.print(f"trained to step {trainer.global_step:,} in {seconds}")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Explain why a complete run was not continued."""
+        if self._trained:
+            return
+        advice = "give a greater --trainer.max_steps or --trainer.max_epochs"
+        if trainer.should_stop:  # a callback such as EarlyStopping ended the run
+            advice = "remove the callback that stopped it, or increase its patience"
+        step = f"{trainer.global_step:,}"
+        self.print(f"nothing to do: the run is complete at step {step}; to continue it, {advice}")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Remove the bar from the terminal."""
+        self.output.stop()
+
+    # Evaluation.
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the metrics, except in the sanity check before training."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        metrics = trainer.callback_metrics.items()
+        values = [f"{name} {float(x):.4f}" for name, x in metrics if name.startswith("val/")]
+        self.print(f"step {trainer.global_step:,}  {'  '.join(values)}")
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the report of a test, in batches."""
+        if self._enabled:
+            total = int(sum(trainer.num_test_batches))
+            self.output.start("test", total, 0)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Update the output if it is due."""
+        if self._enabled and time.monotonic() - self._updated_at >= self.seconds:
+            self._updated_at = time.monotonic()
+            self.output.update(batch_idx + 1, {})
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove the bar, since a table of metrics follows."""
+        self.output.stop()
+
+
+def describe_step_size(trainer: Trainer) -> str:
+    """Describe the size of an optimizer step, such as 8 devices x 2 micro-batches x 512 rows."""
+    factors = []
+    if trainer.world_size > 1:
+        factors.append(f"{trainer.world_size} devices")
+    if trainer.accumulate_grad_batches > 1:
+        factors.append(f"{trainer.accumulate_grad_batches} micro-batches")
+    data = resumable_data(trainer)
+    order = None if data is None else data.split("train").order
+    tokens = getattr(order, "max_tokens", None)
+    rows = getattr(order, "max_rows", None)
+    if tokens is not None:
+        factors.append(f"{tokens:,} tokens")
+    else:
+        factors.append("1 batch" if rows is None else f"{rows:,} rows")
+    return " x ".join(factors)
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as 42 s, 5 min 10 s, 3 h 20 min or 2 d 4 h."""
+    rounded = round(seconds)
+    for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if rounded >= size:
+            return f"{rounded // size} {unit} {rounded % size // lower_size} {lower}"
+    return f"{rounded // 60} min {rounded % 60} s" if rounded >= 60 else f"{rounded} s"
+
+
+def _format_total(total: int | None) -> str:
+    return "" if total is None else f"/{total:,}"

@@ -1,0 +1,106 @@
+"""Throughput in tokens or images per second, logged together with the learning rate."""
+
+import time
+from typing import Any, NamedTuple
+
+from lightning import Callback, LightningModule, Trainer
+
+from fourfold.lightning_internals import is_accumulating, logger_step
+
+
+class Reading(NamedTuple):
+    """Tokens or images that were trained on, and the seconds that this took."""
+
+    units: int
+    seconds: float
+
+    def rate_since(self, earlier: "Reading") -> float:
+        """Return units per second between two readings."""
+        seconds = self.seconds - earlier.seconds
+        return (self.units - earlier.units) / seconds if seconds > 0 else 0.0
+
+
+class ThroughputMeter:
+    """Counts tokens or images and the time of training, without the time of validations.
+
+    The clock is the host's, so a reading never waits for a GPU. The GPU's queue is short compared
+    with the time between two readings.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start from zero."""
+        self._units = 0
+        self._seconds = 0.0
+        self._started: float | None = time.monotonic()
+
+    def add(self, units: int) -> None:
+        """Count the tokens or images of a batch."""
+        self._units += units
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        self._seconds = self.read().seconds
+        self._started = None
+
+    def resume(self) -> None:
+        """Start the clock again."""
+        self._started = time.monotonic()
+
+    def read(self) -> Reading:
+        """Return the totals so far."""
+        running = 0.0 if self._started is None else time.monotonic() - self._started
+        return Reading(self._units, self._seconds + running)
+
+
+class StepMetrics(Callback):
+    """Logs `train/lr` and `train/tokens_per_second` (or images) every `log_every_n_steps`.
+
+    Requires a module with `unit` and `n_units(batch)`, as every task has.
+
+    Args:
+        meter: Counts the batches; other callbacks may read it.
+    """
+
+    def __init__(self, meter: ThroughputMeter) -> None:
+        self.meter = meter
+        self._logged = Reading(0, 0.0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self.meter.reset()
+        self._logged = Reading(0, 0.0)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self.meter.pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock again."""
+        self.meter.resume()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the learning rate of this step."""
+        if is_logged(trainer):  # `log` copies the number to the device
+            pl_module.log("train/lr", trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the batch, and log the throughput since it was logged last."""
+        self.meter.add(pl_module.n_units(batch) * trainer.world_size)  # type: ignore[operator]
+        if is_logged(trainer) and not is_accumulating(trainer):
+            reading = self.meter.read()
+            rate = reading.rate_since(self._logged)
+            pl_module.log(f"train/{pl_module.unit}_per_second", rate)
+            self._logged = reading
+
+
+def is_logged(trainer: Trainer) -> bool:
+    """Return True if the metrics of the current optimizer step are sent to loggers."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return bool(trainer.loggers) and every > 0 and (logger_step(trainer) + 1) % every == 0

@@ -1,0 +1,1 @@
+"""Callbacks that configure compilation, memory allocation and distributed evaluation."""

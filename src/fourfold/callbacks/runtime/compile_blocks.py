@@ -1,0 +1,58 @@
+"""Compilation of a model's blocks by torch.compile, as a function and as a callback."""
+
+import os
+import shutil
+
+from lightning import Callback, LightningModule, Trainer
+from torch import nn
+
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.core.block import Block
+from fourfold.errors import InputError
+
+MIN_RECOMPILE_LIMIT = 64
+
+
+def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
+    """Compile each block in place; layers share one graph, and parameter names do not change.
+
+    Raises `torch._dynamo.config.recompile_limit` to at least 64 for the process. torch counts the
+    graphs of all blocks together: encoder and decoder, training and evaluation, a last batch of one
+    row. Beyond its default limit of 8, further graphs would run uncompiled.
+
+    Args:
+        model: A model of this package.
+        dynamic: True if sequence lengths differ between batches, False if not; None lets torch
+            detect it.
+    """
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    config.recompile_limit = max(MIN_RECOMPILE_LIMIT, config.recompile_limit)
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.compile(dynamic=dynamic)
+
+
+class CompileBlocks(Callback):
+    """Compiles the blocks when training starts.
+
+    If lengths differ, one graph serves all of them from the first batch on. Otherwise results would
+    depend on the length of the first batch, which is another one after a resume.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compile the blocks; by now the model exists and has been distributed.
+
+        Raises:
+            InputError: The model runs on a CPU, and there is no C++ compiler.
+        """
+        compiler = os.environ.get("CXX", "g++" if shutil.which("g++") else "clang++")
+        if trainer.strategy.root_device.type == "cpu" and shutil.which(compiler) is None:
+            raise InputError(
+                "must be false without a C++ compiler (install g++ or clang), got true",
+                option="compile",
+            )
+        data = resumable_data(trainer)
+        dynamic = None if data is None else not data.split("train").has_static_shape
+        compile_blocks(pl_module, dynamic=dynamic)

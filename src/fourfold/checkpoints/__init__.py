@@ -1,0 +1,1 @@
+"""Checkpoint files, and models loaded from them, without Lightning."""

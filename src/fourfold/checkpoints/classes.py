@@ -1,0 +1,142 @@
+"""Classes named in checkpoints: the table of models, and the user's own classes if allowed.
+
+A checkpoint holds the name of a model class and the import path of a task class. Importing a module
+runs its code, so only classes of fourfold and those that the user names are imported.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fourfold.errors import InputError
+from fourfold.models.base import Model
+
+# Model class: its module below `fourfold.models`. The config class is NAMEConfig in that module.
+MODELS = {
+    "CLIP": "clip",
+    "CausalClassifier": "classifiers",
+    "CausalLM": "causal_lm",
+    "CompositeEncoderDecoder": "composite",
+    "EncoderDecoder": "encoder_decoder",
+    "MaskedLM": "masked_lm",
+    "RecurrentClassifier": "recurrent.language_model",
+    "RecurrentLM": "recurrent.language_model",
+    "ResNet": "baselines.resnet",
+    "SequenceClassifier": "classifiers",
+    "SpanExtractor": "classifiers",
+    "T5": "t5",
+    "TokenClassifier": "classifiers",
+    "ViT": "vit",
+}
+Classes = Iterable[type[Any] | str]
+
+
+def class_path(cls: type[Any]) -> str:
+    """Return the import path of a class, such as `mypkg.models.AlibiLM`."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def model_name(cls: type[Any]) -> str:
+    """Return the name of a model class in a checkpoint: bare for a model of fourfold."""
+    module = MODELS.get(cls.__name__)
+    return cls.__name__ if cls.__module__ == f"fourfold.models.{module}" else class_path(cls)
+
+
+def import_class(path: str) -> type[Any]:
+    """Import a class that the user named.
+
+    Args:
+        path: Import path, such as `mypkg.AlibiTask`.
+
+    Raises:
+        InputError: There is no such module, or no such class in it.
+    """
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        # An import inside the user's module that fails keeps its traceback.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise InputError(
+            f"names {path}, but there is no module {error.name}", option="--allow_class"
+        ) from error
+    except ValueError as error:  # the path has no dot
+        raise InputError(
+            f"must be an import path such as mypkg.MyTask, got {path!r}", option="--allow_class"
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        raise InputError(
+            f"names {path}, but {module_name} has no such class", option="--allow_class"
+        )
+    return found
+
+
+def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
+    """Return the class at the import path in a checkpoint, if the user allows it.
+
+    Args:
+        path: Import path in the checkpoint.
+        classes: Classes that the user allows, or their import paths.
+        file: The checkpoint, for the message.
+
+    Raises:
+        InputError: The user does not allow the class.
+    """
+    for given in classes:
+        cls = import_class(given) if isinstance(given, str) else given
+        if path in (given, class_path(cls)):
+            return cls
+    raise InputError(
+        f"the checkpoint needs the class {path}, which is not part of fourfold; allow its import"
+        f" with --allow_class {path} (in Python: classes=[{path.rpartition('.')[2]}])",
+        file=file,
+    )
+
+
+def find_model_class(
+    name: str, config: Mapping[str, Any], classes: Classes, file: str | Path | None
+) -> tuple[type[Model], type[Any]]:
+    """Return the class of a model and of its config.
+
+    Args:
+        name: Name in the checkpoint: bare for a model of fourfold, otherwise an import path.
+        config: Fields of the config.
+        classes: The user's classes that may be used, or their import paths.
+        file: The checkpoint, for the message.
+
+    Raises:
+        InputError: There is no such model in fourfold, or the user does not allow the class.
+    """
+    if "." in name:
+        cls = find_user_class(name, classes, file)
+        return cls, config_class_of(cls)
+    if name not in MODELS:
+        raise InputError(f"fourfold has no model {name[:80]!r}", file=file)
+    module = import_module(f"fourfold.models.{MODELS[name]}")
+    config_name = f"{name}Config"
+    if name == "CompositeEncoderDecoder":  # one class of models with two kinds of encoders
+        has_vit = "image_size" in config.get("encoder", ())
+        config_name = "ImageToTextConfig" if has_vit else "TextToTextConfig"
+    return getattr(module, name), getattr(module, config_name)
+
+
+def config_class_of(model_class: type[Model]) -> type[Any]:
+    """Return the config class of a model: its `config_class`, or the type of its `config` argument.
+
+    Raises:
+        InputError: The class declares neither.
+    """
+    declared = getattr(model_class, "config_class", None)
+    if declared is None:
+        parameters = inspect.signature(model_class, eval_str=True).parameters
+        declared = parameters["config"].annotation if "config" in parameters else None
+    if not isinstance(declared, type):
+        raise InputError(
+            "must have an attribute config_class, or a type for the argument `config`",
+            option=class_path(model_class),
+        )
+    return declared

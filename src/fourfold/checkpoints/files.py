@@ -1,0 +1,104 @@
+"""Checkpoint files on disk: find, read, and test for corruption, without running code in them."""
+
+import os
+import pickle
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold.checkpoints.format import check_content, check_version, in_checkpoint
+from fourfold.errors import InputError
+
+CHECKPOINT_NAMES = ("best", "average", "last")  # in a run directory, in order of preference
+# First byte of a zip archive, of a pickle, and of a file truncated to nothing.
+MAGIC_BYTES = (b"P", b"\x80", b"")
+# Errors that `zipfile` raises for a truncated or corrupted archive.
+CORRUPTION_ERRORS = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
+
+
+def find_checkpoint(run: Path) -> Path:
+    """Return the checkpoint of a run directory that is evaluated, exported or fine-tuned.
+
+    Raises:
+        InputError: The run directory has no checkpoint.
+    """
+    for name in CHECKPOINT_NAMES:
+        file = run / "checkpoints" / f"{name}.ckpt"
+        if file.is_file():
+            return file
+    if (run / "config.json").is_file():
+        raise InputError(
+            f"this is a Hugging Face directory; convert it first with `fourfold import {run} FILE`",
+            file=run,
+        )
+    raise InputError(
+        "there is no checkpoint; train first with `fourfold fit`, or name another run directory"
+        " or a checkpoint file",
+        file=run / "checkpoints",
+    )
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint written by fourfold, on the CPU, and check its structure.
+
+    Raises:
+        InputError: See `read_file`; or the file was written by another program, or by an earlier
+            version of fourfold; or a part of it is missing or has the wrong type.
+    """
+    content = read_file(path)
+    check_version(content, path)
+    with in_checkpoint(path):
+        check_content(content)
+    return content
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Read the dictionary in a file of `torch.save`, on the CPU. Code in the file is never run.
+
+    Raises:
+        InputError: The file does not exist, is corrupted, or holds something else.
+    """
+    path = Path(path)
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
+        raise InputError("there is no such checkpoint file", file=path)
+    _check_corruption(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError("not a checkpoint, or a file with code in it", file=path) from error
+    except Exception as error:  # torch raises many classes for a truncated or corrupted file
+        with path.open("rb") as file:
+            looks_like_checkpoint = file.read(1) in MAGIC_BYTES
+        reason = "the checkpoint is corrupted or incomplete"
+        raise InputError(
+            reason if looks_like_checkpoint else "not a checkpoint", file=path
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError("not a checkpoint written by fourfold", file=path)
+    return content
+
+
+def is_complete(path: Path) -> bool:
+    """Return whether all checksums in a checkpoint file are right."""
+    try:
+        return _corrupted_member(path) is None
+    except CORRUPTION_ERRORS:
+        return False
+
+
+def _check_corruption(path: Path) -> None:
+    """Compare the checksums in the file, which `torch.load` ignores."""
+    try:
+        member = _corrupted_member(path)
+    except CORRUPTION_ERRORS:
+        return  # truncated, or not an archive: `torch.load` tells the two apart
+    if member is not None:
+        raise InputError(f"the checkpoint is corrupted: checksum of {member} is wrong", file=path)
+
+
+def _corrupted_member(path: Path) -> str | None:
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()

@@ -1,0 +1,216 @@
+"""Format of a checkpoint's `fourfold` section: content, checks, and dataclasses as plain values.
+
+    {"version": 2,
+     "model": {"class": "CausalLM", "config": {...}},
+     "task": {"class": "fourfold.tasks.causal_lm.CausalLanguageModeling", "init_args": {...}},
+     "data": {"tokenizer": "...", "class_names": [...], ...}}
+
+The weights are in `state_dict`, with names that begin with "model.". All values are plain, so that
+the file can be read with `weights_only=True`.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fourfold.core.validation import check_type, require_sizes
+from fourfold.errors import InputError
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+
+VERSION = 2
+# Types of the sections, and of the values in them.
+SECTIONS: dict[str, dict[str, type]] = {
+    "model": {"class": str, "config": dict},
+    "task": {"class": str, "init_args": dict},
+    "data": {},
+}
+# Artifacts of a DataModule, by name. A tuple may have become a list.
+ARTIFACTS: dict[str, Any] = {
+    "tokenizer": str,
+    "class_names": tuple,
+    "max_len": int | None,
+    "n_separators": int,
+    "n_texts": int,
+    "allow_no_answer": bool,
+    "src_lang": str,
+    "tgt_lang": str,
+    "image_size": int,
+    "n_channels": int,
+    "mean": tuple,
+    "std": tuple,
+    "crop_pct": float,
+    "crop_mode": str,
+    "interpolation": str,
+}
+ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of lists
+TASK_SECTIONS = {
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "tuning": TuningConfig,
+}
+
+
+@contextmanager
+def in_checkpoint(path: str | Path) -> Iterator[None]:
+    """Name the checkpoint file in every InputError that its content causes."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"the checkpoint is not valid: {error}", file=path) from error
+
+
+def check_version(content: Mapping[str, Any], path: str | Path | None) -> None:
+    """Check that this version of fourfold wrote the checkpoint.
+
+    Raises:
+        InputError: Another program or an earlier version of fourfold wrote it.
+    """
+    saved = content.get("fourfold")
+    if saved is None:
+        raise InputError("not a checkpoint written by fourfold", file=path or "checkpoint")
+    if isinstance(saved, Mapping) and saved.get("version") != VERSION:
+        age = "a later" if _is_later(saved.get("version")) else "an earlier"
+        raise InputError(
+            f"the checkpoint was written by {age} version of fourfold, which this version cannot"
+            " read",
+            file=path or "checkpoint",
+        )
+
+
+def _is_later(version: object) -> bool:
+    return isinstance(version, int) and version > VERSION
+
+
+def check_content(content: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has all sections, and that each holds the right types.
+
+    Raises:
+        InputError: A section is missing or has the wrong type.
+    """
+    saved = content["fourfold"]
+    check_type("fourfold", saved, dict)
+    for name, keys in SECTIONS.items():
+        section = saved.get(name)
+        check_type(f"fourfold.{name}", section, dict)
+        for key, declared in keys.items():
+            check_type(f"fourfold.{name}.{key}", section.get(key), declared)
+    state = content.get("state_dict")
+    check_type("state_dict", state, dict)
+    for name, tensor in (state or {}).items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise InputError("must be a tensor", option=f"state_dict.{str(name)[:80]}")
+    check_artifacts(saved["data"])
+
+
+def check_artifacts(artifacts: Mapping[str, Any]) -> None:
+    """Check the types of the artifacts that a DataModule has left in a checkpoint.
+
+    Raises:
+        InputError: A value has the wrong type.
+    """
+    for name, value in artifacts.items():
+        if name in ARTIFACTS:
+            check_type(f"data.{name}", value, ARTIFACTS[name])
+        for item in value if name in ITEMS else ():
+            check_type(f"data.{name}", item, ITEMS[name])
+
+
+def check_training(content: Mapping[str, Any]) -> None:
+    """Check the state of training: progress of the loops, and states of the optimizers.
+
+    Raises:
+        InputError: A value is missing or has the wrong type.
+    """
+    if "loops" in content:  # not in an imported checkpoint
+        check_type("loops", content["loops"], dict)
+        check_type("loops.fit_loop", content["loops"].get("fit_loop"), dict)
+    states = content.get("optimizer_states", [])
+    check_type("optimizer_states", states, list)
+    for state in states:
+        check_type("optimizer_states", state, dict)
+        for group in state.get("param_groups") or ():
+            for name in ("lr", "initial_lr", "eps", "weight_decay", "momentum"):
+                if name in group:
+                    check_type(f"optimizer_states.{name}", group[name], float)
+        for moments in (state.get("state") or {}).values():
+            for name, value in moments.items():
+                check_type(f"optimizer_states.{name}", value, Tensor)
+
+
+def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:
+    """Check the arguments of a task's constructor before it is called.
+
+    Raises:
+        InputError: An argument is unknown or has the wrong type.
+    """
+    annotations = init_annotations(task_class)
+    for name in TASK_SECTIONS:
+        dataclass_from_dict(TASK_SECTIONS[name], init_args.get(name))
+    for name, value in init_args.items():
+        if name not in annotations:
+            raise InputError(f"is not an argument of {task_class.__name__}", option=str(name)[:80])
+        if name not in TASK_SECTIONS:
+            check_type(name, value, annotations[name])
+
+
+def init_annotations(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of the constructor's arguments, including those of the base classes."""
+    annotations: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            annotations |= {p.name: p.annotation for p in named}
+    return annotations
+
+
+def config_from_dict(config_class: Any, values: Any) -> Any:
+    """Build the config of a model, which no dataset can complete any more.
+
+    Raises:
+        InputError: A value is invalid, or a size is missing.
+    """
+    config = dataclass_from_dict(config_class, values)
+    require_sizes(config)
+    return config
+
+
+def dataclass_from_dict(cls: Any, values: Any) -> Any:
+    """Build a dataclass, and the dataclasses in it, from the values that `asdict` returned.
+
+    Raises:
+        InputError: The values are not a mapping, or hold an unknown field or an invalid value.
+    """
+    if not isinstance(values, Mapping):
+        raise InputError(f"must be a mapping, got {str(values)[:80]!r}", option=cls.__name__)
+    known = {field.name for field in fields(cls)}
+    if unknown := [str(name) for name in values if name not in known]:
+        raise InputError(f"is not a field of {cls.__name__}", option=unknown[0][:80])
+    nested = {field.name: field.type for field in fields(cls) if is_dataclass(field.type)}
+    built = {
+        name: dataclass_from_dict(nested[name], values[name]) for name in nested if name in values
+    }
+    return cls(**{**values, **built})
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten nested mappings to one level with keys such as `section.name`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": inner for key, inner in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def as_list(value: Any) -> Any:
+    """Return a tuple as a list, since a file stores no tuples; any other value unchanged."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,150 @@
+"""`init_from`: initialize a model with the weights of other models."""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.checkpoints.classes import model_name
+from fourfold.checkpoints.load import SourceModel, read_model
+from fourfold.errors import InputError
+from fourfold.models.base import Model
+from fourfold.models.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
+from fourfold.tokenization.tokenizer import Tokenizer
+
+# One path, or one path for the encoder and one for the decoder.
+InitFrom = str | dict[str, str] | None
+
+
+@lru_cache(maxsize=1)  # callers need the shape, the tokenizer and the weights, one after another
+def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
+    """Read the model at a path that `fourfold.load` accepts; the classifier may be missing.
+
+    Raises:
+        InputError: There is no such model; it is corrupted; or its architecture is unknown.
+    """
+    return read_model(path, classes=classes, allow_missing_head=True)
+
+
+def initialize_from(
+    model: Model,
+    init_from: InitFrom,
+    tokenizer: str | None,
+    interpolation: str,
+    classes: tuple[type[Any] | str, ...] = (),
+) -> str:
+    """Copy the matching weights of one or two models into a model.
+
+    Args:
+        model: The model whose weights are overwritten.
+        init_from: A path, or paths by role: {"encoder": PATH, "decoder": PATH}.
+        tokenizer: Tokenizer of the data as JSON. If the source has another one, the embeddings of
+            the tokens that both have are copied to their new ids.
+        interpolation: Resampling of a grid of position embeddings, a key of INTERPOLATIONS.
+        classes: The user's model classes that the sources may name, or their import paths. The
+            class of `model` is always allowed.
+
+    Returns:
+        A report of the tensors that were loaded, resized, left at their initial values or unused.
+
+    Raises:
+        InputError: A source cannot be read, or its layers do not match those of the model.
+    """
+    paths = init_from
+    if isinstance(paths, str):
+        is_encoder_decoder = hasattr(model, "tgt_embed")
+        paths = {"" if is_encoder_decoder else "model": paths}
+    several = len(paths or {}) > 1
+    if "." in model_name(type(model)):
+        classes = (*classes, type(model))
+    lines = list[str]()
+    reports = list[TransferReport]()
+    for role, path in (paths or {}).items():
+        source = read_source(path, classes)
+        lines += _describe(path, source, tokenizer)
+        report = _copy_weights(model, source, path, role, tokenizer, interpolation)
+        reports.append(report)
+        lines += (replace(report, new=[]) if several else report).lines()
+    read_source.cache_clear()
+    if several:  # a tensor that is new to one source may have been loaded from the other
+        new = [line for line in reports[0].new if all(line in report.new for report in reports)]
+        lines += ["init_from: tensors that no source has", *TransferReport(new=new).lines()]
+    return "\n".join(lines)
+
+
+def _describe(path: str, source: SourceModel, tokenizer: str | None) -> list[str]:
+    n_parameters = sum(p.numel() for p in source.model.parameters())
+    lines = [f"init_from {path}: {type(source.model).__name__}, {n_parameters:,} parameters"]
+    if source.foreign:
+        lines += [f"  {note}" for note in source.foreign.notes]
+    if tokenizer and not source.tokenizer and hasattr(source.model.config, "vocab_size"):
+        lines.append("  the source has no tokenizer: token ids are assumed to be those of the data")
+    return lines
+
+
+def _copy_weights(
+    model: Model,
+    source: SourceModel,
+    path: str,
+    role: str,
+    tokenizer: str | None,
+    interpolation: str,
+) -> TransferReport:
+    from fourfold.hub.transformers_format import unmapped_tensors_for  # imports all architectures
+
+    default_role = "model" if hasattr(source.model, "tgt_embed") else "encoder"
+    role = role or default_role
+    if role not in PREFIXES_BY_ROLE:
+        raise InputError(
+            f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}", option="init_from"
+        )
+    try:
+        return transfer(
+            model,
+            source.model,
+            role,
+            more=unmapped_tensors_for(source.model, model),
+            tokens=shared_vocabulary(source.tokenizer, tokenizer),
+            interpolation=interpolation,
+        )
+    except InputError as error:
+        raise InputError(f"{path}: {error}", option="init_from") from error
+
+
+def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None:
+    """Match the tokens that two tokenizers share.
+
+    The special tokens for padding, begin, end, unknown and mask match by role, not by spelling.
+
+    Args:
+        old: Tokenizer of the source as JSON.
+        new: Tokenizer of the data as JSON.
+
+    Returns:
+        Ids of the shared tokens in the old and in the new vocabulary, each (N,); None if one
+        tokenizer is missing or if both vocabularies are equal.
+    """
+    if old is None or new is None:
+        return None
+    old_tokenizer = Tokenizer.from_str(old)
+    new_tokenizer = Tokenizer.from_str(new)
+    old_ids = old_tokenizer.vocabulary
+    new_ids = new_tokenizer.vocabulary
+    if old_ids == new_ids:
+        return None
+    # New id: old id.
+    matches = {new_ids[token]: number for token, number in old_ids.items() if token in new_ids}
+    # If one token has several roles, the last assignment wins: the embedding of the end token is
+    # trained most, that of the unknown token least.
+    for role in ("unk_id", "pad_id", "bos_id", "eos_id", "mask_id"):
+        old_id = getattr(old_tokenizer, role)
+        new_id = getattr(new_tokenizer, role)
+        if old_id is not None and new_id is not None:
+            matches[new_id] = old_id
+    # On the CPU, like the weights of the source, even if Lightning builds models on a GPU.
+    old_rows = torch.tensor(list(matches.values()), device="cpu")
+    new_rows = torch.tensor(list(matches), device="cpu")
+    return old_rows, new_rows

@@ -1,0 +1,310 @@
+"""`fourfold.load`: a model from a checkpoint, a run directory or a Hugging Face directory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fourfold.checkpoints import native_directory
+from fourfold.checkpoints.classes import Classes, find_model_class
+from fourfold.checkpoints.files import find_checkpoint, read_file
+from fourfold.checkpoints.format import (
+    check_content,
+    check_version,
+    config_from_dict,
+    dataclass_from_dict,
+    in_checkpoint,
+)
+from fourfold.errors import InputError
+from fourfold.generation.defaults import GenerationDefaults
+from fourfold.hub import directory
+from fourfold.models.base import Model
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.models.finetuning.lora import add_lora, merge_lora
+from fourfold.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fourfold.hub.detect_format import ImportedModel
+
+WEIGHT_PREFIX = "model."  # of a model's weights in the state dict of a task
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model read from a path, with everything that was stored with it.
+
+    Args:
+        path: The file or directory that was read.
+        model: The model on the CPU, in fp32 and eval mode.
+        tokenizer: Its tokenizer as JSON, or None.
+        artifacts: What its DataModule left in the checkpoint, such as class names.
+        defaults: Its special tokens and options of generation.
+        foreign: Its description in the format of another library; None for a checkpoint of
+            fourfold.
+    """
+
+    path: Path
+    model: Model
+    tokenizer: str | None
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    foreign: "ImportedModel | None" = None
+
+
+def load(
+    path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    classes: Classes = (),
+) -> Model:
+    """Load a model in eval mode, with its weights, config and tokenizer.
+
+    Args:
+        path: A checkpoint file (`.ckpt`); a run directory, whose best checkpoint is taken, else the
+            average of checkpoints or the last one; a directory written by `fourfold.save`; a
+            Hugging Face directory of transformers or timm; a file of weights of timm, nanoGPT or
+            minGPT; or the name of a model on the Hugging Face Hub, `owner/name`.
+        device: Device of the model; the CPU by default.
+        dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
+            default.
+        classes: Your own model classes that the checkpoint may name, or their import paths.
+
+    Returns:
+        The model, with the attributes `config`; `tokenizer` (None if none is stored);
+        `generation_defaults` (special tokens and options that `fourfold.generate` and
+        `fourfold.beam_search` use); and `artifacts` (values of the DataModule, such as
+        `class_names`).
+
+    Raises:
+        InputError: There is no such checkpoint; it is corrupted; its architecture is unknown; or
+            it names a class that is neither part of fourfold nor in `classes`.
+
+    Example:
+        >>> model = fourfold.load("runs/gpt2/tiny")  # doctest: +SKIP
+        >>> ids = torch.tensor([model.tokenizer.encode("The cat")])  # doctest: +SKIP
+        >>> ids = fourfold.generate(model, ids, max_new=20)  # doctest: +SKIP
+        >>> model.tokenizer.decode(ids[0].tolist())  # doctest: +SKIP
+    """
+    chosen = _dtype(dtype)
+    source = read_model(path, classes=classes)
+    model: Any = source.model
+    model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
+    model.generation_defaults = _with_special_tokens(source.defaults, model)
+    model.artifacts = dict(source.artifacts)
+    loaded: Model = model.to(device=device, dtype=chosen)
+    return loaded
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InputError(f"must be one of {', '.join(DTYPES)}, got {dtype!r}", option="dtype")
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
+    """Fill in the special tokens that are not given, from the config and the tokenizer."""
+    tokenizer = model.tokenizer
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if start is not None:
+        defaults = replace(defaults, bos_id=start)
+    if tokenizer is None:
+        return defaults
+    missing = {
+        name: getattr(tokenizer, name)
+        for name in ("bos_id", "eos_id", "pad_id")
+        if getattr(defaults, name) is None
+    }
+    return replace(defaults, **missing)
+
+
+def read_model(
+    path: str | Path, *, classes: Classes = (), allow_missing_head: bool = False
+) -> SourceModel:
+    """Read a model in any format that `load` accepts.
+
+    Args:
+        path: See `load`.
+        classes: See `load`.
+        allow_missing_head: Accept an image model of another library without a classifier, which
+            then has none.
+
+    Raises:
+        InputError: See `load`.
+    """
+    located = directory.resolve_path(path)
+    if native_directory.is_native(located):
+        return _read_native(located, classes)
+    if directory.is_model_directory(located):
+        return read_foreign(located, allow_missing_head=allow_missing_head)
+    if located.is_dir():
+        located = find_checkpoint(located)
+    content = read_weights(located)
+    if "fourfold" not in content and _is_foreign(content):
+        return read_foreign(located, content, allow_missing_head=allow_missing_head)
+    check_version(content, located)
+    with in_checkpoint(located):
+        check_content(content)
+    return model_from_checkpoint(content, located, classes)
+
+
+def model_from_checkpoint(
+    content: Mapping[str, Any], path: Path, classes: Classes = ()
+) -> SourceModel:
+    """Build the model in the content of a checkpoint. Low-rank updates (LoRA) are merged.
+
+    Raises:
+        InputError: The config is not valid, or the weights do not match it.
+    """
+    saved = content["fourfold"]
+    init_args, artifacts = saved["task"]["init_args"], saved["data"]
+    model = build_model(saved["model"], path, classes)
+    with in_checkpoint(path):
+        tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
+        if tuning.lora_rank:
+            add_lora(
+                model,
+                tuning.lora_rank,
+                alpha=tuning.lora_alpha,
+                dropout=tuning.lora_dropout,
+                targets=tuning.lora_targets,
+            )
+    state = {
+        name.removeprefix(WEIGHT_PREFIX): tensor
+        for name, tensor in content["state_dict"].items()
+        if name.startswith(WEIGHT_PREFIX)
+    }
+    load_weights(model, state, path)
+    check_classes(model.config, artifacts, path)
+    if "source" in content:
+        from fourfold.hub.transformers_format import SourceCheckpoint
+
+        model.source = SourceCheckpoint(**content["source"])
+    defaults = GenerationDefaults(
+        num_beams=init_args.get("num_beams"),
+        length_penalty=init_args.get("length_penalty"),
+        length_penalty_type=init_args.get("length_penalty_type"),
+    )
+    merge_lora(model)
+    return SourceModel(path, model.eval(), artifacts.get("tokenizer"), artifacts, defaults)
+
+
+def build_model(section: Mapping[str, Any], path: Path, classes: Classes) -> Model:
+    """Build a model with initial weights from its class and its config as plain values.
+
+    Raises:
+        InputError: The class is unknown, or the config is not valid.
+    """
+    model_class, config_class = find_model_class(section["class"], section["config"], classes, path)
+    with in_checkpoint(path):
+        config = config_from_dict(config_class, section["config"])
+    try:
+        return model_class(config)
+    except RuntimeError as error:  # torch cannot count or allocate so many weights
+        raise InputError(
+            "the machine has too little memory for the model described in it", file=path
+        ) from error
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+    """Load a state dict.
+
+    Raises:
+        InputError: Names or shapes do not match.
+    """
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise InputError("the weights do not match the model's config", file=path) from error
+
+
+def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None:
+    """Check that a checkpoint has as many class names as its model has classes.
+
+    Raises:
+        InputError: The numbers differ.
+    """
+    names = artifacts.get("class_names")
+    n_classes = getattr(config, "n_classes", None)
+    if names and n_classes not in (None, len(names)):
+        raise InputError(f"it has {len(names)} class names for {n_classes} classes", file=path)
+
+
+def _read_native(path: Path, classes: Classes) -> SourceModel:
+    content = native_directory.read(path)
+    model = build_model(content.model, path / native_directory.DESCRIPTION, classes)
+    load_weights(model, content.weights, path / native_directory.WEIGHTS)
+    check_classes(model.config, content.artifacts, path)
+    return SourceModel(path, model.eval(), content.tokenizer, content.artifacts, content.defaults)
+
+
+def _is_foreign(content: Mapping[str, Any]) -> bool:
+    from fourfold.hub import detect_format  # imports all architectures
+
+    return detect_format.is_importable(content)
+
+
+def read_foreign(
+    path: str | Path,
+    content: Mapping[str, Any] | None = None,
+    *,
+    allow_missing_head: bool = False,
+) -> SourceModel:
+    """Read the model of a Hugging Face directory or Hub name, or of a file of another library.
+
+    Args:
+        path: The directory, the file or the name.
+        content: Content of the file, if it has been read.
+        allow_missing_head: See `read_model`.
+
+    Raises:
+        InputError: There is no such model; it is corrupted; or its architecture is unknown.
+    """
+    from fourfold.hub import detect_format, preprocessing  # imports all architectures
+
+    located = directory.resolve_path(path)
+    is_file = located.is_file()
+    if not is_file and not directory.is_model_directory(located):
+        raise InputError(f"there is no {directory.CONFIG_FILE} in this directory", file=located)
+    if is_file and content is None:
+        content = read_weights(located)
+    found = detect_format.read_model(located, content, allow_missing_heads=allow_missing_head)
+    folder = located.parent if is_file else located
+    has_text = hasattr(found.model.config, "vocab_size")
+    tokenizer = preprocessing.read_tokenizer(folder) if has_text else None
+    defaults = GenerationDefaults() if is_file else _defaults_of_directory(folder)
+    return SourceModel(located, found.model, tokenizer, found.artifacts, defaults, found)
+
+
+def _defaults_of_directory(folder: Path) -> GenerationDefaults:
+    """Read the special tokens and generation options of a Hugging Face directory."""
+    from fourfold.hub.generation_config import read_generation_defaults
+
+    values: dict[str, Any] = dict(read_generation_defaults(folder))
+    return GenerationDefaults(
+        bos_id=values.get("decoder_start_token_id", values.get("bos_id")),
+        eos_id=values.get("eos_id"),
+        pad_id=values.get("pad_id"),
+        num_beams=values.get("num_beams"),
+        length_penalty=values.get("length_penalty"),
+        # transformers divides by n ** length_penalty.
+        length_penalty_type="power" if "length_penalty" in values else None,
+    )
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Read one file of weights, in safetensors format or written by `torch.save`.
+
+    Raises:
+        InputError: There is no such file, it is corrupted, or it holds something else.
+    """
+    if path.suffix == ".safetensors" and path.is_file():
+        return dict(directory.read_safetensors(path))
+    return read_file(path)

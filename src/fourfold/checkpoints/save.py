@@ -1,0 +1,116 @@
+"""`fourfold.save`: a model as a Hugging Face directory, or in the native directory format."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fourfold.checkpoints import native_directory
+from fourfold.errors import InputError
+from fourfold.hub import directory
+from fourfold.models.base import Model
+
+# The file that tells the format of a directory.
+DESCRIPTIONS = (directory.CONFIG_FILE, native_directory.DESCRIPTION)
+
+
+def save(model: Model, path: str | Path) -> None:
+    """Write a model to a directory that `fourfold.load` reads.
+
+    If transformers has the architecture, `AutoModel*.from_pretrained` reads the directory too. A
+    model that was loaded from a Hugging Face directory is written with the same architecture and
+    data type, including tensors that fourfold does not use. Any other model is written in the
+    native format: fourfold.json, model.safetensors and tokenizer.json.
+
+    No file is ever incomplete: each is written under another name and then renamed.
+
+    Args:
+        model: A model of fourfold, or an instance of your own model class with a `config`.
+        path: The directory, which is created if it does not exist.
+
+    Raises:
+        InputError: `path` is a file.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError("this is a file, but a directory is needed", file=path)
+    with staged_directory(path) as folder:
+        try:
+            write_transformers(model, folder)
+        except InputError:  # transformers has no such architecture
+            for file in folder.iterdir():
+                file.unlink()
+            native_directory.write(model, folder)
+
+
+def write_transformers(model: Any, folder: Path) -> str:
+    """Write a model with its tokenizer and preprocessing into a Hugging Face directory.
+
+    Returns:
+        Name of the class in transformers, and remarks on differences.
+
+    Raises:
+        InputError: transformers has no such architecture.
+    """
+    from fourfold.hub import transformers_format  # imports all architectures
+
+    named: str = transformers_format.write_model(model, folder, _write_preprocessing(model, folder))
+    return named
+
+
+def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
+    """Write the files of tokenizer and image preprocessing; return their keys in config.json."""
+    from fourfold.hub import preprocessing
+    from fourfold.hub.preprocessing import label_mappings
+    from fourfold.models.clip import CLIP
+
+    artifacts = getattr(model, "artifacts", {})
+    tokenizer = getattr(model, "tokenizer", None)
+    is_clip = isinstance(model, CLIP)
+    keys: dict[str, Any] = {}
+    if tokenizer is not None:
+        n_separators = artifacts.get("n_separators", 1)
+        max_len = model.config.max_len
+        text = tokenizer.to_str()
+        keys = preprocessing.write_tokenizer(folder, text, model, max_len, n_separators)
+        if artifacts.get("class_names"):
+            keys |= label_mappings(artifacts["class_names"])
+    if is_clip:  # CLIP has its own rule for the token that ends a text
+        keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
+    if "crop_pct" in artifacts:
+        keys |= preprocessing.write_image_preprocessing(folder, artifacts, is_clip=is_clip)
+    return keys
+
+
+@contextmanager
+def staged_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory whose files become those of `path` if no exception is raised.
+
+    A directory that does not exist appears at once with all its files. In an existing one, files
+    of the same name are replaced one by one, the description of the model last.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))
+    try:
+        yield staged
+        staged.chmod(0o755)  # mkdtemp makes it private
+        if path.exists() and any(path.iterdir()):
+            _replace_files(staged, path)
+        else:
+            if path.exists():
+                path.rmdir()
+            os.replace(staged, path)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _replace_files(staged: Path, path: Path) -> None:
+    files = sorted(staged.iterdir(), key=lambda file: file.name in DESCRIPTIONS)
+    for file in files:
+        os.replace(file, path / file.name)
+    for name in DESCRIPTIONS:  # of the other format
+        if name not in {file.name for file in files}:
+            (path / name).unlink(missing_ok=True)

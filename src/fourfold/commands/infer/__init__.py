@@ -1,0 +1,1 @@
+"""The commands translate, generate, fill and classify."""

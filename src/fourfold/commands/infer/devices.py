@@ -1,0 +1,56 @@
+"""Choice of the device and of the numeric precision that a checkpoint is used with."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from fourfold.core.precision import PRECISIONS, canonical_precision
+from fourfold.errors import InputError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called `name`; "auto" is the GPU if there is one, otherwise the CPU.
+
+    Raises:
+        InputError: The name is unknown, or this machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"must be auto, cpu, cuda or cuda:N, got {name!r}", option="--device")
+    n_gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= n_gpus:
+        raise InputError(
+            f"must be an available device, got {name} on a machine with {n_gpus} GPUs",
+            option="--device",
+        )
+    return device
+
+
+def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
+    """Move a module to a device, and convert its weights to the data type of the precision.
+
+    Raises:
+        InputError: The device cannot compute in that precision.
+    """
+    dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
+    if dtypes.compute == "float16" and device.type == "cpu":
+        raise InputError(
+            f"must be one that a CPU computes, such as bf16-mixed, got {precision}",
+            option="--precision",
+        )
+    is_mixed = dtypes.weights != dtypes.compute
+    module.to(device, None if is_mixed else getattr(torch, dtypes.weights))
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the autocast context of a "-mixed" precision, and a null context of any other."""
+    dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
+    if dtypes.weights == dtypes.compute:
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, dtypes.compute))

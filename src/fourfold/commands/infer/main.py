@@ -1,0 +1,185 @@
+"""`fourfold translate|generate|fill|classify`: their options, and processing of standard input.
+
+Options are parsed before torch is imported, so that `--help` and mistakes answer at once.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from math import inf, isfinite
+from typing import Any
+
+from fourfold.commands.option_parser import OptionParser
+from fourfold.core.precision import PRECISIONS
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+
+DESCRIPTIONS = {
+    "translate": "Translate one sentence per line.",
+    "generate": "Continue one prompt per line.",
+    "fill": "Fill [MASK] or <mask> in each line.",
+    "classify": "Image classifiers: one path per line, answered by path, class and probability.\n"
+    "Text classifiers: one sentence, or a pair separated by a tab, answered by class and\n"
+    "probability, or by the predicted value. Taggers: the tag of each word.",
+}
+EPILOG = """\
+One line is written for each line of standard input, in the same order; an empty line stays empty.
+Backslashes, tabs and line breaks in an output are written as \\\\, \\t and \\n."""
+
+# Command and class of the task: module and class that process its lines.
+PROCESSORS = {
+    "translate": {"Translation": ("translate", "SentenceTranslator")},
+    "generate": {"CausalLanguageModeling": ("generate", "PromptContinuer")},
+    "fill": {"MaskedLanguageModeling": ("fill_mask", "MaskFiller")},
+    "classify": {
+        "ImageClassification": ("classify_images", "ImageClassifier"),
+        "SequenceClassification": ("classify_text", "TextClassifier"),
+        "TokenClassification": ("tag_tokens", "WordTagger"),
+    },
+}
+DEFAULT_BATCH_SIZE = {"translate": 32, "generate": 32, "fill": 32, "classify": 64}
+# Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
+LENGTH_PENALTIES = ("gnmt", "power", "none")
+
+
+def make_parser(command: str) -> OptionParser:
+    """Return the parser of translate, generate, fill or classify."""
+    parser = OptionParser(
+        prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
+    )
+    add = parser.add_argument
+    add("--checkpoint", required=True, metavar="PATH", help="checkpoint file or run directory")
+    parser.add_allow_class()
+    batch_size = DEFAULT_BATCH_SIZE[command]
+    add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    add("--precision", default="32-true", choices=tuple(PRECISIONS), help="(%(default)s)")
+    add("--truncate", action="store_true", help="truncate lines that are too long for the model")
+    if command in ("translate", "generate"):
+        add("--beam", type=int, help="width of the beam search; 1 is greedy")
+        add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
+        add("--length-penalty-type", help=f"one of {', '.join(LENGTH_PENALTIES)}")
+        add("--max-new", type=int, metavar="N", help="maximum number of new tokens")
+        add("--n-best", type=int, default=1, metavar="N", help="outputs per line, tab-separated")
+    if command == "generate":
+        add("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
+        add("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens")
+        add("--top-p", type=float, metavar="P", help="sample among the likeliest with mass P")
+        add("--seed", type=int, help="seed of the sampling; default: a new one each time")
+        add(
+            "--document-start",
+            action="store_true",
+            help="put the end-of-document token, which precedes documents, before the prompt",
+        )
+        add("--only-new", action="store_true", help="omit the prompt from the output")
+    elif command != "translate":
+        add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
+    return parser
+
+
+def parse(command: str, arguments: Sequence[str]) -> Namespace:
+    """Parse the arguments of an inference command.
+
+    Raises:
+        InputError: An option is unknown or has an invalid value.
+    """
+    options = make_parser(command).parse_args(list(arguments))
+    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
+        value = getattr(options, name, None)
+        if value is not None and value < 1:
+            raise InputError(f"must be at least 1, got {value}", option=_option(name))
+    _check_ranges(options)
+    if command == "generate":
+        _check_conflicting_options(options)
+    return options
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_ranges(options: Namespace) -> None:
+    """Check values that the generation functions would reject at the first line only."""
+    values = vars(options)
+    temperature = values.get("temperature")
+    if temperature is not None and not 0.0 <= temperature < inf:
+        raise InputError(
+            f"must be at least 0 and finite, got {temperature}", option="--temperature"
+        )
+    top_p = values.get("top_p")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise InputError(f"must lie in (0, 1], got {top_p}", option="--top-p")
+    penalty_type = values.get("length_penalty_type")
+    if penalty_type is not None:
+        check_choice("--length-penalty-type", penalty_type, LENGTH_PENALTIES)
+    alpha = values.get("length_penalty")
+    if alpha is not None and not isfinite(alpha):
+        raise InputError(f"must be finite, got {alpha}", option="--length-penalty")
+    beam = values.get("beam")
+    if beam is not None and beam > 1 and options.n_best > beam:
+        raise InputError(f"must be at most --beam {beam}, got {options.n_best}", option="--n-best")
+
+
+def _check_conflicting_options(options: Namespace) -> None:
+    """Check that no option of `generate` is without effect because of another one."""
+    uses_beams = (options.beam or 1) > 1
+    if options.temperature and uses_beams:
+        raise InputError("cannot be combined with --beam", option="--temperature")
+    if options.n_best > (options.beam or 1) and not options.temperature:
+        raise InputError("needs --temperature, or a --beam of that width", option="--n-best")
+    for name in ("top_k", "top_p", "seed"):
+        if getattr(options, name) is not None and not options.temperature:
+            raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
+    for name in ("length_penalty", "length_penalty_type"):
+        if getattr(options, name) is not None and not uses_beams:
+            raise InputError("needs a --beam of at least 2", option=_option(name))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run an inference command on standard input.
+
+    Args:
+        argv: The command and its options.
+
+    Raises:
+        InputError: An option, the checkpoint or a line is invalid.
+    """
+    command, *arguments = argv
+    run(command, parse(command, arguments))
+    return 0
+
+
+def run(command: str, options: Namespace) -> None:
+    """Load the checkpoint and write one line for each line of standard input."""
+    from fourfold.commands.infer.devices import autocast, choose_device, move_model
+    from fourfold.commands.infer.line_io import process, read_lines
+    from fourfold.commands.train.run_directory import RunDirectory
+    from fourfold.tasks.loading import load_task
+
+    device = choose_device(options.device)
+    path = RunDirectory.resolve_checkpoint(options.checkpoint)
+    expected = tuple(PROCESSORS[command])
+    task = load_task(path, expect=expected, classes=tuple(options.allow_class))
+    move_model(task, device, options.precision)
+    try:
+        processor = make_processor(command, task, options)
+    except InputError as error:  # the checkpoint lacks something that the command needs
+        raise error.in_file(path) from error
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # independent of the locale
+    # On a terminal each line is answered at once.
+    n_ahead = 1 if sys.stdin.isatty() else options.batch_size * processor.batches_ahead
+    with autocast(device, options.precision):
+        lines = read_lines(sys.stdin.buffer)
+        process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
+
+
+def make_processor(command: str, task: Any, options: Namespace) -> Any:
+    """Return the `LineProcessor` of a command for a task."""
+    names = [cls.__name__ for cls in type(task).__mro__]
+    processors = PROCESSORS[command]
+    module, class_name = next(processors[name] for name in names if name in processors)
+    processor = getattr(import_module(f"fourfold.commands.infer.{module}"), class_name)
+    return processor(task, options)

@@ -1,0 +1,72 @@
+"""Argument parser of the commands that start without torch, with one-line errors."""
+
+import re
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from fourfold.errors import InputError
+
+
+class OptionParser(ArgumentParser):
+    """`ArgumentParser` whose errors are InputErrors with the closest option name.
+
+    Options are accepted with dashes and with underscores, and must be written out. The description
+    keeps its line breaks.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("formatter_class", RawDescriptionHelpFormatter)
+        super().__init__(**options)
+
+    def add_allow_class(self) -> None:
+        """Add `--allow_class`, which names the user's classes that a checkpoint may import."""
+        self.add_argument(
+            "--allow_class",
+            action="append",
+            default=[],
+            metavar="pkg.Class",
+            help="import path of your own Task, model or config class that the checkpoint names;"
+            " may be given several times",
+        )
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse options; `--max_new` is read as `--max-new` where only the latter is known."""
+        return super().parse_known_args([self._canonical(arg) for arg in args], namespace)
+
+    def _canonical(self, argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        if name in self._option_string_actions or not name.startswith("--"):
+            return argument
+        for option in self._option_string_actions:
+            if option.replace("_", "-") == name.replace("_", "-"):
+                return option + equals + value
+        return argument
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InputError with the message of argparse, and the closest name of an option."""
+        if match := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
+            raise InputError(_predicate(match[2]), option=match[1])
+        if match := re.match(r"the following arguments are required: (.*)", message):
+            raise InputError("must be given", option=match[1])
+        if match := re.match(r"unrecognized arguments: (.*)", message):
+            unknown = match[1].split()[0].partition("=")[0]
+            close = get_close_matches(unknown, self._option_string_actions, n=1, cutoff=0.75)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InputError(f"is not an option of `{self.prog}`{hint}", option=unknown)
+        raise InputError(message, option=self.prog)
+
+
+def _predicate(problem: str) -> str:
+    """Rewrite a problem that argparse reports as a predicate of the option."""
+    if match := re.match(r"invalid (\w+) value: (.*)", problem):
+        return f"must be of type {match[1]}, got {match[2]}"
+    if match := re.match(r"invalid choice: (.*) \(choose from (.*)\)", problem):
+        return f"must be one of {match[2]}, got {match[1]}".replace("'", "")
+    if problem.startswith("expected"):
+        return f"needs a value: {problem}"
+    return f"is invalid: {problem}"

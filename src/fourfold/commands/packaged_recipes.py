@@ -1,0 +1,85 @@
+"""Recipes of the package, and `fourfold recipes`, which lists them.
+
+A checkout keeps them in the top-level folder `configs`, a wheel in `fourfold/recipes`. A name such
+as gpt2/tiny stands for gpt2/tiny.yaml in that folder.
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fourfold.commands.option_parser import OptionParser
+from fourfold.errors import InputError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def recipes_folder() -> Path:
+    """Return the folder of the packaged recipes."""
+    packaged = PACKAGE / "recipes"
+    return packaged if packaged.is_dir() else PACKAGE.parents[1] / "configs"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of all packaged recipes, such as "gpt2/tiny"."""
+    folder = recipes_folder()
+    files = folder.rglob("*.yaml")
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files)
+
+
+def find_recipe(name: str) -> Path:
+    """Return the config file that `--config NAME` means: an existing path, or a packaged recipe.
+
+    configs/gpt2/tiny.yaml, the path in a checkout, is a spelling of gpt2/tiny.
+
+    Raises:
+        InputError: There is neither a file nor a recipe of that name.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    recipe = name.removeprefix("configs/").removesuffix(".yaml")
+    if recipe in recipe_names():
+        return recipes_folder() / f"{recipe}.yaml"
+    if path.suffix in SUFFIXES or path.is_absolute():
+        raise InputError("the config file does not exist", file=name)
+    close = get_close_matches(name, recipe_names(), n=3, cutoff=0.5)
+    hint = f"; the closest names are {', '.join(close)}" if close else ""
+    raise InputError(
+        f"must be a file or a name that `fourfold recipes` lists, got {name!r}{hint}",
+        option="--config",
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print name and first line of the recipes that match a pattern.
+
+    Raises:
+        InputError: No recipe matches.
+    """
+    parser = OptionParser(
+        prog="fourfold recipes",
+        description="List the recipes of the package with the first line of each.\n"
+        "`fourfold fit --config NAME` trains one of them.",
+    )
+    parser.add_argument(
+        "pattern", nargs="?", default="*", help="part of a name, or a pattern such as 'gpt2/*'"
+    )
+    pattern = parser.parse_args(list(argv)).pattern
+    names = [name for name in recipe_names() if pattern in name or fnmatch(name, pattern)]
+    if not names:
+        close = get_close_matches(pattern, recipe_names(), n=3, cutoff=0.4)
+        hint = f"; the closest names are {', '.join(close)}" if close else ""
+        raise InputError(f"must match a recipe, got {pattern!r}{hint}", option="PATTERN")
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {_first_line(recipes_folder() / f'{name}.yaml')}")
+    return 0
+
+
+def _first_line(file: Path) -> str:
+    """Return the first line of a recipe's leading comment."""
+    with file.open(encoding="utf-8") as lines:
+        return next(lines, "").lstrip("# ").rstrip()

@@ -1,0 +1,170 @@
+"""`fourfold replay`: run the batch that stopped a training again and find the first bad module."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fourfold.commands.option_parser import OptionParser
+from fourfold.core.precision import PRECISIONS
+from fourfold.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fourfold.tasks import Task
+
+DESCRIPTION = """\
+A training whose loss is not finite stops before the step and saves the batch and the
+weights in RUN_DIR/nonfinite_step=N.pt. This command runs the batch again, with the same
+dropout, in the same precision and then in fp32, and names the first module whose output
+is not finite."""
+
+# Keys of the section that a stopped training saves.
+REPLAY_KEYS = {"batch_class", "batch", "seed", "step", "precision", "device"}
+
+
+def make_parser() -> OptionParser:
+    """Return the parser of the command's options."""
+    parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
+    parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; default: the training's")
+    parser.add_argument(
+        "--precision", choices=tuple(PRECISIONS), help="default: that of the training"
+    )
+    parser.add_allow_class()
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the result of running the saved batch again.
+
+    Raises:
+        InputError: The file was not written by a training that stopped.
+    """
+    if not argv:
+        make_parser().print_help()
+        return 2
+    options = make_parser().parse_args(list(argv))
+    _replay(options)
+    return 0
+
+
+def _replay(options: Namespace) -> None:
+    from fourfold.checkpoints.files import read_file
+    from fourfold.commands.infer.devices import choose_device
+    from fourfold.tasks.loading import task_from_checkpoint
+
+    content = read_file(options.file)
+    record: Any = content.get("replay")
+    batch = _batch(record)
+    if "fourfold" not in content or batch is None:
+        raise InputError("the file was not written by a stopped training", file=options.file)
+    task = task_from_checkpoint(content, options.file, classes=tuple(options.allow_class)).train()
+    device = choose_device(options.device or record["device"])
+    precision = options.precision or record["precision"]
+    print(
+        f"step {record['step']:,}, batch {batch.position} of epoch {batch.epoch},"
+        f" {precision} on {device}"
+    )
+    is_finite = run_batch(task, batch, record["seed"], device, precision)
+    if not is_finite and precision != "32-true":
+        print("\nthe same batch in 32-true")
+        run_batch(task, batch, record["seed"], device, "32-true")
+
+
+def _batch(record: Any) -> Any:
+    """Return the batch of a saved section; None if the section is invalid."""
+    import fourfold.data.loading.batches as batches
+
+    if not isinstance(record, dict) or not record.keys() >= REPLAY_KEYS:
+        return None
+    batch_class: Any = getattr(batches, str(record["batch_class"]), None)
+    fields = getattr(batch_class, "_fields", None)
+    if fields is None or not isinstance(record["batch"], dict):
+        return None
+    return batch_class(**record["batch"]) if set(fields) == record["batch"].keys() else None
+
+
+def move_batch(batch: Any, like: "Tensor") -> Any:
+    """Return the batch on the device of a weight, floating-point fields in its data type."""
+    from torch import Tensor
+
+    tensors = {k: v for k, v in batch._asdict().items() if isinstance(v, Tensor)}
+    return batch._replace(
+        **{k: v.to(like if v.is_floating_point() else like.device) for k, v in tensors.items()}
+    )
+
+
+def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", precision: str) -> bool:
+    """Run the batch and print the first module with a non-finite output.
+
+    Args:
+        task: The task, in training mode.
+        batch: The batch.
+        seed: Seed of dropout in the step that failed.
+        device: Device to run on.
+        precision: Name of the precision.
+
+    Returns:
+        True if the loss is finite.
+    """
+    import torch
+
+    from fourfold.commands.infer.devices import autocast, move_model
+
+    move_model(task, device, precision)
+    batch = move_batch(batch, next(task.model.parameters()))
+    for name, weight in task.model.named_parameters():
+        if not weight.isfinite().all():
+            print(f"the weights are not finite: {name}")
+            break
+    torch.manual_seed(seed)
+    with (
+        record_nonfinite(task.model) as found,
+        autocast(device, precision),
+        torch.no_grad(),
+    ):
+        total, count = task.step(batch)
+    print(f"loss {float(total / count.clamp(min=1))} over {int(count):,} targets")
+    if found:
+        name, largest = found[0]
+        print(f"first output that is not finite: model.{name}, for inputs up to {largest:.3g}")
+    elif not total.isfinite():
+        print("the outputs of all modules are finite, but the loss is not")
+    else:
+        print("everything is finite")
+    return bool(total.isfinite())
+
+
+@contextmanager
+def record_nonfinite(model: "nn.Module") -> Iterator[list[tuple[str, float]]]:
+    """Record modules that turn finite inputs into non-finite outputs, in order of execution.
+
+    Yields:
+        Names of the modules with the largest magnitude of their inputs; filled while they run.
+    """
+    from torch import Tensor
+
+    found: list[tuple[str, float]] = []
+
+    def make_hook(name: str) -> Any:
+        def hook(module: "nn.Module", inputs: Any, outputs: Any) -> None:
+            floats = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
+            results: Any = outputs if isinstance(outputs, tuple) else (outputs,)
+            results = [y for y in results if isinstance(y, Tensor)]
+            if not all(bool(x.isfinite().all()) for x in floats):
+                return
+            if not all(bool(y.isfinite().all()) for y in results):
+                found.append((name, max((float(x.abs().max()) for x in floats), default=0.0)))
+
+        return hook
+
+    # Inner modules finish before outer ones, so that the first entry is the innermost module.
+    handles = [m.register_forward_hook(make_hook(n)) for n, m in model.named_modules() if n]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,101 @@
+"""Subprocesses that run `fourfold fit` and `fourfold test`, with signals and locks.
+
+A subprocess per command keeps memory, random state and compiled code of one training out of the
+next. A training that outlives its parent keeps the lock on its run directory, so the next command
+waits for it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fourfold.commands.train.run_directory import RunDirectory
+
+GRACE_SECONDS = 5.0  # time for a child to end after Ctrl-C, which the terminal sends to it, too
+POLL_SECONDS = 0.2  # interval between two attempts to get a lock
+
+
+def run(
+    command: str,
+    options: Sequence[str],
+    environment: dict[str, str],
+    limit: float | None = None,
+) -> int:
+    """Run `fourfold COMMAND OPTIONS` and return its exit code.
+
+    SIGTERM is forwarded to the child, which saves a checkpoint and ends.
+
+    Args:
+        command: fit or test.
+        options: Command-line options.
+        environment: Environment variables of the child.
+        limit: Seconds after which the child receives SIGTERM; None means no limit.
+
+    Returns:
+        The exit code, or 128 plus the number of the signal that ended the child.
+    """
+    child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
+    received: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        received.append(number)
+        child.send_signal(number)
+
+    previous_handler = signal.signal(signal.SIGTERM, forward)
+    try:
+        code = _wait(child, limit)
+    except KeyboardInterrupt:
+        received.append(signal.SIGINT)
+        code = _wait(child, GRACE_SECONDS)
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+    # Report a stop even if the child finished normally, so that the next command does not start.
+    return code if not received or is_stop(code) else 128 + received[0]
+
+
+def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
+    """Return the exit code of a child, which receives SIGTERM after `limit` seconds."""
+    try:
+        code = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        code = child.wait()
+    return code if code >= 0 else 128 - code  # the convention of shells
+
+
+def is_stop(code: int) -> bool:
+    """Return True for the exit code of a run that was stopped by SIGINT, SIGTERM or SIGHUP."""
+    return code == os.EX_TEMPFAIL or code - 128 in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def describe_exit(code: int) -> str:
+    """Return a phrase that describes the exit code of a failed run."""
+    if code <= 128:
+        return f"failed with exit code {code}"
+    hint = ", possibly for lack of memory" if code - 128 == signal.SIGKILL else ""
+    return f"was killed by signal {code - 128}{hint}"
+
+
+def wait_until_unlocked(folder: Path, limit: float | None = None) -> None:
+    """Wait until no training process holds the lock of a run directory.
+
+    Args:
+        folder: The run directory, which need not exist.
+        limit: Seconds to wait; None means no limit.
+
+    Raises:
+        TimeoutError: Another process held the lock all that time.
+    """
+    run_directory = RunDirectory(folder)
+    if not run_directory.is_locked():
+        return
+    print(f"{folder}: waiting for another process that trains there", file=sys.stderr, flush=True)
+    end = None if limit is None else time.monotonic() + limit
+    while run_directory.is_locked():
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError(f"{folder} is still locked by another training process")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,1 @@
+"""The commands fit, validate, test and predict."""

@@ -1,0 +1,105 @@
+"""Callbacks and plugins that each command adds to those of the config."""
+
+from typing import Any
+
+from lightning import Callback
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+
+from fourfold.callbacks.checkpointing.exact_resume import ExactResume, FixEpochEndResume
+from fourfold.callbacks.checkpointing.preemption import SaveOnSignal, StopOnSignal
+from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
+from fourfold.callbacks.checkpointing.weight_averaging import (
+    CheckpointAveraging,
+    ExponentialMovingAverage,
+)
+from fourfold.callbacks.monitoring.nonfinite_batch import SaveNonfiniteBatch
+from fourfold.callbacks.monitoring.predictions import PredictionWriter
+from fourfold.callbacks.monitoring.progress import Progress
+from fourfold.callbacks.monitoring.run_files import RunFiles
+from fourfold.callbacks.monitoring.sample_logging import LogSamples
+from fourfold.callbacks.monitoring.throughput import StepMetrics, ThroughputMeter
+from fourfold.callbacks.runtime.compile_blocks import CompileBlocks
+from fourfold.callbacks.runtime.ddp_evaluation import DDPUnevenEvaluation
+from fourfold.callbacks.runtime.malloc import DisableMallocTrim
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.loggers.metrics_csv import RewindMetricsCSV
+from fourfold.loggers.wandb_logger import UploadCheckpoints
+
+
+def make_callbacks(
+    command: str, run: RunDirectory, config: Any, config_text: str
+) -> list[Callback]:
+    """Return the callbacks of a command, in the order in which Lightning must call them.
+
+    Args:
+        command: fit, validate, test or predict.
+        run: Directory of the run.
+        config: All options of the command.
+        config_text: The options as YAML, for config.yaml.
+    """
+    trainer = config["trainer"]
+    writes_files = not trainer["fast_dev_run"]
+    meter = ThroughputMeter()
+    output: list[Callback] = [DisableMallocTrim()]
+    if trainer["enable_progress_bar"] is not False:
+        output.append(Progress(config["log_every_seconds"], meter))
+    if command == "predict":
+        return [*output, *([PredictionWriter(run.path)] if writes_files else [])]
+    if config["log_samples"] and command in ("fit", "test") and writes_files:
+        output.append(LogSamples(run.path))
+    if command != "fit":
+        return output
+    # ExactResume is first: it updates the data position that a checkpoint of this batch holds.
+    callbacks: list[Callback] = [
+        ExactResume(),
+        FixEpochEndResume(),
+        StepMetrics(meter),
+        DDPUnevenEvaluation(),
+    ]
+    if config["compile"]:
+        callbacks.append(CompileBlocks())
+    if config["ema_decay"] is not None:
+        callbacks.append(ExponentialMovingAverage(config["ema_decay"]))
+    if writes_files:
+        callbacks += [RewindMetricsCSV(), RunFiles(run.path, config_text)]
+        callbacks.append(SaveNonfiniteBatch(run.path))
+        saves_checkpoints = trainer["enable_checkpointing"] is not False
+        callbacks += _make_savers(run, config) if saves_checkpoints else [StopOnSignal()]
+    return [*callbacks, *output]
+
+
+def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
+    """Return the callbacks that save checkpoints; Lightning calls them after all others."""
+    checkpoints = RunCheckpoints(run.checkpoints, **vars(config["checkpoint"]))
+    savers: list[Callback] = [checkpoints, SaveOnSignal(checkpoints)]
+    n_snapshots = config["average_last_checkpoints"]
+    if n_snapshots:
+        average = CheckpointAveraging(n_snapshots, config["average_every_n_steps"], run.checkpoints)
+        savers.insert(0, average)
+    if config["wandb_checkpoints"]:
+        savers.append(UploadCheckpoints(run.checkpoints))
+    return savers
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return None, one item or several items as a list."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def slurm_environment(plugins: list[Any]) -> list[Any]:
+    """Return SLURM's environment without Lightning's requeueing, which saves mid-batch.
+
+    Args:
+        plugins: The user's plugins; a cluster environment among them is used instead.
+    """
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        return []
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    return [SLURMEnvironment(auto_requeue=False)]

@@ -1,0 +1,136 @@
+"""Config values that follow from `model.init_from`: the model's shape and the tokenizer."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fourfold.checkpoints.files import find_checkpoint
+from fourfold.checkpoints.init_from import read_source
+from fourfold.commands.train.config_files import is_given
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.hub import directory, preprocessing
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
+
+# Config fields that the task or the data decide, not the source.
+TASK_FIELDS = (
+    "head",
+    "next_sentence",
+    "n_classes",
+    "head_dropout",
+    "pool",
+    "feature_layers",
+    "feature_mix",
+    "lstm_width",
+    "lstm_layers",
+    "init",
+)
+
+
+def has_init_from(config: Any) -> bool:
+    """Return True if a parsed config names weights to start from."""
+    return bool(config["model"].get("init_args", {}).get("init_from"))
+
+
+def fill_in_source(config: Any, arguments: list[str], run: RunDirectory | None = None) -> None:
+    """Fill the shape and the tokenizer of `model.init_from` into a parsed config, in place.
+
+    Values that the user gives are kept. The config.yaml of an existing run takes precedence over
+    the source, so that the run can be resumed after the source was deleted.
+
+    Args:
+        config: The parsed config.
+        arguments: The command line.
+        run: Directory of the run; None if nothing may be read from it or written to it.
+
+    Raises:
+        InputError: The source cannot be read.
+    """
+    model = config["model"]["init_args"]
+    path = model.get("init_from")
+    classes = tuple(config["allow_class"])
+    if not isinstance(path, str):
+        return
+    shape = (_recorded_shape(run, path) if run else {}) or _source_shape(path, classes)
+    model_config = model["config"]
+    for name in model_config.keys():  # noqa: SIM118  (a jsonargparse namespace)
+        if name in shape and not is_given(f"model.config.{name}", arguments):
+            model_config[name] = shape[name]
+    if "n_classes" in model_config and not is_given("model.config.n_classes", arguments):
+        model_config["n_classes"] = None  # filled in by the data
+    data = config["data"].get("init_args", {})
+    if "tokenizer" not in data:
+        return
+    if is_given("data.tokenizer", arguments):
+        if not is_given("model.config.vocab_size", arguments):
+            model_config["vocab_size"] = None
+        data["tokenizer"]["file"] = _moved_tokenizer(data["tokenizer"]["file"], run)
+    else:
+        for name, value in _source_tokenizer(path, run, classes).items():
+            data["tokenizer"][name] = value
+
+
+def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
+    """Return the path of a tokenizer file whose run directory may have been moved."""
+    if file is None or run is None or Path(file).exists():
+        return file
+    copy = run.path / preprocessing.TOKENIZER_FILE
+    return str(copy) if Path(file).name == copy.name and copy.is_file() else file
+
+
+def _recorded_shape(run: RunDirectory, path: str) -> dict[str, Any]:
+    """Return the shape in the run's config.yaml, if it started from the same source."""
+    return _without_task_fields(_recorded_model(run, path).get("config") or {})
+
+
+def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
+    """Return the model's arguments in the run's config.yaml, if it started from `path`."""
+    if not run.config.is_file():
+        return {}
+    recorded = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}
+    arguments: dict[str, Any] = (recorded.get("model") or {}).get("init_args") or {}
+    return arguments if arguments.get("init_from") == path else {}
+
+
+def _source_shape(path: str, classes: tuple[str, ...]) -> dict[str, Any]:
+    config: Any = read_source(path, classes).model.config
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return _without_task_fields(values)
+
+
+def _without_task_fields(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in TASK_FIELDS}
+
+
+def _source_tokenizer(
+    path: str, run: RunDirectory | None, classes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the options of the source's tokenizer; empty if it has none.
+
+    The run directory keeps a copy, so that the source is not needed again.
+    """
+    copy = run.path / preprocessing.TOKENIZER_FILE if run else None
+    # A run without checkpoints may be started again from another source.
+    if (
+        run is not None
+        and copy is not None
+        and copy.is_file()
+        and run.config.is_file()
+        and (run.checkpoints.exists() or _recorded_model(run, path))
+    ):
+        return asdict(TokenizerConfig(file=str(copy)))
+    text = read_source(path, classes).tokenizer
+    if text is None:
+        return {}
+    if copy is not None:
+        Tokenizer.from_str(text).save(copy)
+        return asdict(TokenizerConfig(file=str(copy)))
+    source = directory.resolve_path(path)
+    options = (
+        preprocessing.tokenizer_files(source) if directory.is_model_directory(source) else None
+    )
+    if options is None:
+        options = TokenizerConfig(file=str(find_checkpoint(source) if source.is_dir() else source))
+    return asdict(options)

@@ -1,0 +1,305 @@
+"""Directory of one training run: its location, its lock and the checkpoint that a command reads.
+
+runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
+"""
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from fourfold.commands.train.config_files import fingerprints
+from fourfold.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunDirectory:
+    """Directory of a run, which need not exist yet.
+
+    Args:
+        path: The directory.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.last = self.checkpoints / "last.ckpt"
+        self.config = self.path / "config.yaml"
+        self._lock_file = self.path / ".lock"
+        self._is_new = not self.path.exists()
+        self._new_parents = [folder for folder in self.path.parents if not folder.exists()]
+
+    @classmethod
+    def from_config(cls, config: Any) -> "RunDirectory":
+        """Return the directory that a parsed config names.
+
+        In this order: `run_dir`, `trainer.default_root_dir`, runs/FOLDER/STEM of the first config
+        file, runs/TASK.
+        """
+        if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
+            return cls(named)
+        files = [file for file in config.get("config") or [] if file is not None]
+        if files:
+            file = Path(str(files[0])).absolute()
+            return cls(Path("runs") / file.parent.name / file.stem)
+        return cls(Path("runs") / config["model"]["class_path"].rsplit(".", 1)[-1])
+
+    @classmethod
+    def resolve_checkpoint(cls, path: str) -> Path:
+        """Return the checkpoint file that `path` is, or that the run directory `path` contains.
+
+        Raises:
+            InputError: The directory contains no checkpoint.
+        """
+        is_run = os.path.isdir(path)  # unlike Path.is_dir, False for a name that is too long
+        return cls(path).find_checkpoint(None) if is_run else Path(path)
+
+    def checkpoint_to_resume(self, resume: str, ckpt_path: str | None) -> Path | None:
+        """Return the checkpoint that training resumes from; None to start from scratch.
+
+        Args:
+            resume: Value of `--resume`: auto, must or never.
+            ckpt_path: Value of `--ckpt_path`, a file or another run directory.
+
+        Raises:
+            InputError: The directory contains a checkpoint although it must not, or the reverse.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
+        available = next(self.resume_candidates(), None)
+        if resume == "never" and available:
+            raise InputError(
+                f"must be a new directory with --resume never, but {self.path} contains"
+                " checkpoints; without --resume never their training is resumed",
+                option="--run_dir",
+            )
+        if ckpt_path is not None:
+            return self._named_checkpoint(ckpt_path, available)
+        if resume == "must" and not available:
+            raise InputError(f"is must, but {self.last} does not exist", option="--resume")
+        return self._newest_complete() if available else None
+
+    def _named_checkpoint(self, ckpt_path: str, available: Path | None) -> Path:
+        other = RunDirectory(ckpt_path)
+        if not other.path.is_dir():
+            chosen = self.find_checkpoint(ckpt_path)
+        elif next(other.resume_candidates(), None):
+            chosen = other._newest_complete()
+        else:
+            raise InputError(
+                f"must contain a checkpoint to resume from, got {ckpt_path}", option="--ckpt_path"
+            )
+        if available and not chosen.samefile(available):
+            raise InputError(
+                f"must be a new directory if training starts from {ckpt_path}, but {self.path}"
+                " contains checkpoints; without --ckpt_path their training is resumed",
+                option="--run_dir",
+            )
+        return chosen
+
+    def resume_candidates(self) -> Iterator[Path]:
+        """Yield the checkpoints that training can resume from, the newest first."""
+        yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
+        for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
+            if not _is_inside_accumulation(file):
+                yield file
+
+    def _newest_complete(self) -> Path:
+        """Return the first resume candidate that is not corrupted, and rename those that are."""
+        from fourfold.checkpoints.files import is_complete
+
+        corrupted: list[Path] = []
+        for chosen in self.resume_candidates():
+            if is_complete(chosen):
+                break
+            corrupted.append(chosen)
+        else:
+            names = ", ".join(file.name for file in corrupted)
+            raise InputError(
+                f"{names}: all checkpoints are corrupted or incomplete; remove the run directory"
+                " to start from scratch, or choose another --run_dir",
+                file=self.checkpoints,
+            )
+        if chosen != self.last:
+            problem = "is corrupted" if self.last.is_file() else "is missing"
+            print(f"{self.last} {problem}: resuming from {chosen.name}", file=sys.stderr)
+        # Otherwise the next last.ckpt would make a corrupted file the previous one.
+        for file in corrupted:
+            with suppress(FileNotFoundError):  # another process renamed it
+                file.rename(file.with_name(file.name + ".corrupted"))
+        return chosen
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock that keeps other processes from training in this directory.
+
+        Raises:
+            InputError: Another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("w") as file:
+            if not _try_lock(file):
+                self._is_new = False  # the other process made the directory
+                raise InputError(
+                    f"must not be in use, but another process trains in {self.path}",
+                    option="--run_dir",
+                )
+            yield
+
+    def is_locked(self) -> bool:
+        """Return True if another process trains in this directory."""
+        try:
+            with self._lock_file.open("r+") as file:
+                return not _try_lock(file)
+        except OSError:  # the directory does not exist, or belongs to somebody else
+            return False
+
+    def cleanup_if_empty(self) -> None:
+        """Remove the directory if this object's run made it and saved no checkpoint."""
+        if self._is_new and not self.checkpoints.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+            for folder in self._new_parents:
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+
+    def find_checkpoint(self, which: str | None) -> Path:
+        """Return a checkpoint for evaluation.
+
+        Args:
+            which: best, average, last, or a path; None for the first of the three that exists.
+
+        Raises:
+            InputError: There is no such checkpoint.
+        """
+        from fourfold.checkpoints.files import CHECKPOINT_NAMES, find_checkpoint
+
+        if which is None:
+            return find_checkpoint(self.path)
+        if which in CHECKPOINT_NAMES:
+            file = self.checkpoints / f"{which}.ckpt"
+            if not file.is_file():
+                names = [
+                    name
+                    for name in CHECKPOINT_NAMES
+                    if (self.checkpoints / f"{name}.ckpt").is_file()
+                ]
+                available = f" contains only {', '.join(names)}" if names else " does not exist"
+                raise InputError(
+                    f"is {which}, but {self.checkpoints if names else file}{available}",
+                    option="--ckpt_path",
+                )
+            return file
+        if Path(which).is_dir():
+            return find_checkpoint(Path(which))
+        if not Path(which).is_file():
+            raise InputError(
+                f"must be an existing file or one of {', '.join(CHECKPOINT_NAMES)}, got {which}",
+                option="--ckpt_path",
+            )
+        return Path(which)
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """Content of metrics.json, with its origin under `run`; None without a readable file."""
+        try:
+            content = json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
+            shlex.split(content["run"]["command"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return dict(content)
+
+    def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
+        """Content of metrics.json, which a `test` with these options must have written.
+
+        Raises:
+            InputError: It was written with other options, or a config file has changed since.
+        """
+        content = self.metrics
+        if content is None:
+            return None
+        file = self.path / "metrics.json"
+        origin = content["run"]
+        # Two paths may name the same directory.
+        recorded = [os.path.realpath(word) for word in shlex.split(origin["command"])[2:]]
+        if recorded != list(map(os.path.realpath, options)):
+            raise InputError(
+                f"the metrics are those of `{origin['command']}`; remove the file or choose another"
+                " --run_dir",
+                file=file,
+            )
+        configs = dict(origin.get("configs", {}))
+        current = fingerprints(options).values()
+        for (name, old), new in zip(configs.items(), current, strict=False):
+            if old != new:
+                raise InputError(
+                    f"the config has changed since {file} was written; remove {self.path} to train"
+                    " again, or choose another --run_dir",
+                    file=name,
+                )
+        return content
+
+    def check_same_model(self, model: dict[str, Any]) -> None:
+        """Check that a resumed run has the model, optimizer and schedule of its config.yaml.
+
+        A restored optimizer would silently ignore a changed learning rate.
+
+        Args:
+            model: The `model` section of the config, as plain values.
+
+        Raises:
+            InputError: A key differs.
+        """
+        from fourfold.checkpoints.format import flatten
+
+        if not self.config.is_file():
+            return
+        saved = (yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}).get("model")
+        if saved is None:
+            return
+        old, new = (flatten({"model": tree}) for tree in (saved, model))
+        for key in sorted(old.keys() | new.keys()):
+            # An option that a later version added is not recorded.
+            is_known = key in old or any(key.startswith(f"{above}.") for above in old)
+            if is_known and old.get(key) != new.get(key):
+                raise InputError(
+                    f"must be {old.get(key)}, as in {self.config}, to resume that training, got"
+                    f" {new.get(key)}; choose another --run_dir to train another model",
+                    option=key,
+                )
+
+
+def _try_lock(file: IO[str]) -> bool:
+    """Lock a file until it is closed; return False if another process has locked it."""
+    if fcntl is None:
+        return True
+    try:
+        # lockf, not flock: data workers of a killed training would still hold a flock.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # other errors come from file systems without locks
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+def _is_inside_accumulation(file: Path) -> bool:
+    """Return True if a checkpoint was saved between two micro-batches of one step.
+
+    The gradient accumulated so far is not saved, so training cannot resume from it.
+    """
+    from fourfold.checkpoints.files import is_complete, read_file
+
+    if not is_complete(file):
+        return False
+    state = read_file(file).get("callbacks", {}).get("RunCheckpoints", {})
+    return bool(state.get("mid_accumulation", False))

@@ -1,0 +1,99 @@
+"""Feed-forward layers, their activations, and LayerNorm or RMSNorm.
+
+Shapes: B batch, T tokens, D model width.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.validation import check_choice
+from fourfold.kernels.cpu_decoding import Linear
+from fourfold.kernels.dropout import Dropout
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Compute x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,  # Vaswani et al. 2017, eq. 2
+    "gelu": F.gelu,  # Hendrycks and Gimpel 2016, exact
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2, original BERT
+    "quick_gelu": quick_gelu,  # CLIP
+    "silu": F.silu,  # Elfwing et al. 2017; in a gated layer: SwiGLU, Shazeer 2020
+}
+
+
+def make_norm(
+    d_model: int, norm: Literal["layer", "rms"] = "layer", *, eps: float = 1e-6, bias: bool = True
+) -> nn.Module:
+    """Build LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) over D.
+
+    Args:
+        d_model: D.
+        norm: layer or rms.
+        eps: Number added to the variance.
+        bias: Learn a bias; RMSNorm never has one.
+    """
+    if norm == "rms":
+        return nn.RMSNorm(d_model, eps=eps)
+    return nn.LayerNorm(d_model, eps=eps, bias=bias)
+
+
+class FeedForward(nn.Module):
+    """Two matrices with an activation between them, optionally gated.
+
+    ``act(x W1 + b1) W2 + b2`` (Vaswani et al. 2017, eq. 2), or with a gate
+    ``(act(x W1) * x Wg) W2`` (Shazeer 2020).
+
+    Args:
+        d_model: D.
+        d_ff: Hidden width.
+        activation: A row of `ACTIVATIONS`.
+        gated: Multiply the hidden layer by a third, linear projection.
+        bias: Learn a bias in each matrix.
+        dropout: Dropout probability of the hidden layer, after the activation.
+
+    Raises:
+        InputError: `activation` is not a row of `ACTIVATIONS`.
+
+    Example:
+        >>> ff = FeedForward(16, 64, activation="silu", gated=True)
+        >>> ff(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        self.activation = ACTIVATIONS[activation]
+        self.up = Linear(d_model, d_ff, bias=bias)
+        self.gate = Linear(d_model, d_ff, bias=bias) if gated else None
+        self.dropout = Dropout(dropout)
+        self.down = Linear(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to each position.
+
+        Shapes:
+            x (B, T, D) to (B, T, D).
+        """
+        y = self.activation(self.up(x))
+        if self.gate is not None:
+            y = y * self.gate(x)
+        return self.down(self.dropout(y))

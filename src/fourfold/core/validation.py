@@ -1,0 +1,103 @@
+"""Checks of config fields and options; each raises `InputError` naming field, value and choices."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from fourfold.errors import InputError
+
+MAX_SIZE = 2**31 - 1  # of a dimension: torch counts elements no further than its square
+
+
+def check_types(config: Any, *, prefix: str = "") -> None:
+    """Raise InputError if a field of a dataclass holds a value that its type does not allow.
+
+    jsonargparse checks types on the command line; values from a checkpoint or a config.json have
+    not been checked. Messages name a field with `prefix` before it, such as "optimizer.".
+    """
+    for field in fields(config):
+        check_type(prefix + field.name, getattr(config, field.name), field.type)
+
+
+def check_type(name: str, value: object, declared: Any) -> None:
+    """Raise InputError unless `value` has the type `declared`, such as `int | None`.
+
+    A tuple may also be a list, and a float may be an int; a bool is never a number.
+    """
+    members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    choices = [c for member in members if get_origin(member) is Literal for c in get_args(member)]
+    types = [
+        get_origin(member) or member for member in members if get_origin(member) is not Literal
+    ]
+    types += [int] * (float in types) + [list] * (tuple in types)
+    is_number = isinstance(value, bool) and bool not in types
+    if value in choices or (isinstance(value, tuple(types)) and not is_number):
+        return
+    if choices and isinstance(value, str):
+        check_choice(name, value, choices)
+    allowed = [*map(repr, choices), *(t.__name__ for t in types if t is not type(None))]
+    raise InputError(
+        f"must be of type {' or '.join(allowed)}, got {str(value)[:80]!r}", option=name
+    )
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InputError, with the closest choice, unless `value` is one of `choices`."""
+    if value not in choices:
+        close = get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise InputError(f"must be one of {', '.join(choices)}, got {value!r}{hint}", option=name)
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """Raise InputError unless `value` is None or a size from 1 to 2**31 - 1."""
+    if value is not None and value < 1:
+        raise InputError(f"must be at least 1, got {value}", option=name)
+    if value is not None and value > MAX_SIZE:
+        raise InputError(f"must be at most {MAX_SIZE}, got {value}", option=name)
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise InputError unless `value` lies in [0, 1)."""
+    if not 0.0 <= value < 1.0:
+        raise InputError(f"must lie in [0, 1), got {value}", option=name)
+
+
+def check_range(
+    name: str,
+    value: float,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    below: float = math.inf,
+) -> None:
+    """Raise InputError unless `value` is finite, >= `minimum`, > `above` and < `below`."""
+    in_range = value < below and (minimum is None or value >= minimum)
+    if not in_range or (above is not None and not value > above):
+        low = f"at least {minimum:g}" if minimum is not None else f"above {above or 0.0:g}"
+        high = f"below {below:g}" if below < math.inf else "finite"
+        raise InputError(f"must be {low} and {high}, got {value}", option=name)
+
+
+def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """Return the width of an attention head: `d_head`, or d_model / n_heads if that is None.
+
+    Raises:
+        InputError: `d_head` is None, and `d_model` is not divisible by `n_heads`.
+    """
+    if d_head is None and d_model % n_heads:
+        raise InputError(
+            f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}",
+            option="d_model",
+        )
+    return d_head or d_model // n_heads
+
+
+def require_sizes(config: Any) -> None:
+    """Raise InputError if vocab_size or n_classes is None and no dataset can fill it in."""
+    for name in ("vocab_size", "n_classes"):
+        if getattr(config, name, 0) is None:
+            raise InputError("must be given: no dataset can fill it in", option=name)

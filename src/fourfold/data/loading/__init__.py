@@ -1,0 +1,1 @@
+"""Batches, batch orders, the resumable sampler and the base DataModule."""

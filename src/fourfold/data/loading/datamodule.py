@@ -1,0 +1,289 @@
+"""ResumableDataModule and BatchedDataset: base classes of data with exact resume."""
+
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.batch_order import BatchOrder, LengthBucketedOrder
+from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
+from fourfold.errors import InputError
+
+
+class BatchedDataset(Dataset[Any]):
+    """Dataset of one split that makes complete batches.
+
+    Padding, masking and cropping are array operations on a batch instead of operations on a row.
+    Subclasses set `order` and implement `batch`.
+
+    Attributes:
+        order: Rows of each batch.
+    """
+
+    order: BatchOrder
+
+    def __len__(self) -> int:
+        return self.order.n_rows
+
+    @property
+    def has_static_shape(self) -> bool:
+        """All batches but the last have one shape, so that one graph is compiled."""
+        return self.order.equal_lengths
+
+    @property
+    def max_length(self) -> int:
+        """Number of tokens in the longest row."""
+        # Datasets with another order override this property.
+        assert isinstance(self.order, LengthBucketedOrder)
+        return int(self.order.lengths.max(initial=0))
+
+    @abstractmethod
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
+        """Return the batch of the given rows, with `epoch` and `position` as its last fields.
+
+        Random masks or crops must depend only on the arguments and a seed. Then any process returns
+        the same batch at any time, which exact resume relies on.
+        """
+
+    def __getitem__(self, key: SampleKey) -> NamedTuple:
+        return self.__getitems__([key])
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> NamedTuple:
+        rows = np.array([key.row for key in keys], dtype=np.int64)
+        return self.batch(rows, keys[0].epoch, keys[0].position)
+
+
+def batch_sizes(train: int, other: int | None) -> dict[str, int]:
+    """Return rows per batch of the "train" split and of the "other" splits, by default equal.
+
+    Raises:
+        InputError: If a size is below 1.
+    """
+    check_positive("batch_size", train)
+    check_positive("eval_batch_size", other)
+    return {"train": train, "other": train if other is None else other}
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+class ResumableDataModule(LightningDataModule):
+    """Base class of DataModules whose training resumes at the exact batch after an interruption.
+
+    A subclass implements `build`, which returns a `BatchedDataset` for each split, and `artifacts`;
+    it sets `batch_class`. This class makes the DataLoaders, shuffles, divides the batches among the
+    ranks, and stores the position in the data in each checkpoint. The Trainer needs
+    `use_distributed_sampler=False`, and a callback that calls `mark_trained` after each training
+    batch; the command line sets both.
+
+    Args:
+        seed: Seed of shuffling, masking and cropping, together with the epoch.
+        num_workers: Worker processes that prepare batches; batches do not depend on the number.
+
+    Attributes:
+        batch_class: Class of the batches, which a task checks against its own.
+        split_sources: Sources of the splits that the user named.
+        splits: Datasets by split, after `setup`.
+        position: Position after the last trained batch.
+
+    Raises:
+        InputError: If `seed` or `num_workers` is negative.
+
+    Example:
+        Next-byte prediction on one text file; `Bytes` makes batches, `ByteData` is the DataModule.
+
+        >>> from fourfold.data.loading.batches import CausalBatch
+        >>> class Bytes(BatchedDataset):
+        ...     def __init__(self, text: bytes, batch_size: int, seed: int, shuffle: bool) -> None:
+        ...         n_rows = len(text) // 16
+        ...         self.ids = torch.tensor(list(text[: 16 * n_rows])).view(n_rows, 16)
+        ...         self.order = LengthBucketedOrder(
+        ...             np.full(n_rows, 15), max_rows=batch_size, seed=seed, shuffle=shuffle
+        ...         )
+        ...
+        ...     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
+        ...         ids = self.ids[rows]
+        ...         return CausalBatch(ids[:, :-1], ids[:, 1:], epoch=epoch, position=position)
+        >>> class ByteData(ResumableDataModule):
+        ...     batch_class = CausalBatch
+        ...
+        ...     def __init__(self, text: str, batch_size: int = 4, seed: int = 0) -> None:
+        ...         super().__init__(seed)
+        ...         self.text = text.encode()
+        ...         self.batch_size = batch_size
+        ...
+        ...     def build(self) -> dict[str, BatchedDataset]:
+        ...         border = len(self.text) * 9 // 10
+        ...         train, val = self.text[:border], self.text[border:]
+        ...         return {
+        ...             "train": Bytes(train, self.batch_size, self.seed, shuffle=True),
+        ...             "val": Bytes(val, self.batch_size, self.seed, shuffle=False),
+        ...         }
+        ...
+        ...     def artifacts(self) -> dict[str, object]:
+        ...         return {}
+        >>> data = ByteData("All work and no play makes Jack a dull boy. " * 10)
+        >>> next(iter(data.train_dataloader())).ids.shape
+        torch.Size([4, 15])
+    """
+
+    batch_class: ClassVar[type]
+    split_sources: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
+        super().__init__()
+        for name, value in (("seed", seed), ("num_workers", num_workers)):
+            if value < 0:
+                raise InputError(f"must be at least 0, got {value}", option=name)
+        self.seed = seed
+        self.num_workers = num_workers
+        self.splits: dict[str, BatchedDataset] = {}
+        self.position = Position()
+        self._resume_from: Position | None = None
+
+    @abstractmethod
+    def build(self) -> dict[str, BatchedDataset]:
+        """Read the data and return the datasets that exist among "train", "val" and "test"."""
+
+    @abstractmethod
+    def artifacts(self) -> dict[str, Any]:
+        """Return plain values that inference needs besides the model, such as class names."""
+
+    @property
+    def tests_on_val(self) -> bool:
+        """The test split is the validation split."""
+        val, test = (self.split_sources.get(name) for name in ("val", "test"))
+        # Equal fractions hold out different rows.
+        return val is not None and not isinstance(val, float) and val == test
+
+    def setup(self, stage: str | None = None) -> None:
+        """Build the splits once; if that fails, nothing is kept."""
+        if not self.splits:
+            self.splits = self.build()
+
+    def split(self, name: str) -> BatchedDataset:
+        """Return the dataset of a split.
+
+        Raises:
+            InputError: If the data have no such split.
+        """
+        self.setup()
+        if name not in self.splits:
+            message = f"must be given: {type(self).__name__} has no {name} split without it"
+            raise InputError(message, option=f"data.{name}")
+        return self.splits[name]
+
+    def n_train_batches(self) -> int:
+        """Return the number of batches that each rank takes in an epoch."""
+        return len(EpochSampler(self.split("train").order, world_size=self._rank_and_size()[1]))
+
+    def _rank_and_size(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _max_train_steps(self) -> int | None:
+        """Return the steps of an epoch if `limit_train_batches` limits them."""
+        limit = self.trainer.limit_train_batches if self.trainer else 1.0
+        if limit == 1.0 and isinstance(limit, float):
+            return None
+        return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
+
+    def _loader(self, name: str, start: Position) -> DataLoader[Any]:
+        dataset = self.split(name)
+        rank, world_size = self._rank_and_size()
+        if len(dataset) < world_size:
+            message = f"must be at most the {len(dataset)} rows of the {name} split"
+            raise InputError(f"{message}, got {world_size} processes", option="trainer.devices")
+        overfits = bool(getattr(self.trainer, "overfit_batches", 0))
+        sampler = EpochSampler(
+            dataset.order,
+            rank=rank,
+            world_size=world_size,
+            start=start,
+            max_steps=self._max_train_steps() if name == "train" else None,
+            repeat_first_epoch=name != "train" or overfits,
+        )
+        if self.num_workers:
+            # Without a value, `tokenizers` prints a warning for each forked worker.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        return DataLoader(
+            dataset,
+            batch_sampler=sampler,
+            num_workers=self.num_workers,
+            collate_fn=_identity,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return the training batches, from the restored position if a run is resumed.
+
+        Raises:
+            InputError: If the checkpoint to resume holds no position in these data.
+        """
+        trainer = self.trainer
+        if trainer and trainer.ckpt_path and trainer.state.fn == "fit":
+            if self._resume_from is None:
+                raise InputError(
+                    f"the checkpoint holds no position in {type(self).__qualname__}: it was written"
+                    " with other data, so its training cannot be resumed exactly",
+                    file=trainer.ckpt_path,
+                )
+            # The sampler resumes, but Lightning looks only for a state of the loader.
+            warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+        return self._loader("train", self._resume_from or Position())
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """Return the validation batches, or no loader if there is no such split."""
+        self.setup()
+        return self._loader("val", Position()) if "val" in self.splits else []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Return the test batches."""
+        return self._loader("test", Position())
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Return the test batches."""
+        return self._loader("test", Position())
+
+    def mark_trained(self, epoch: int, position: int) -> None:
+        """Record the position of the last trained batch, which the batch itself carries."""
+        self.position = Position(epoch, position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position with the seed and the fingerprint of the order it refers to."""
+        order = self.split("train").order.fingerprint()
+        return {**self.position._asdict(), "seed": self.seed, "order": order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the position of a checkpoint.
+
+        Raises:
+            InputError: If seed, data or batch sizes differ from those of the checkpoint.
+        """
+        if self.trainer is not None and self.trainer.state.fn != "fit":
+            return  # evaluation reads all batches of whatever data it is given
+        if state_dict["seed"] != self.seed:
+            message = f"must be {state_dict['seed']}, as in the checkpoint to resume"
+            raise InputError(f"{message}, got {self.seed}", option="data.seed")
+        if state_dict["order"] != self.split("train").order.fingerprint():
+            raise InputError(
+                "must be those of the checkpoint to resume, got other training data or batch sizes:"
+                " restore the options of `data`, or set another --run_dir",
+                option="data",
+            )
+        self.position = Position(state_dict["epoch"], state_dict["batch"])
+        self._resume_from = self.position
+
+    def teardown(self, stage: str) -> None:
+        """Drop the restored position, so that a second `fit` starts at the first batch."""
+        if stage == "fit":
+            self._resume_from = None

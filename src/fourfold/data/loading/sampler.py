@@ -1,0 +1,159 @@
+"""EpochSampler: distributed batch sampler that can resume at any batch of any epoch."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from fourfold.data.loading.batch_order import BatchOrder
+from fourfold.errors import InputError
+
+
+class Position(NamedTuple):
+    """Position in the training data.
+
+    Args:
+        epoch: Number of the epoch, from 0.
+        batch: Number of batches of that epoch, over all ranks, that are trained.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class SampleKey(NamedTuple):
+    """Key by which the sampler requests one row of a dataset.
+
+    Args:
+        epoch: Number of the epoch, which seeds masking and augmentation.
+        position: `Position.batch` after the batch to which the row belongs.
+        row: Number of the row.
+    """
+
+    epoch: int
+    position: int
+    row: int
+
+
+class EpochSampler(Sampler[list[SampleKey]]):
+    """Batch sampler of one rank over the batches of a `BatchOrder`.
+
+    Step i of an epoch takes the next `world_size` batches of the order, one for each rank. The last
+    step divides the remaining rows among the ranks, so every rank takes the same number of steps
+    and no row comes twice. If some epoch could leave fewer rows than ranks, the step before takes
+    them too, in every epoch.
+
+    In evaluation batches stay complete, so a row is always padded with the same rows and gives the
+    same digits on any number of devices. Only if there are fewer batches than ranks, their rows are
+    divided.
+
+    Args:
+        order: Batches of each epoch.
+        rank: Number of this process.
+        world_size: Number of processes.
+        start: Position to start from; later epochs start at their first batch.
+        max_steps: Steps of an epoch if the Trainer takes only some of them; None means all.
+        repeat_first_epoch: Every epoch has the batches of epoch 0; None means unless the order
+            shuffles.
+
+    Raises:
+        InputError: On all ranks, while iterating, if the last training step has fewer rows than
+            ranks: in the whole split, or behind the position where another number of ranks stopped.
+    """
+
+    def __init__(
+        self,
+        order: BatchOrder,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        start: tuple[int, int] = (0, 0),
+        max_steps: int | None = None,
+        repeat_first_epoch: bool | None = None,
+    ) -> None:
+        n_batches = order.n_batches
+        if max_steps is not None:
+            n_batches = min(n_batches, max_steps * world_size)
+        epoch, batch = start
+        # A checkpoint after the last batch of an epoch resumes at the next epoch.
+        self.start = Position(epoch, batch) if batch < n_batches else Position(epoch + 1, 0)
+        self.order = order
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = self.start.epoch
+        if repeat_first_epoch is None:
+            repeat_first_epoch = not order.shuffle
+        self.repeat_first_epoch = repeat_first_epoch
+        self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration; Lightning calls it before each epoch.
+
+        In the first epoch of a resumed run Lightning calls it after `__iter__`. Lightning also
+        calls it on evaluation samplers with the epoch of training. These read epoch 0 each time, so
+        that masks do not change from one validation to the next.
+        """
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the steps of a full epoch; after a resume Lightning counts from its start."""
+        starts = self._step_starts()
+        if self.order.shuffle:
+            return len(starts)
+        # Evaluation repeats no row, so this rank may have no rows in the last step.
+        last = self.order.batches(0)[starts[-1] :]
+        return len(starts) - (len(self._rows_of_rank(last)) == 0)
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        epoch = 0 if self.repeat_first_epoch else self.epoch
+        batches = self.order.batches(epoch)
+        starts = self._step_starts(self.start.batch if self.epoch == self.start.epoch else 0)
+        # All ranks raise, or those with rows would wait for the others forever.
+        if self.order.shuffle and sum(map(len, batches[starts[-1] :])) < self.world_size:
+            raise InputError(
+                f"must be at most the rows in the last step of an epoch, got {self.world_size}"
+                " processes: use fewer devices or smaller batches",
+                option="trainer.devices",
+            )
+        for start in starts:
+            end = len(batches) if start == starts[-1] else start + self.world_size
+            rows = self._rows_of_rank(batches[start:end])
+            if len(rows):
+                yield [SampleKey(epoch, end, row) for row in rows.tolist()]
+
+    def _rows_of_rank(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the rows of this rank in a step, which may be none in evaluation."""
+        if not self.order.shuffle and self.order.n_batches >= self.world_size:
+            return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)
+        return _divide_among_ranks(batches, self.world_size, self.order.equal_lengths)[self.rank]
+
+    def _step_starts(self, first: int = 0) -> range:
+        """Return the first batch of each step, which are the same in every epoch."""
+        starts = range(first, self.order.n_batches, self.world_size)
+        if self.order.shuffle and len(starts) > 1:
+            n_last = self.order.n_batches - starts[-1]
+            if self.order.min_rows_of_last(n_last) < self.world_size:
+                return starts[:-1]
+        return starts
+
+
+def _divide_among_ranks(
+    batches: Sequence[np.ndarray], world_size: int, equal_lengths: bool
+) -> list[np.ndarray]:
+    """Divide batches into one share for each rank.
+
+    Too many batches of rows of equal length are concatenated and divided evenly. Rows of different
+    lengths are not, since one long row would pad many short ones: there the smallest batches are
+    joined. Too few batches are halved, the largest first.
+    """
+    if equal_lengths and len(batches) > world_size:
+        return np.array_split(np.concatenate(batches), world_size)
+    shares = list(batches)
+    while len(shares) > world_size:
+        shares.sort(key=len)
+        shares[:2] = [np.concatenate(shares[:2])]
+    while len(shares) < world_size:
+        largest = max(range(len(shares)), key=lambda i: len(shares[i]))
+        shares[largest : largest + 1] = np.array_split(shares[largest], 2)
+    return shares

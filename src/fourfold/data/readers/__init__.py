@@ -1,0 +1,1 @@
+"""Readers of raw text files, tables, annotated corpora and built-in data."""

@@ -1,0 +1,215 @@
+"""TextTable (columns of text with their locations), read from TSV, CSV, JSON lines, line pairs."""
+
+import csv
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fourfold.errors import InputError
+from fourfold.text_files import parse_json, read_lines, read_text
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Columns of text, with the location from which each row was read.
+
+    Args:
+        columns: Texts of each column; all columns have equal lengths.
+        sources: Prefixes of locations, such as "train.en:" or "train.csv, row ".
+        source: (rows,) index of each row's source in `sources`.
+        number: (rows,) number of each row in its source.
+
+    Example:
+        >>> table = TextTable.from_columns([["a", "b"]], "train.txt:")
+        >>> table.location(1)
+        'train.txt:2'
+    """
+
+    columns: list[list[str]]
+    sources: list[str]
+    source: np.ndarray
+    number: np.ndarray
+
+    @classmethod
+    def from_columns(
+        cls, columns: list[list[str]], source: str, number: int | Sequence[int] = 1
+    ) -> "TextTable":
+        """Return a table of one source; `number` is that of the first row, or of each row."""
+        n_rows = len(columns[0])
+        if isinstance(number, int):
+            number = range(number, number + n_rows)
+        return cls(columns, [source], np.zeros(n_rows, np.int64), np.array(number, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def location(self, row: int) -> str:
+        """Return the location of a row, such as "train.en:7", for error messages."""
+        return f"{self.sources[self.source[row]]}{self.number[row]}"
+
+    def select(self, rows: np.ndarray) -> "TextTable":
+        """Return the given rows, which keep their locations."""
+        columns = [[column[row] for row in rows] for column in self.columns]
+        return TextTable(columns, self.sources, self.source[rows], self.number[rows])
+
+    @staticmethod
+    def concat(tables: Sequence["TextTable"]) -> "TextTable":
+        """Concatenate the rows of several tables."""
+        columns = [
+            [text for column in same for text in column]
+            for same in zip(*(table.columns for table in tables), strict=True)
+        ]
+        offsets = np.cumsum([0, *(len(table.sources) for table in tables)])[:-1]
+        source = [table.source + offset for table, offset in zip(tables, offsets, strict=True)]
+        return TextTable(
+            columns,
+            [source for table in tables for source in table.sources],
+            np.concatenate(source),
+            np.concatenate([table.number for table in tables]),
+        )
+
+
+def read_aligned_lines(paths: Sequence[str]) -> TextTable:
+    """Read files whose lines with equal numbers belong together, one column for each file.
+
+    Raises:
+        InputError: As `read_lines`, or if the files have different numbers of lines.
+    """
+    columns = [read_lines(path) for path in paths]
+    for path, lines in zip(paths[1:], columns[1:], strict=True):
+        if len(lines) != len(columns[0]):
+            raise InputError(
+                f"the file has {len(lines)} lines, but {paths[0]} has {len(columns[0])}:"
+                " lines with equal numbers must belong together",
+                file=path,
+            )
+    return TextTable.from_columns(columns, " + ".join(paths) + ":")
+
+
+def is_table(path: str) -> bool:
+    """Return True if the suffix of a file is that of a table."""
+    return not {".tsv", ".csv", ".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
+
+
+def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) -> TextTable:
+    """Read columns of JSON lines (.jsonl, .json), of a CSV file (.csv), or else of a TSV file.
+
+    The first line of a CSV or TSV file names the columns. If all of `columns` are numbers (from 0),
+    the file has no such line. Blank lines are skipped.
+
+    Args:
+        path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
+        columns: Names or numbers of the columns to read.
+        drop_uneven: Skip rows with more or fewer fields than the header, and log their number.
+
+    Raises:
+        InputError: As `read_text`; or if a column is missing or a line is invalid.
+    """
+    suffixes = Path(path).suffixes
+    if ".jsonl" in suffixes or ".json" in suffixes:
+        return _read_json_columns(path, columns)
+    if ".csv" in suffixes:
+        records: Iterator[list[str]] = _read_csv(path)
+        source = f"{path}, row "
+    else:
+        records = (line.split("\t") for line in read_lines(path))
+        source = f"{path}:"
+    filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
+    header: list[str] | None = None
+    if not all(column.isdecimal() for column in columns):
+        header = next(filled, (0, []))[1]
+        if missing := [column for column in columns if column not in header]:
+            message = f"there is no column {missing[0]!r}, only {', '.join(header)}"
+            raise InputError(message, file=path)
+    indices = [header.index(column) if header else int(column) for column in columns]
+    texts: list[list[str]] = [[] for _ in columns]
+    numbers = []
+    n_dropped = 0
+    for number, record in filled:
+        if drop_uneven and header and len(record) != len(header):
+            n_dropped += 1
+            continue
+        _check_fields(record, header, indices, f"{source}{number}")
+        numbers.append(number)
+        for index, column in zip(indices, texts, strict=True):
+            column.append(record[index])
+    if not numbers:
+        raise InputError(f"there are no rows{' after the header' if header else ''}", file=path)
+    if n_dropped:
+        log.warning("%s: dropped %d rows with other columns than the header", path, n_dropped)
+    return TextTable.from_columns(texts, source, numbers)
+
+
+def _check_fields(
+    record: list[str], header: list[str] | None, indices: list[int], location: str
+) -> None:
+    if header and len(record) != len(header):
+        message = f"the row has {len(record)} columns, but the header has {len(header)}"
+        raise InputError(message, file=location)
+    if max(indices) >= len(record):
+        message = f"there is no column {max(indices)}, the row has only {len(record)} columns"
+        raise InputError(message, file=location)
+
+
+def _read_csv(path: str) -> Iterator[list[str]]:
+    text = read_text(path)
+    # The module's limit is 131,072 characters, and there is one for the whole process.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        yield from reader
+    except csv.Error as error:  # such as a quote that is never closed
+        raise InputError(f"invalid CSV ({error})", file=path, line=reader.line_num) from error
+
+
+def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
+    """Read a JSON-lines file; yield the line number and the value of each line that is not blank.
+
+    Raises:
+        InputError: As `read_text`; or if a line is invalid.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            yield number, parse_json(line, path, number)
+
+
+def _read_json_columns(path: str, columns: Sequence[str]) -> TextTable:
+    texts: list[list[str]] = [[] for _ in columns]
+    numbers = []
+    for number, record in read_json_lines(path):
+        numbers.append(number)
+        for name, column in zip(columns, texts, strict=True):
+            column.append(get_column(record, name, f"{path}:{number}"))
+    return TextTable.from_columns(texts, f"{path}:", numbers)
+
+
+def get_column(record: object, column: str, location: str) -> str:
+    """Return the text in a column of a record; "translation.de" names a column of a nested record.
+
+    A number, such as that of a class, is returned as text.
+
+    Raises:
+        InputError: If there is no such column, or if it holds neither a text nor a number.
+
+    Example:
+        >>> get_column({"translation": {"de": "Hallo"}}, "translation.de", "data.jsonl:1")
+        'Hallo'
+    """
+    value = record
+    for name in column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            names = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
+            raise InputError(f"there is no column {column!r}, only {names}", file=location)
+        value = value[name]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InputError(f"column {column!r} must be a text, got {value!r}", file=location)
+    return value

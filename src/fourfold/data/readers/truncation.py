@@ -1,0 +1,103 @@
+"""Rows longer than max_len: raise an error, truncate them, or drop them from training."""
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fourfold.core.validation import check_choice
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.text_table import TextTable
+from fourfold.errors import InputError
+
+log = logging.getLogger(__name__)
+
+TooLong = Literal["error", "truncate", "drop"]
+
+
+def limit_lengths(
+    columns: Sequence[RaggedArray],
+    table: TextTable,
+    limit: int,
+    too_long: TooLong,
+    split: str,
+    option: str = "max_len",
+) -> tuple[list[RaggedArray], TextTable]:
+    """Limit every row of every column to `limit` tokens.
+
+    Args:
+        columns: Token ids of the columns.
+        table: Texts of the same rows.
+        limit: Maximum number of tokens.
+        too_long: "error", "truncate" or "drop", as in `rows_within_limit`.
+        split: Name of the split.
+        option: Option that determines the limit, for error messages.
+
+    Returns:
+        The columns, and the table of their rows.
+
+    Raises:
+        InputError: As `rows_within_limit`.
+    """
+    lengths = np.max([column.lengths for column in columns], axis=0)
+    kept = rows_within_limit(lengths, table, limit, too_long, split, option)
+    if len(kept) < len(table):
+        return [column.take(kept) for column in columns], table.select(kept)
+    if lengths.max(initial=0) <= limit:
+        return list(columns), table
+    return [column.truncate(limit) for column in columns], table
+
+
+def rows_within_limit(
+    lengths: np.ndarray,
+    table: TextTable,
+    limit: int,
+    too_long: TooLong,
+    split: str,
+    option: str = "max_len",
+) -> np.ndarray:
+    """Return the numbers of the rows to keep; longer ones among them are to be truncated.
+
+    "drop" drops rows of the training split only. Rows of other splits are truncated, since a score
+    must include the long ones.
+
+    Args:
+        lengths: (rows,) number of tokens of each row.
+        table: Texts of the rows, for error messages.
+        limit: Maximum number of tokens.
+        too_long: "error", "truncate" or "drop".
+        split: Name of the split.
+        option: Option that determines the limit, for error messages.
+
+    Raises:
+        InputError: If a row is too long and `too_long` is "error", or if no row is left.
+    """
+    check_choice("data.too_long", too_long, ["error", "truncate", "drop"])
+    too_long_rows = np.flatnonzero(lengths > limit)
+    all_rows = np.arange(len(table))
+    if len(too_long_rows) == 0:
+        return all_rows
+    if too_long == "error":
+        first = too_long_rows[0]
+        raise InputError(
+            f"the row has {lengths[first]} tokens, but {option} allows {limit}"
+            f" ({len(too_long_rows)} such rows in {split}): set too_long to truncate or drop",
+            file=table.location(first),
+        )
+    drops = too_long == "drop" and split == "train"
+    log.warning(
+        "%s: %s %d of %d rows longer than %d tokens",
+        split,
+        "dropped" if drops else "truncated",
+        len(too_long_rows),
+        len(table),
+        limit,
+    )
+    if not drops:
+        return all_rows
+    kept = np.flatnonzero(lengths <= limit)
+    if len(kept) == 0:
+        message = f"all rows from here on are longer than {limit} tokens"
+        raise InputError(message, file=table.location(0))
+    return kept

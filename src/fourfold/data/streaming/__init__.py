@@ -1,0 +1,1 @@
+"""Streaming of tokenized text in chunks from an object store or a folder."""

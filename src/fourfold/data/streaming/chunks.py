@@ -1,0 +1,234 @@
+"""TokenChunks and ChunkedRows: token ids in litdata's chunk files, and datasets of their rows.
+
+`litdata.optimize` with a `TokensLoader` writes the chunks. A chunk file has the number N of its
+items, their N + 1 offsets (uint32), and the ids of all items, concatenated; `index.json` lists the
+chunks. Items are ignored here: a chunk is one stream of ids that is divided into rows of any
+length.
+
+Shapes: B rows, W ids of a row.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.streaming.chunk_cache import ChunkCache, fetch
+from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
+from fourfold.errors import InputError
+from fourfold.text_files import parse_json, read_text, resolve
+from fourfold.tokenization.tokenizer import Tokenizer
+
+INDEX_FILE = "index.json"
+TOKENIZER_FILE = "tokenizer.json"
+
+# litdata's numbers of integer dtypes in the field `data_format` of index.json.
+_TORCH_DTYPES = {
+    11: "uint8",
+    12: "int8",
+    13: "int16",
+    14: "int16",
+    15: "int32",
+    16: "int32",
+    17: "int64",
+    18: "int64",
+    20: "uint16",
+}
+_NUMPY_DTYPES = dict(
+    enumerate(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
+)
+_DTYPES = {"no_header_tensor": _TORCH_DTYPES, "no_header_numpy": _NUMPY_DTYPES}
+
+
+class TokenChunks:
+    """Chunks of one split, in a folder or in an object store.
+
+    Args:
+        address: Folder, or address: s3://, gs://, azure://, hf:// or local: (a folder whose files
+            are copied to the cache, as those of a store).
+        cache: Cache for copies of remote chunks.
+
+    Raises:
+        InputError: If there is no index, or if it does not list uncompressed chunks of token ids.
+    """
+
+    def __init__(self, address: str, cache: ChunkCache) -> None:
+        self.address = address.rstrip("/")
+        self.cache = cache
+        self.is_remote = "://" in address or address.startswith("local:")
+        text = self.read_text(INDEX_FILE)
+        self.version = blake2b(text.encode()).hexdigest()
+        path = f"{self.address}/{INDEX_FILE}"
+        index = parse_json(text, path)
+        try:
+            self.dtype = _ids_dtype(index["config"])
+            chunks = index["chunks"]
+            self.names: list[str] = [chunk["filename"] for chunk in chunks]
+            self.n_bytes, self.n_items, self.n_tokens = (
+                np.array([int(chunk[key]) for chunk in chunks], np.int64)
+                for key in ("chunk_bytes", "chunk_size", "dim")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            message = (
+                "the index does not list chunks of token ids: write them uncompressed with"
+                " litdata.optimize and a TokensLoader"
+            )
+            raise InputError(message, file=path) from error
+        if not self.names:
+            raise InputError("the index lists no chunks", file=path)
+
+    def read_text(self, name: str) -> str:
+        """Return the content of a small file in the folder of the chunks.
+
+        Raises:
+            InputError: If there is no such file.
+        """
+        if not self.is_remote:
+            return read_text(str(resolve(self.address) / name))
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / name
+            fetch(f"{self.address}/{name}", copy)
+            return read_text(str(copy))
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise InputError if the tokenizer in the folder gives other ids to its tokens.
+
+        `tokenizer` may have further tokens. Without a tokenizer in the folder (litdata writes none)
+        nothing is checked.
+        """
+        try:
+            text = self.read_text(TOKENIZER_FILE)
+        except InputError:
+            return
+        path = f"{self.address}/{TOKENIZER_FILE}"
+        vocabulary = tokenizer.vocabulary
+        differences = Tokenizer.from_str(text, path).vocabulary.items() - vocabulary.items()
+        if not differences:
+            return
+        token, i = min(differences, key=lambda entry: entry[1])
+        other = next((repr(t) for t, number in vocabulary.items() if number == i), "no token")
+        raise InputError(
+            f"id {i} of these chunks is {token!r}, but the tokenizer of the data has {other}: set"
+            " data.tokenizer.file to this file, or encode the text anew",
+            file=path,
+        )
+
+    def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
+        """Read at most `length` ids of a chunk from each position in `begins`.
+
+        Raises:
+            InputError: If the chunk is missing, or shorter than the index says.
+        """
+        width = self.dtype.itemsize
+        header = 4 * (2 + int(self.n_items[chunk]))
+        rows = []
+        with self._open(chunk) as file:
+            for begin in begins:
+                n_ids = min(length, int(self.n_tokens[chunk]) - begin)
+                file.seek(header + begin * width)
+                data = file.read(n_ids * width)
+                if len(data) != n_ids * width:
+                    message = f"the file is shorter than {INDEX_FILE} says"
+                    raise InputError(message, file=f"{self.address}/{self.names[chunk]}")
+                rows.append(np.frombuffer(data, self.dtype))
+        return rows
+
+    def _open(self, chunk: int) -> BinaryIO:
+        path = f"{self.address}/{self.names[chunk]}"
+        if self.is_remote:
+            return self.cache.open(path, int(self.n_bytes[chunk]), self.version)
+        try:
+            return (resolve(self.address) / self.names[chunk]).open("rb")
+        except FileNotFoundError as error:
+            message = f"there is no such file, although {INDEX_FILE} lists it"
+            raise InputError(message, file=path) from error
+
+
+def _ids_dtype(config: dict[str, Any]) -> np.dtype:
+    """Return the dtype of the ids; raise ValueError if items are more than plain ids."""
+    (data_format,) = config["data_format"]
+    serializer, _, number = data_format.partition(":")
+    if config.get("compression") or config.get("encryption"):
+        raise ValueError(data_format)
+    return np.dtype(_DTYPES[serializer][int(number)])
+
+
+class ChunkedRows(BatchedDataset):
+    """Base class of datasets with rows of W ids that cover each chunk.
+
+    The last row of a chunk may be shorter.
+
+    Args:
+        chunks: Chunks of the split.
+        step: Ids from the beginning of a row to the beginning of the next.
+        overlap: Ids at the end of a row that are repeated in the next one; W is step + overlap.
+        tokenizer: Tokenizer of the ids.
+        block_cross_document_attention: Return the document of each token in the batches.
+        order: Arguments of `ShuffleWindowOrder`.
+
+    Raises:
+        InputError: If the cache is smaller than a window of chunks.
+    """
+
+    order: ShuffleWindowOrder
+
+    def __init__(
+        self,
+        chunks: TokenChunks,
+        step: int,
+        overlap: int,
+        tokenizer: Tokenizer,
+        *,
+        block_cross_document_attention: bool = False,
+        **order: Any,
+    ) -> None:
+        self.chunks = chunks
+        self.step = step
+        self.width = step + overlap
+        self.tokenizer = tokenizer
+        self.block_cross_document_attention = block_cross_document_attention
+        chunk_rows = -(-np.maximum(chunks.n_tokens - overlap, 0) // step)
+        if not chunk_rows.any():
+            message = f"the chunks have no row of {self.width} tokens"
+            raise InputError(message, file=f"{chunks.address}/{INDEX_FILE}")
+        content = repr([step, *zip(chunks.names, chunks.n_bytes.tolist(), strict=True)]).encode()
+        self.order = ShuffleWindowOrder(chunk_rows, content=content, **order)
+        window_bytes = int(np.sort(chunks.n_bytes)[-self.order.shuffle_chunks :].sum())
+        if chunks.is_remote and window_bytes > chunks.cache.limit:
+            raise InputError(
+                f"must be at least {window_bytes / 1e9:.3g}, the size of the"
+                f" shuffle_chunks={self.order.shuffle_chunks} largest chunks of {chunks.address},"
+                f" got {chunks.cache.limit / 1e9:g}",
+                option="max_cache_gb",
+            )
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of rows, (B, W), padded with EOS, and the number of ids of each, (B,).
+
+        Raises:
+            InputError: If a chunk has ids that the tokenizer does not have.
+        """
+        tokens = np.full((len(rows), self.width), self.tokenizer.eos_id, np.int64)
+        counts = np.zeros(len(rows), np.int64)
+        chunk_of_row = np.searchsorted(self.order.first_rows, rows, side="right") - 1
+        for chunk in np.unique(chunk_of_row).tolist():
+            in_chunk = np.flatnonzero(chunk_of_row == chunk)
+            begins = (rows[in_chunk] - self.order.first_rows[chunk]) * self.step
+            ids_of_rows = self.chunks.read(chunk, begins.tolist(), self.width)
+            for row, ids in zip(in_chunk, ids_of_rows, strict=True):
+                tokens[row, : len(ids)] = ids
+                counts[row] = len(ids)
+                self._check_ids(ids, chunk)
+        return tokens, counts
+
+    def _check_ids(self, ids: np.ndarray, chunk: int) -> None:
+        vocab_size = self.tokenizer.vocab_size
+        for i in (int(ids.max()), int(ids.min())):
+            if not 0 <= i < vocab_size:
+                message = f"the file has id {i}, but the tokenizer has {vocab_size} entries"
+                path = f"{self.chunks.address}/{self.chunks.names[chunk]}"
+                raise InputError(message, file=path)

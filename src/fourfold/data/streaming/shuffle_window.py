@@ -1,0 +1,147 @@
+"""ShuffleWindowOrder: batch order that shuffles chunks, and rows among a few chunks at a time.
+
+A shuffle of all rows would read every chunk for each batch, and a permutation of 10^9 rows takes
+8 GB of memory. A shuffle buffer would have to be stored in checkpoints. This order shuffles the
+chunks, and then the rows within each window of a few chunks. Every batch of every epoch is a
+function of seed and epoch.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+
+
+class ShuffleWindowOrder:
+    """Batch order over the rows of chunks; implements `BatchOrder` with batches of equal size.
+
+    Batches continue across the ends of windows. Batches of 8, two of 4 or four of 2 in a step, on
+    one device or on several, therefore hold the same rows.
+
+    Args:
+        chunk_rows: (chunks,) number of rows of each chunk.
+        shuffle_chunks: Number of chunks in a window, whose rows are shuffled together.
+        max_rows: Rows of a batch.
+        seed: Seed of the order, together with the epoch.
+        shuffle: False gives all rows in their own order in every epoch (evaluation).
+        content: Bytes that identify the chunks, for the fingerprint.
+
+    Raises:
+        InputError: If there are no rows, or if a size is below 1.
+    """
+
+    equal_lengths = True
+
+    def __init__(
+        self,
+        chunk_rows: np.ndarray,
+        *,
+        shuffle_chunks: int,
+        max_rows: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        content: bytes = b"",
+    ) -> None:
+        check_positive("shuffle_chunks", shuffle_chunks)
+        check_positive("max_rows", max_rows)
+        self.chunk_rows = np.asarray(chunk_rows, dtype=np.int64)
+        self.first_rows = np.concatenate([[0], np.cumsum(self.chunk_rows)])
+        if self.n_rows == 0:
+            raise InputError("must have at least one row, got none", option="chunk_rows")
+        # Without shuffling, one chunk at a time needs the least memory.
+        self.shuffle_chunks = shuffle_chunks if shuffle else 1
+        self.max_rows = max_rows
+        self.seed = seed
+        self.shuffle = shuffle
+        self.content = content
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows in an epoch."""
+        return int(self.first_rows[-1])
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches in an epoch, over all ranks."""
+        return -(-self.n_rows // self.max_rows)
+
+    def min_rows_of_last(self, n: int) -> int:
+        """Return the number of rows in the last `n` batches, which is the same in every epoch."""
+        return self.n_rows - (self.n_batches - n) * self.max_rows
+
+    def batches(self, epoch: int) -> "ShuffleWindowBatches":
+        """Return the batches of an epoch, computed lazily, each an array of row numbers."""
+        return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
+
+    def fingerprint(self) -> str:
+        """Return a hash that is equal for equal orders; a resume compares it."""
+        options = (self.shuffle_chunks, self.max_rows, self.seed, self.shuffle)
+        data = self.chunk_rows.tobytes() + repr(options).encode() + self.content
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class ShuffleWindowBatches(Sequence[np.ndarray]):
+    """Batches of one epoch; memory holds the order of the chunks and the rows of one window.
+
+    Args:
+        order: Order of all epochs.
+        epoch: Number of the epoch.
+    """
+
+    def __init__(self, order: ShuffleWindowOrder, epoch: int) -> None:
+        self.order = order
+        self.epoch = epoch
+        self.chunks = np.arange(len(order.chunk_rows))
+        if order.shuffle:
+            self.chunks = np.random.default_rng([order.seed, epoch]).permutation(self.chunks)
+        window_starts = np.arange(0, len(self.chunks), order.shuffle_chunks)
+        window_rows = np.add.reduceat(order.chunk_rows[self.chunks], window_starts)
+        self.window_ends = np.cumsum(window_rows)
+        self._last_window: tuple[int, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return self.order.n_batches
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        size = self.order.max_rows
+        return self._rows(number * size, min((number + 1) * size, self.order.n_rows))
+
+    def _rows(self, begin: int, end: int) -> np.ndarray:
+        """Return the rows at positions [begin, end) of the epoch."""
+        slices = []
+        while begin < end:
+            number = int(np.searchsorted(self.window_ends, begin, side="right"))
+            rows = self._window(number)
+            offset = begin - (int(self.window_ends[number]) - len(rows))
+            slices.append(rows[offset : offset + end - begin])
+            begin += len(slices[-1])
+        return np.concatenate(slices)
+
+    def _window(self, number: int) -> np.ndarray:
+        """Return all rows of a window, in their order in the epoch."""
+        if self._last_window is None or self._last_window[0] != number:
+            order = self.order
+            first = number * order.shuffle_chunks
+            chunks = self.chunks[first : first + order.shuffle_chunks]
+            rows = np.concatenate(
+                [np.arange(*order.first_rows[chunk : chunk + 2]) for chunk in chunks]
+            )
+            if order.shuffle:
+                # With a last element of 0 the seed would equal that of the chunks' permutation.
+                rng = np.random.default_rng([order.seed, self.epoch, 1 + number])
+                rows = rng.permutation(rows)
+            self._last_window = (number, rows)
+        return self._last_window[1]

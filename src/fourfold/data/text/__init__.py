@@ -1,0 +1,1 @@
+"""DataModules and datasets of the text tasks."""

@@ -1,0 +1,163 @@
+"""Datasets for causal language modelling: blocks or random crops of a token stream, or documents.
+
+Shapes: B rows, T tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.batches import CausalBatch
+from fourfold.data.loading.counter_rng import integers
+from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.documents import count_bytes_and_words
+from fourfold.losses import IGNORE_INDEX
+
+
+class TokenStream:
+    """Documents concatenated to one token stream, with an EOS at its start and after each document.
+
+    Each token therefore has a predecessor and is predicted exactly once, and every document follows
+    an EOS. Target p is token p + 1, and it belongs to the document of input p.
+
+    Args:
+        documents: Token ids of the documents.
+        texts: Texts of the documents.
+        eos_id: Id of the separator.
+    """
+
+    def __init__(self, documents: RaggedArray, texts: Sequence[str], eos_id: int) -> None:
+        terminated = documents.wrap(after=eos_id)
+        self.ids = np.concatenate([[eos_id], terminated.ids]).astype(np.int32)
+        self.offsets = terminated.offsets
+        self._sizes = [np.array(size, np.int64) for size in count_bytes_and_words(texts)]
+        self._cumulative_sizes = [np.concatenate([[0], np.cumsum(size)]) for size in self._sizes]
+
+    def __len__(self) -> int:
+        """Return the number of targets."""
+        return len(self.ids) - 1
+
+    def document(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of the document at each position."""
+        return np.searchsorted(self.offsets, positions, side="right") - 1
+
+    def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
+        """Count bytes and words of the text of targets [begin, end), summed over rows.
+
+        The text of a document is divided evenly among its tokens, EOS included. The counts of one
+        row are therefore approximate, but rows that cover the stream add up to the exact counts.
+        """
+        n_bytes, n_words = (
+            int((self._count_before(i, ends) - self._count_before(i, begins)).sum())
+            for i in range(2)
+        )
+        return n_bytes, n_words
+
+    def _count_before(self, unit: int, positions: np.ndarray) -> np.ndarray:
+        documents = np.minimum(self.document(positions), len(self.offsets) - 2)
+        n_tokens = np.diff(self.offsets)[documents]
+        offset = positions - self.offsets[documents]
+        partial = self._sizes[unit][documents] * offset // n_tokens
+        return self._cumulative_sizes[unit][documents] + partial
+
+
+class BlockDataset(BatchedDataset):
+    """Blocks of `block_size` tokens that cover a stream, or equally many random crops of it.
+
+    Args:
+        stream: Tokens.
+        block_size: Tokens of a row, T.
+        context: Tokens that a block repeats from the previous block, as inputs without a target.
+        crops: Sample blocks at random positions in every epoch, instead of covering the stream.
+        block_cross_document_attention: Return the document of each token in the batches.
+        seed: Seed of the crops, together with epoch and row.
+        order: Arguments of `LengthBucketedOrder`.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        block_size: int,
+        *,
+        context: int = 0,
+        crops: bool = False,
+        block_cross_document_attention: bool = False,
+        seed: int = 0,
+        **order: Any,
+    ) -> None:
+        self.stream = stream
+        self.block_size = block_size
+        self.context = context
+        self.crops = crops
+        self.block_cross_document_attention = block_cross_document_attention
+        self.seed = seed
+        n_rows = max(1, -(-(len(stream) - context) // (block_size - context)))
+        self.order = LengthBucketedOrder(np.ones(n_rows, np.int64), seed=seed, **order)
+
+    @property
+    def max_length(self) -> int:
+        return self.block_size
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
+        n_targets = len(self.stream)
+        if self.crops:
+            begins = integers(self.seed, epoch, rows, n_targets - self.block_size + 1)
+        else:
+            begins = rows * (self.block_size - self.context)
+        positions = begins[:, None] + np.arange(self.block_size)  # (B, T)
+        ends = np.minimum(begins + self.block_size, n_targets)
+        first_targets = begins + np.where(begins > 0, self.context, 0)
+        ids = self.stream.ids[np.minimum(positions, n_targets)]
+        targets = self.stream.ids[np.minimum(positions + 1, n_targets)]
+        ignored = (positions >= n_targets) | (positions < first_targets[:, None])
+        targets = np.where(ignored, IGNORE_INDEX, targets)
+        documents = None
+        if self.block_cross_document_attention:
+            documents = torch.from_numpy(self.stream.document(positions))
+        return CausalBatch(
+            torch.from_numpy(ids.astype(np.int64)),
+            torch.from_numpy(targets.astype(np.int64)),
+            documents,
+            *self.stream.count_bytes_and_words(first_targets, ends),
+            epoch,
+            position,
+        )
+
+
+class DocumentDataset(BatchedDataset):
+    """One document per row, from EOS to EOS.
+
+    Padding is on the right, where causal attention never looks. The batches therefore have no mask.
+
+    Args:
+        documents: Token ids of the documents.
+        n_bytes: (rows,) bytes of their text.
+        n_words: (rows,) words of their text.
+        eos_id: Id of the token before and after a document.
+        order: Arguments of `LengthBucketedOrder`.
+    """
+
+    def __init__(
+        self,
+        documents: RaggedArray,
+        n_bytes: np.ndarray,
+        n_words: np.ndarray,
+        eos_id: int,
+        **order: Any,
+    ) -> None:
+        self.documents = documents.wrap(before=eos_id, after=eos_id)
+        self.n_bytes = n_bytes
+        self.n_words = n_words
+        self.eos_id = eos_id
+        self.order = LengthBucketedOrder(self.documents.lengths - 1, **order)
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
+        ids, mask = self.documents.padded(rows, self.eos_id)  # (B, T+1)
+        targets = ids[:, 1:].masked_fill(~mask[:, 1:], IGNORE_INDEX)
+        n_bytes = int(self.n_bytes[rows].sum())
+        n_words = int(self.n_words[rows].sum())
+        return CausalBatch(ids[:, :-1], targets, None, n_bytes, n_words, epoch, position)

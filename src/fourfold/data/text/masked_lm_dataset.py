@@ -1,0 +1,245 @@
+"""Datasets for masked language modelling: rows of text, and segment pairs with labels.
+
+Shapes: B rows, T tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.batches import MaskedBatch
+from fourfold.data.loading.counter_rng import uniform
+from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.text.masking import Masking
+from fourfold.data.text.sentence_packing import Sentences
+from fourfold.errors import InputError
+from fourfold.losses import IGNORE_INDEX
+
+_PAIR_STREAM = 4  # stream of the counter-based random numbers; Masking uses 1 to 3
+
+
+def pack_sentences(
+    sentences: Sentences, max_len: int, bos_id: int, eos_id: int, *, cross_documents: bool
+) -> RaggedArray:
+    """Pack whole sentences into rows: FULL-SENTENCES or DOC-SENTENCES (Liu et al. 2019, 4.2).
+
+    Args:
+        sentences: Text.
+        max_len: Maximum tokens of a row, BOS and EOS included.
+        bos_id: Id of the first token of a row.
+        eos_id: Id of the last token of a row, and of the token between documents of a row.
+        cross_documents: Rows may contain sentences of several documents.
+    """
+    borders = sentences.pack(max_len - 2, cross_documents=cross_documents, separator_cost=1)
+    firsts = np.concatenate([[0], borders])
+    follows_document = np.diff(sentences.document, prepend=sentences.document[0]) != 0
+    follows_document[firsts] = False  # no separator at the beginning of a row
+    starts = sentences.ids.offsets[:-1]
+    positions = np.concatenate([np.repeat(starts[borders], 2), starts[follows_document]])
+    special_ids = np.concatenate(
+        [np.tile([eos_id, bos_id], len(borders)), np.full(follows_document.sum(), eos_id)]
+    )
+    inner = np.insert(sentences.ids.ids, positions, special_ids)
+    flat = np.concatenate([[bos_id], inner, [eos_id]]).astype(np.int32)
+    lengths = np.add.reduceat(sentences.ids.lengths + follows_document, firsts) + 2
+    return RaggedArray.from_lengths(flat, lengths)
+
+
+class MaskedRowDataset(BatchedDataset):
+    """Masked rows of text from BOS to EOS.
+
+    Args:
+        rows: Token ids, special tokens included.
+        masking: Masking of the rows.
+        block_cross_document_attention: Return the document of each token in the batches.
+        order: Arguments of `LengthBucketedOrder`.
+    """
+
+    def __init__(
+        self,
+        rows: RaggedArray,
+        masking: Masking,
+        *,
+        block_cross_document_attention: bool = False,
+        **order: Any,
+    ) -> None:
+        self.rows = rows
+        self.masking = masking
+        self.block_cross_document_attention = block_cross_document_attention
+        self.order = LengthBucketedOrder(rows.lengths, **order)
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
+        ids, mask = self.rows.padded(rows, self.masking.tokenizer.pad_id)  # (B, T)
+        return masked_batch(
+            self.masking,
+            ids.numpy(),
+            mask.numpy(),
+            rows,
+            epoch,
+            position,
+            block_cross_document_attention=self.block_cross_document_attention,
+        )
+
+
+def masked_batch(
+    masking: Masking,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    rows: np.ndarray,
+    epoch: int,
+    position: int,
+    *,
+    block_cross_document_attention: bool,
+) -> MaskedBatch:
+    """Mask rows of text and return them as a batch.
+
+    Args:
+        masking: Masking of the rows.
+        ids: (B, T) token ids, special tokens included.
+        mask: (B, T) bool, True = real token.
+        rows: (B,) row numbers.
+        epoch: Number of the epoch.
+        position: Position of the batch in the epoch.
+        block_cross_document_attention: Return the document of each token, which ends with EOS.
+    """
+    inputs, targets = masking(ids, rows, epoch)
+    documents = None
+    if block_cross_document_attention:
+        ends = ((ids == masking.tokenizer.eos_id) & mask).astype(np.int64)
+        documents = torch.from_numpy(ends.cumsum(1) - ends)
+    return MaskedBatch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        None,
+        None if mask.all() else torch.from_numpy(mask),
+        documents,
+        target_positions=_target_positions(targets),
+        epoch=epoch,
+        position=position,
+    )
+
+
+class SegmentPairDataset(BatchedDataset):
+    """Rows BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, appendix A.2).
+
+    Segment B follows A or comes from another document. Every epoch divides a chunk of a document at
+    another sentence into A and B, and decides anew whether B is replaced by sentences of another
+    document that are at least as long. A single-sentence chunk has no continuation, so its segment
+    B is always sampled from another document.
+
+    A chunk may exceed the length of a row, as in BERT's own code. Otherwise rows with a true B
+    would be shorter and end with a sentence, which would give the label away.
+
+    Args:
+        sentences: Text.
+        max_len: Maximum tokens of a row.
+        masking: Masking of the rows.
+        single: Segments of one sentence each (SENTENCE-PAIR, Liu et al. 2019, section 4.2), instead
+            of as many as a row holds.
+        order: Arguments of `LengthBucketedOrder`.
+
+    Raises:
+        InputError: If there are fewer than two documents.
+    """
+
+    def __init__(
+        self,
+        sentences: Sentences,
+        max_len: int,
+        masking: Masking,
+        *,
+        single: bool = False,
+        **order: Any,
+    ) -> None:
+        self.sentences = sentences
+        self.max_tokens = max_len - 3  # without BOS and two EOS
+        self.masking = masking
+        self.single = single
+        if single:
+            borders = sentences.pairs()
+        else:
+            borders = sentences.pack(self.max_tokens, cross_documents=False, overflow=True)
+        self.chunks = np.concatenate([[0], borders, [len(sentences)]])
+        starts = np.flatnonzero(np.diff(sentences.document, prepend=-1))
+        self.documents = np.append(starts, len(sentences))
+        if len(starts) < 2:
+            message = "must give each split at least two documents for next-sentence prediction"
+            raise InputError(f"{message}, got {len(starts)}", option="documents")
+        self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order)
+
+    @property
+    def has_static_shape(self) -> bool:
+        return False  # a batch is as long as its longest pair
+
+    @property
+    def max_length(self) -> int:
+        return self.max_tokens + 3
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
+        masking = self.masking
+        tokenizer = masking.tokenizer
+        numbers = uniform(masking.seed, masking.mask_epoch(epoch), rows, 4, _PAIR_STREAM)
+        pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
+        width = 3 + max(len(a) + len(b) for a, b, _ in pairs)
+        ids = np.full((len(pairs), width), tokenizer.pad_id, np.int64)
+        segments = np.zeros_like(ids)
+        mask = np.zeros(ids.shape, bool)
+        for row, (a, b, _) in enumerate(pairs):
+            tokens = [tokenizer.bos_id, *a, tokenizer.eos_id, *b, tokenizer.eos_id]
+            ids[row, : len(tokens)] = tokens
+            segments[row, len(a) + 2 : len(tokens)] = 1
+            mask[row, : len(tokens)] = True
+        inputs, targets = masking(ids, rows, epoch)
+        return MaskedBatch(
+            torch.from_numpy(inputs),
+            torch.from_numpy(targets),
+            torch.from_numpy(segments),
+            None if mask.all() else torch.from_numpy(mask),
+            is_next=torch.tensor([int(is_next) for _, _, is_next in pairs]),
+            target_positions=_target_positions(targets),
+            epoch=epoch,
+            position=position,
+        )
+
+    def _pair(self, row: int, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Return segments A and B of a chunk, and True if B follows A; `random` is (4,) uniform."""
+        begin = self.chunks[row]
+        end = self.chunks[row + 1]
+        n_sentences = end - begin
+        middle = begin + 1 + int(random[0] * (n_sentences - 1))
+        is_next = bool(n_sentences > 1 and random[1] < 0.5)
+        flat = self.sentences.ids.ids
+        offsets = self.sentences.ids.offsets
+        a = flat[offsets[begin] : offsets[middle]]
+        if is_next:
+            b = flat[offsets[middle] : offsets[end]]
+        else:
+            n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
+            document = int(self.sentences.document[begin])
+            start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
+            b = flat[offsets[start] : offsets[stop]]
+        # Truncate the beginning of A and the end of B, the longer one first, so that A and B meet.
+        a = a[-max(self.max_tokens // 2, self.max_tokens - len(b)) :]
+        return a, b[: self.max_tokens - len(a)], is_next
+
+    def _sample_elsewhere(
+        self, document: int, n_tokens: int, random: np.ndarray
+    ) -> tuple[int, int]:
+        """Sample consecutive sentences [start, stop) of another document with `n_tokens` tokens."""
+        other = int(random[0] * (len(self.documents) - 2))
+        other += other >= document
+        first = int(self.documents[other])
+        last = int(self.documents[other + 1])
+        start = first + int(random[1] * (last - first))
+        if self.single:
+            return start, start + 1
+        offsets = self.sentences.ids.offsets
+        stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
+        return start, min(max(stop, start + 1), last)
+
+
+def _target_positions(targets: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.flatnonzero(targets != IGNORE_INDEX))

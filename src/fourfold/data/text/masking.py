@@ -1,0 +1,152 @@
+"""Masking for masked language models: MaskingConfig and Masking (Devlin et al. 2019, section 3.1).
+
+Shapes: B rows, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fourfold.data.loading.counter_rng import uniform
+from fourfold.errors import InputError
+from fourfold.losses import IGNORE_INDEX
+from fourfold.tokenization.tokenizer import Tokenizer
+
+# Streams of the counter-based random numbers, one for each random choice.
+_ORDER_STREAM = 1
+_ACTION_STREAM = 2
+_TOKEN_STREAM = 3
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Options of masking, with the names of transformers' collator and of BERT.
+
+    Args:
+        mlm_probability: Fraction of the tokens of a row that are targets.
+        whole_words: Select whole words instead of tokens, up to the same fraction of tokens.
+        dupe_factor: Number of different masks of a row, which the epochs use in turn (static
+            masking; BERT duplicated its data ten times). 0 samples new masks in every epoch
+            (dynamic masking, Liu et al. 2019).
+        mask_replace_prob: Fraction of the targets that are replaced by the mask token.
+        random_replace_prob: Fraction of the targets that are replaced by a random token; the others
+            keep their token.
+    """
+
+    mlm_probability: float = 0.15
+    whole_words: bool = False
+    dupe_factor: int = 0
+    mask_replace_prob: float = 0.8
+    random_replace_prob: float = 0.1
+
+
+class Masking:
+    """Selects targets and replaces them by the mask token, a random token or themselves.
+
+    Special tokens are never targets or replacements. The masks of a row depend only on seed, epoch
+    and row number, and not on the batch.
+
+    Args:
+        config: Options.
+        tokenizer: Tokenizer with a mask token.
+        seed: Seed of the data.
+
+    Raises:
+        InputError: If an option is out of range, or if the tokenizer has no mask token or nothing
+            but special tokens.
+    """
+
+    def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
+        if not 0 < config.mlm_probability < 1:
+            message = f"must lie between 0 and 1, got {config.mlm_probability}"
+            raise InputError(message, option="masking.mlm_probability")
+        if config.dupe_factor < 0:
+            message = f"must be at least 0, got {config.dupe_factor}"
+            raise InputError(message, option="masking.dupe_factor")
+        for name in ("mask_replace_prob", "random_replace_prob"):
+            if not 0 <= (value := getattr(config, name)) <= 1:
+                raise InputError(f"must lie in [0, 1], got {value}", option=f"masking.{name}")
+        if config.mask_replace_prob + config.random_replace_prob > 1:
+            message = (
+                "and masking.random_replace_prob must add up to at most 1,"
+                f" got {config.mask_replace_prob} and {config.random_replace_prob}"
+            )
+            raise InputError(message, option="masking.mask_replace_prob")
+        if tokenizer.mask_id is None:
+            raise InputError("must have a mask token", option="tokenizer")
+        self.config = config
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self.mask_id = tokenizer.mask_id
+        self.is_special = np.zeros(tokenizer.vocab_size, bool)
+        self.is_special[tokenizer.special_ids] = True
+        self.ordinary_ids = np.flatnonzero(~self.is_special)
+        if len(self.ordinary_ids) == 0:
+            raise InputError("must have tokens that are not special", option="tokenizer")
+
+    def mask_epoch(self, epoch: int) -> int:
+        """Return the epoch whose random numbers are used in `epoch`."""
+        return epoch % self.config.dupe_factor if self.config.dupe_factor else epoch
+
+    def __call__(
+        self, ids: np.ndarray, rows: np.ndarray, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mask a batch.
+
+        Args:
+            ids: (B, T) token ids, with special tokens and padding.
+            rows: (B,) row numbers.
+            epoch: Number of the epoch.
+
+        Returns:
+            Input ids and targets, both (B, T); targets are IGNORE_INDEX elsewhere.
+        """
+        config = self.config
+        epoch = self.mask_epoch(epoch)
+        order, action, token = (
+            uniform(self.seed, epoch, rows, ids.shape[1], stream)
+            for stream in (_ORDER_STREAM, _ACTION_STREAM, _TOKEN_STREAM)
+        )
+        if config.whole_words:
+            words = self.tokenizer.word_starts(ids).cumsum(1) - 1  # (B, T)
+            order = np.take_along_axis(order, words, 1)
+        is_target = _select(~self.is_special[ids], order, config.mlm_probability)
+        targets = np.where(is_target, ids, IGNORE_INDEX)
+        random_ids = self.ordinary_ids[(token * len(self.ordinary_ids)).astype(np.int64)]
+        replacements = np.where(action < config.mask_replace_prob, self.mask_id, random_ids)
+        is_replaced = action < config.mask_replace_prob + config.random_replace_prob
+        return np.where(is_target & is_replaced, replacements, ids), targets
+
+
+def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
+    """Select the first `fraction` of the allowed tokens of each row, in ascending `order`.
+
+    Tokens of equal order form a word and are selected together. The last word is selected if more
+    than half of it fits. If exactly half of it fits, a coin decides, so that the fraction is right
+    on average. In each row at least one token is selected.
+
+    Args:
+        allowed: (B, T) bool.
+        order: (B, T) random numbers in [0, 1).
+        fraction: Fraction of the allowed tokens.
+
+    Returns:
+        (B, T) bool.
+    """
+    n_selected = np.maximum(1, np.round(allowed.sum(1) * fraction))[:, None]  # (B, 1)
+    order = np.where(allowed, order, 2.0)  # after all allowed tokens
+    ranks = order.argsort(1, kind="stable")
+    ascending = np.take_along_axis(order, ranks, 1)
+    rank = np.arange(order.shape[1])
+    starts_word = np.ones(order.shape, bool)
+    starts_word[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    begin = np.maximum.accumulate(np.where(starts_word, rank, 0), 1)  # first rank of the word
+    next_begin = np.where(np.roll(starts_word, -1, 1), rank + 1, order.shape[1])
+    next_begin[:, -1] = order.shape[1]
+    end = np.minimum.accumulate(next_begin[:, ::-1], 1)[:, ::-1]  # rank after the word
+    middle = (begin + end) / 2
+    coin = (ascending * 1024) % 1 < 0.5  # the same for all tokens of a word
+    fits = (middle < n_selected) | ((middle == n_selected) & coin) | (begin == 0)
+    selected = np.empty(order.shape, bool)
+    np.put_along_axis(selected, ranks, fits, 1)
+    return selected & allowed

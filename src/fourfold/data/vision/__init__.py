@@ -1,0 +1,1 @@
+"""Image readers, transforms, and DataModules of the vision tasks."""

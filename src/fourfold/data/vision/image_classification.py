@@ -1,0 +1,223 @@
+"""ImageData: DataModule for image classification from files, torchvision or `datasets`."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.batch_order import LengthBucketedOrder, RepeatedAugmentationOrder
+from fourfold.data.loading.batches import ImageBatch
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.sampler import Position
+from fourfold.data.vision.augment import Augmentation, MixupCutmix
+from fourfold.data.vision.dataset import ImageDataset
+from fourfold.data.vision.decoding import PIL_MODES
+from fourfold.data.vision.image_stores import ImageStore, stratified_split
+from fourfold.data.vision.sources import Splits, open_source
+from fourfold.data.vision.transforms import EvalTransform, TransformConfig
+from fourfold.errors import InputError
+
+
+class ImageData(ResumableDataModule):
+    """DataModule for images with one class each.
+
+    A folder holds Parquet files (train.parquet or train-*.parquet, likewise for val and test), or
+    the folders train, val and test with a folder for each class, or class folders only. MNIST's IDX
+    files are read by torchvision: `source: torchvision:MNIST`.
+
+    If there is no validation split, it is held out from the training split. If there is neither a
+    validation nor a test split, both are. If there is only a validation split, it is tested, too,
+    as is common for ImageNet.
+
+    Args:
+        source: "digits" (built in), a path, "torchvision:NAME" or "datasets:NAME"; a relative path
+            may also lie under $FOURFOLD_DATA.
+        batch_size: Images per training batch.
+        eval_batch_size: Images per validation or test batch; None means `batch_size`.
+        transform: Image transforms.
+        n_channels: 1 or 3, to which images are converted; None means 1 for digits, otherwise 3.
+        val_fraction: Share of each class that is held out for validation.
+        test_fraction: Share of each class that is held out for the test.
+        n_train: Number of training images to keep, with equal shares of each class; None keeps all.
+        aug_repeats: Copies of each sampled training image in an epoch, each with its own random
+            transforms. The length of an epoch does not change (repeated augmentation).
+        split_seed: Seed of the splits, separate from `seed` so that runs can be compared.
+        cache: "memory" decodes all images once, "none" decodes them when they are used, and "auto"
+            decodes them once if they take up to 2 GiB.
+        image_column: Column of the images in Parquet files and `datasets`.
+        label_column: Column of the labels in Parquet files and `datasets`.
+        download: Let torchvision download a missing dataset.
+        seed: Seed of order, augmentation and mixing, together with the epoch.
+        num_workers: Worker processes that prepare batches.
+
+    Raises:
+        InputError: An option is out of range; in `setup`, the images cannot be read or split. An
+            image that cannot be decoded is only found when it is decoded.
+    """
+
+    batch_class = ImageBatch
+
+    def __init__(
+        self,
+        source: str = "digits",
+        batch_size: int = 128,
+        eval_batch_size: int | None = None,
+        transform: TransformConfig | None = None,
+        n_channels: int | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        n_train: int | None = None,
+        aug_repeats: int = 1,
+        split_seed: int = 0,
+        cache: Literal["auto", "memory", "none"] = "auto",
+        image_column: str = "image",
+        label_column: str = "label",
+        download: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(seed=seed, num_workers=num_workers)
+        check_channels(n_channels)
+        check_positive("data.aug_repeats", aug_repeats)
+        self.source = source
+        self.download = download
+        self.cache = cache
+        self.columns = (image_column, label_column)
+        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.split_seed = split_seed
+        self.n_train = n_train
+        self.aug_repeats = aug_repeats
+        self.transform = transform or TransformConfig()
+        self._n_channels = n_channels
+
+    def prepare_data(self) -> None:
+        """Download the dataset if requested; Lightning calls this in one process per node."""
+        if self.download:
+            open_source(self.source, *self.columns, self.download)
+
+    def build(self) -> dict[str, BatchedDataset]:
+        """Open the source, hold out missing splits, and make the datasets."""
+        opened = open_source(self.source, *self.columns, self.download)
+        _check_classes(opened["train"])
+        stores = self._complete_splits(opened)
+        train = stores["train"]
+        config = self.transform
+        self._class_names = train.class_names
+        self._n_channels = channels = self._n_channels or train.n_channels
+        self._image_size = size = config.size or native_size(train, channels)
+        evaluation = EvalTransform(config, size, channels)
+        splits: dict[str, BatchedDataset] = {
+            name: ImageDataset(images, self._order(images, shuffle=False), channels, evaluation)
+            for name, images in stores.items()
+        }
+        augmentation = Augmentation(config, size, channels, self.seed)
+        mix = None
+        if config.mixup or config.cutmix:
+            mix = MixupCutmix(config, len(train.class_names), self.seed)
+        order = self._order(train, shuffle=True)
+        splits["train"] = ImageDataset(train, order, channels, augmentation, mix)
+        self.split_sources = stores
+        return splits
+
+    def _complete_splits(self, splits: Splits) -> Splits:
+        train, val, test = splits["train"], splits.get("val"), splits.get("test")
+        val_fraction = self.val_fraction
+        if test is None and val is not None:
+            test = val
+        if test is None:
+            train, test = stratified_split(train, self.test_fraction, self.split_seed)
+            val_fraction /= 1 - self.test_fraction  # as a share of the remaining images
+        if val is None:
+            train, val = stratified_split(train, val_fraction, self.split_seed + 1)
+        return {"train": self._subset(train), "val": val, "test": test}
+
+    def _subset(self, train: ImageStore) -> ImageStore:
+        if self.n_train is None or self.n_train == len(train):
+            return train
+        if not 1 <= self.n_train < len(train):
+            raise InputError(
+                f"must be from 1 to the {len(train)} training images of {train.origin},"
+                f" got {self.n_train}",
+                option="data.n_train",
+            )
+        _, subset = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
+        _check_classes(subset)
+        return subset
+
+    def _order(self, images: ImageStore, shuffle: bool) -> LengthBucketedOrder:
+        n = len(images)
+        rows = self.batch_sizes["train" if shuffle else "other"]
+        if shuffle and self.aug_repeats > 1:
+            return RepeatedAugmentationOrder(n, self.aug_repeats, max_rows=rows, seed=self.seed)
+        return LengthBucketedOrder(np.ones(n), max_rows=rows, seed=self.seed, shuffle=shuffle)
+
+    def _loader(self, name: str, start: Position) -> DataLoader[Any]:
+        split = self.split(name)
+        if isinstance(split, ImageDataset):
+            split.fill_cache(self.cache)
+        return super()._loader(name, start)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the K classes."""
+        self.setup()
+        return self._class_names
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes K."""
+        return len(self.class_names)
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the model's input."""
+        self.setup()
+        return self._image_size
+
+    @property
+    def n_channels(self) -> int:
+        """Number of channels of the model's input."""
+        self.setup()
+        assert self._n_channels is not None
+        return self._n_channels
+
+    def artifacts(self) -> dict[str, Any]:
+        """Return the class names and the settings of the evaluation transform."""
+        transform = EvalTransform(self.transform, self.image_size, self.n_channels)
+        return {"class_names": list(self.class_names), **transform.artifacts()}
+
+
+def _check_classes(train: ImageStore) -> None:
+    counts = torch.bincount(train.labels, minlength=len(train.class_names))
+    if len(counts) < 2:
+        raise InputError(
+            f"there must be at least 2 classes, got only {train.class_names[0]}", file=train.origin
+        )
+    if not counts.all():
+        name = train.class_names[int(counts.argmin())]
+        raise InputError(f"the class {name} has no training images", file=train.origin)
+
+
+def check_channels(n_channels: int | None) -> None:
+    """Raise InputError unless the number of channels is None, 1 or 3."""
+    if n_channels is not None and n_channels not in PIL_MODES:
+        raise InputError(f"must be 1 or 3, got {n_channels}", option="data.n_channels")
+
+
+def native_size(images: ImageStore, n_channels: int) -> int:
+    """Return the height and width of the first image.
+
+    Raises:
+        InputError: The image is not square.
+    """
+    height, width = images.pixels(0, n_channels).shape[-2:]
+    if height != width:
+        raise InputError(
+            f"must be given, since {images.location(0)} is not square ({width}x{height})",
+            option="data.transform.size",
+        )
+    return int(height)

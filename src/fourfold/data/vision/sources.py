@@ -1,0 +1,293 @@
+"""Image classification datasets from local files, torchvision, `datasets` or scikit-learn's digits.
+
+Labels are read at once; images are decoded when they are requested.
+"""
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fourfold.data.vision.image_stores import (
+    ArrayStore,
+    ColumnStore,
+    DatasetStore,
+    FileStore,
+    ImageStore,
+    UnlabelledImages,
+    stratified_split,
+)
+from fourfold.errors import InputError
+from fourfold.text_files import resolve
+
+log = logging.getLogger(__name__)
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+
+Splits = dict[str, ImageStore]
+
+
+def digits() -> Splits:
+    """Return scikit-learn's 1797 grayscale digits of 8x8 pixels in three fixed splits.
+
+    Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise _missing_package("digits", "scikit-learn", "demo") from error
+    data = load_digits()
+    array = np.round(data.images * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
+    names = [str(name) for name in data.target_names]
+    rest, test = stratified_split(ArrayStore(array, data.target, names, "digits"), 0.2, seed=0)
+    train, val = stratified_split(rest, 0.125, seed=0)
+    return {"train": train, "val": val, "test": test}
+
+
+def open_source(source: str, image_column: str, label_column: str, download: bool) -> Splits:
+    """Open the splits of a source.
+
+    Args:
+        source: "digits", "torchvision:CIFAR10", "datasets:NAME", "datasets:NAME:CONFIGURATION", or
+            the path of a Parquet file, of a folder with Parquet files, or of class folders. A
+            relative path may also lie under $FOURFOLD_DATA.
+        image_column: Name of the image column of Parquet files and `datasets`.
+        label_column: Name of the label column of Parquet files and `datasets`.
+        download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
+
+    Returns:
+        "train", and "val" and "test" if the source has them.
+
+    Raises:
+        InputError: The source does not exist, is empty or cannot be read.
+    """
+    library, _, name = source.partition(":")
+    if source == "digits":
+        return digits()
+    if library == "torchvision" and name:
+        return _from_torchvision(name, os.environ.get("FOURFOLD_DATA", "."), download)
+    if library == "datasets" and name:
+        loaded = _load(source, lambda: _import_datasets(source).load_dataset(*name.split(":")))
+        return _from_datasets(loaded, source, image_column, label_column)
+    path = resolve(source)
+    if files := _parquet_files(path):
+        return _from_datasets(_read_parquet(files), str(path), image_column, label_column)
+    folders = {split: _subfolder(path, names) for split, names in SPLIT_NAMES.items()}
+    if any(folders.values()):
+        return _open_each(folders, _class_folders)
+    return {"train": _class_folders(path)}
+
+
+def _open_each(
+    sources: Mapping[str, Any], open_split: Callable[[Any, list[str] | None], ImageStore]
+) -> Splits:
+    """Open the splits that exist; all have the classes of the training split.
+
+    A test split without labels, such as ImageNet's, is skipped with a warning.
+    """
+    splits: Splits = {}
+    for split, source in sources.items():
+        if not source:
+            continue
+        names = splits["train"].class_names if splits else None
+        try:
+            images = open_split(source, names)
+        except UnlabelledImages as error:
+            if split != "test":
+                raise
+            log.warning("%s; the test split is skipped", error)
+            continue
+        if split != "train" and not names:
+            raise InputError(
+                f"there are {split} images, but no training images", file=images.origin
+            )
+        if names and images.class_names != names:
+            raise InputError(
+                f"the classes must be those of {splits['train'].origin}, {names},"
+                f" got {images.class_names}",
+                file=images.origin,
+            )
+        splits[split] = images
+    return splits
+
+
+# Folders with a subfolder for each class.
+
+
+def _subfolder(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((path for name in names if (path := folder / name).is_dir()), None)
+
+
+def _class_folders(folder: Path, class_names: list[str] | None = None) -> FileStore:
+    """Open class folders; without `class_names`, the classes are the subfolders by name."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
+    def is_image(file: str) -> bool:
+        names = Path(file).relative_to(folder).parts
+        return file.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, names))
+
+    subfolders = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _is_hidden(p.name))
+    if not subfolders:
+        raise InputError("there are no class folders with images", file=folder)
+    names = subfolders if class_names is None else class_names
+    if unknown := sorted(set(subfolders) - set(names)):
+        raise InputError(
+            f"the folder must be one of the {len(names)} training classes", file=folder / unknown[0]
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    samples = make_dataset(str(folder), numbers, is_valid_file=is_image, allow_empty=True)
+    files = [Path(file) for file, _ in samples]
+    return FileStore(files, [label for _, label in samples], names, str(folder))
+
+
+def _is_hidden(name: str) -> bool:
+    """Return True for files and folders of operating systems and editors."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+# Parquet files and datasets of the Hugging Face hub.
+
+
+def _parquet_files(path: Path) -> dict[str, list[str]]:
+    """Return files such as train.parquet and data/train-00000-of-00002.parquet for each split."""
+    if path.is_file():
+        return {"train": [str(path)]}
+    files = {}
+    for split, names in SPLIT_NAMES.items():
+        patterns = [f"{name}{rest}.parquet" for name in names for rest in ("", "-*")]
+        found = {p for f in (path, path / "data") for pattern in patterns for p in f.glob(pattern)}
+        if found:
+            files[split] = [str(file) for file in sorted(found)]
+    return files
+
+
+def _read_parquet(files: dict[str, list[str]]) -> dict[str, Any]:
+    """Load each split for itself: a common schema would hide that class names differ."""
+    return {
+        split: _load(paths[0], partial(_import_datasets(paths[0]).Dataset.from_parquet, paths))
+        for split, paths in files.items()
+    }
+
+
+def _import_datasets(origin: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise _missing_package(origin, "datasets", "data") from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _from_datasets(
+    loaded: Mapping[str, Any], origin: str, image_column: str, label_column: str
+) -> Splits:
+    names = {
+        split: next((name for name in names if name in loaded), None)
+        for split, names in SPLIT_NAMES.items()
+    }
+
+    def open_split(name: str, class_names: list[str] | None) -> ImageStore:
+        location = f"{origin}, split {name}" if len(loaded) > 1 else origin
+        return _column_store(loaded[name], image_column, label_column, location, class_names)
+
+    return _open_each(names, open_split)
+
+
+def _column_store(
+    dataset: Any, image: str, label: str, origin: str, class_names: list[str] | None
+) -> ColumnStore:
+    for option, column in (("data.image_column", image), ("data.label_column", label)):
+        if column not in dataset.column_names:
+            columns = ", ".join(dataset.column_names)
+            raise InputError(
+                f"must be a column of {origin} ({columns}), got {column}", option=option
+            )
+    table = dataset.data.table
+    images, labels = table[image], table[label].to_pylist()
+    if not {"bytes", "path"} <= {field.name for field in getattr(images.type, "fields", [])}:
+        raise InputError(f"the column {image} must hold encoded images", file=origin)
+    if None in labels:
+        raise InputError("there is no label", file=f"{origin}, row {labels.index(None)}")
+    names = getattr(dataset.features[label], "names", None) or class_names
+    if any(isinstance(value, str) for value in labels):
+        names = names or sorted(set(labels))
+        numbers = {name: number for number, name in enumerate(names)}
+        for row, value in enumerate(labels):
+            if value not in numbers:
+                raise InputError(
+                    f"the label must be a training class, got {value!r}",
+                    file=f"{origin}, row {row}",
+                )
+        labels = [numbers[value] for value in labels]
+    elif any(not isinstance(value, int) for value in labels):
+        raise InputError(f"the column {label} must hold class numbers or names", file=origin)
+    names = names or [str(number) for number in range(max(labels, default=-1) + 1)]
+    return ColumnStore(images, labels, names, origin)
+
+
+# torchvision.
+
+
+def _from_torchvision(name: str, root: str, download: bool) -> Splits:
+    from torchvision import datasets
+
+    dataset_class = getattr(datasets, name, None)
+    if not isinstance(dataset_class, type):
+        raise InputError(
+            f"must name a dataset of torchvision, got torchvision:{name}", option="data.source"
+        )
+    parameters = inspect.signature(dataset_class).parameters
+    options: dict[str, Any] = {"download": download} if "download" in parameters else {}
+    if "train" in parameters:
+        choices: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
+    else:
+        choices = {split: {"split": split} for split in SPLIT_NAMES}
+    loaded = {}
+    for split, choice in choices.items():
+        origin = f"torchvision:{name}, split {split}"
+        try:
+            loaded[split] = _load(origin, partial(dataset_class, root, **choice, **options))
+        except InputError as error:
+            # A ValueError means that the dataset has no split of this name.
+            if split == "train" or not isinstance(error.__cause__, ValueError):
+                raise
+    origins = {
+        id(dataset): f"torchvision:{name}, split {split}" for split, dataset in loaded.items()
+    }
+    return _open_each(loaded, lambda dataset, names: _store(dataset, names, origins[id(dataset)]))
+
+
+def _store(dataset: Any, class_names: list[str] | None, origin: str) -> DatasetStore:
+    attributes = (getattr(dataset, name, None) for name in ("targets", "_labels", "labels"))
+    labels = next((values for values in attributes if values is not None), None)
+    if labels is None:
+        labels = [item[1] for item in dataset]
+    names = getattr(dataset, "classes", None) or class_names
+    names = names or [str(number) for number in range(int(max(labels)) + 1)]
+    # ImageNet's classes have several names each.
+    names = [name if isinstance(name, str) else ", ".join(name) for name in names]
+    return DatasetStore(dataset, labels, names, origin)
+
+
+def _load(origin: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except InputError:
+        raise
+    except Exception as error:  # networks, mirrors and archives fail with many types
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split()).rstrip(".")
+        raise InputError(f"the dataset cannot be loaded: {reason}", file=origin) from error
+
+
+def _missing_package(origin: str, package: str, extra: str) -> InputError:
+    return InputError(f"these images need {package}: pip install 'fourfold[{extra}]'", file=origin)

@@ -1,0 +1,50 @@
+"""Exceptions that the command line reports in one line instead of a traceback."""
+
+from os import PathLike
+
+
+class InputError(ValueError):
+    """Invalid input. The command line prints the message in one line and exits with code 2.
+
+    At least one of `option` and `file` is given, so that every message names its origin. A message
+    has no capital at its beginning and no full stop at its end.
+
+    Args:
+        message: With `option`, the predicate of a sentence whose subject is that option, such as
+            "must be at least 1, got 0"; otherwise a whole clause.
+        option: Name of the command-line option, config field or argument at fault.
+        file: Path of the file at fault.
+        line: Line number in that file, from 1.
+
+    Example:
+        >>> str(InputError("must be at least 1, got 0", option="--rounds"))
+        '--rounds must be at least 1, got 0'
+        >>> str(InputError("the row has 3 columns, but the header has 4", file="a.tsv", line=7))
+        'a.tsv:7: the row has 3 columns, but the header has 4'
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        option: str | None = None,
+        file: str | PathLike[str] | None = None,
+        line: int | None = None,
+    ) -> None:
+        self.message, self.option, self.file, self.line = message, option, file, line
+        location = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+        subject = "" if option is None else f"{option} "
+        super().__init__(f"{location}{subject}{message}")
+
+    def in_file(self, file: str | PathLike[str], line: int | None = None) -> "InputError":
+        """Return the same error with a file, and optionally a line, as its location."""
+        text = self.message if self.file is None else str(self)
+        option = self.option if self.file is None else None
+        return InputError(text, option=option, file=file, line=line)
+
+
+class TrainingStopped(RuntimeError):
+    """Training that cannot continue although its input is valid, such as a loss that is NaN.
+
+    The command line prints the message in one line and exits with code 1.
+    """

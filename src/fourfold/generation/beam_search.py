@@ -1,0 +1,286 @@
+"""`beam_search`: batched beam search with length normalization.
+
+Each step ranks the extensions of all active hypotheses by log-probability. An extension that ends
+with EOS and is among the first K is finished; its score is its log-probability divided by a length
+penalty. The K best other extensions are the next active hypotheses, so the beam never narrows. A
+beam of one is greedy search: it stops at its first EOS.
+
+Shapes: B sequences, R unfinished sequences, K beam, k active hypotheses (1 at first, then up to K),
+n candidates, N best to return, T prompt tokens, t new tokens, L maximum of t, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.generation.caches import beam_cache
+from fourfold.generation.inputs import GenerationInputs
+from fourfold.generation.step import Step, decoding_mode, raise_on_nan
+from fourfold.losses import upcast_fp32
+
+# Divisors of the log-probability of n tokens, EOS included. The same alpha has different effects:
+# from n = 10 to n = 20, alpha 0.6 multiplies the divisor by 1.36 for gnmt, but by 1.52 for power.
+LENGTH_PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "gnmt": lambda n, alpha: ((5 + n) / 6) ** alpha,  # Wu et al. 2016, eq. 14; Vaswani et al. 2017
+    "power": lambda n, alpha: n**alpha,  # the mean at alpha 1; fairseq and transformers
+    "none": lambda n, alpha: torch.ones_like(n),
+}
+
+CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
+
+
+class ActiveBeams(NamedTuple):
+    """Hypotheses of each sequence that have not ended, best first.
+
+    Attributes:
+        ids: (R, k, t) new tokens.
+        scores: (R, k) log-probabilities; -inf marks a column without a hypothesis.
+        parents: (R, k) index of the hypothesis of the previous step that each one extends.
+    """
+
+    ids: Tensor
+    scores: Tensor
+    parents: Tensor
+
+    def select(self, sequences: Tensor) -> "ActiveBeams":
+        """Return the hypotheses of the sequences in a bool mask (R,)."""
+        return ActiveBeams(*(x[sequences] for x in self))
+
+
+class FinishedBeams:
+    """The N best hypotheses (B, N) of each sequence: those with EOS by score, then the others.
+
+    An empty column has padding and the score -inf.
+    """
+
+    def __init__(self, n_sequences: int, n_best: int, longest: int, pad_id: int, like: Tensor):
+        shape = (n_sequences, n_best)
+        self.scores = like.new_full(shape, -math.inf)
+        self.ended = torch.zeros(shape, dtype=torch.bool, device=like.device)
+        self.lengths = torch.zeros(shape, dtype=torch.long, device=like.device)
+        self.ids = torch.full((*shape, longest), pad_id, device=like.device)
+        self._pad_id = pad_id
+
+    def add(self, rows: Tensor, ids: Tensor, scores: Tensor, ended: Tensor) -> None:
+        """Add hypotheses of sequences `rows`, ids (R, n, t), scores and ended (R, n)."""
+        n_tokens, longest = ids.shape[2], self.ids.shape[2]
+        ids = F.pad(ids, (0, longest - n_tokens), value=self._pad_id)
+        lengths = torch.full_like(ids[:, :, 0], n_tokens)
+        scores = torch.cat([self.scores[rows], scores], dim=1)
+        ended = torch.cat([self.ended[rows], ended], dim=1)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        ended_first = ended.gather(1, order).byte().argsort(dim=1, descending=True, stable=True)
+        best = order.gather(1, ended_first)[:, : self.scores.shape[1]]
+        self.scores[rows] = scores.gather(1, best)
+        self.ended[rows] = ended.gather(1, best)
+        self.lengths[rows] = torch.cat([self.lengths[rows], lengths], dim=1).gather(1, best)
+        self.ids[rows] = gather_rows(torch.cat([self.ids[rows], ids], dim=1), best)
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Gather x (R, n, t) at `index` (R, m) of its second dimension, (R, m, t)."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+
+
+def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
+    """Return the n best extensions by one token, given its logits (R * k, V)."""
+    ids, scores, _ = hypotheses
+    k = scores.shape[1]
+    vocab_size = logits.shape[-1]
+    # Only the n best tokens of a hypothesis can be among the n best extensions.
+    top, tokens = logits.topk(min(n, vocab_size))  # (R * k, n')
+    log_p = (top.to(scores.dtype) - row_logsumexp(logits, scores.dtype)).unflatten(0, (-1, k))
+    scores, flat = (scores[..., None] + log_p).flatten(1).topk(min(n, k * vocab_size))
+    tokens = tokens.unflatten(0, (-1, k)).flatten(1).gather(1, flat)
+    parents = flat // log_p.shape[2]
+    return ActiveBeams(
+        torch.cat([gather_rows(ids, parents), tokens[..., None]], dim=2), scores, parents
+    )
+
+
+def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute log(sum(exp(logits))) of each row of (N, V), (N, 1), in slices that fit the cache."""
+    rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
+    return torch.cat(parts)
+
+
+def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
+    """Return the `width` best candidates that do not end with EOS."""
+    ids, scores, parents = candidates
+    scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
+    return ActiveBeams(gather_rows(ids, index), scores, parents.gather(1, index))
+
+
+def search(
+    step: Step,
+    prompt: Tensor,
+    limit: Tensor,
+    *,
+    beam: int,
+    length_penalty_type: str,
+    alpha: float,
+    eos_id: int,
+    pad_id: int,
+    n_best: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Search for the `n_best` continuations of each prompt with the highest scores.
+
+    The search of a sequence stops as soon as no active hypothesis can exceed its worst finished
+    one: log-probabilities only decrease, so a score is at most the present log-probability divided
+    by the largest penalty that is still possible. At the limit, active hypotheses fill the columns
+    that are still empty. They never replace one with EOS, because a repetition loop may have a
+    better score than any complete sequence.
+
+    Args:
+        step: The model.
+        prompt: (B, T) int64.
+        limit: (B,) int64, maximum number of new tokens of each sequence, EOS included; at least 1.
+        beam: K.
+        length_penalty_type: A row of `LENGTH_PENALTIES`.
+        alpha: Exponent of the penalty.
+        eos_id: Token that ends a hypothesis.
+        pad_id: Token that fills the columns after EOS.
+        n_best: N.
+
+    Returns:
+        New tokens (B, N, t), best first, and their scores (B, N).
+    """
+    logits = raise_on_nan(step(prompt))
+    longest = int(limit.max())
+    start = torch.zeros_like(prompt[:, :1], dtype=upcast_fp32(logits[:0]).dtype)  # (B, 1)
+    lengths = torch.arange(1, longest + 1, device=start.device)
+    divisor = LENGTH_PENALTIES[length_penalty_type](lengths.to(start.dtype), alpha)  # (L,)
+    finished = FinishedBeams(len(prompt), n_best, longest, pad_id, start)
+    rows = torch.arange(len(prompt), device=prompt.device)
+    hypotheses = ActiveBeams(prompt.new_empty(len(prompt), 1, 0), start, start.long())
+    for t in range(longest):
+        k = hypotheses.scores.shape[1]
+        spare = k if beam > 1 else 0  # at most one extension of each hypothesis ends, so K remain
+        candidates = extend(hypotheses, logits, beam + spare)
+        ids, scores = candidates.ids[:, :beam], candidates.scores[:, :beam]
+        ends = (ids[:, :, -1] == eos_id) & scores.isfinite()
+        finished.add(rows, ids, (scores / divisor[t]).where(ends, -math.inf), ends)
+
+        hypotheses = drop_ended(candidates, eos_id, candidates.scores.shape[1] - spare)
+        parents = hypotheses.parents + k * torch.arange(len(rows), device=rows.device)[:, None]
+        largest = torch.maximum(divisor[min(t + 1, longest - 1)], divisor[limit[rows] - 1])
+        done = hypotheses.scores[:, 0] / largest <= finished.scores[rows, -1]
+        done |= limit[rows] == t + 1
+        if done.any():
+            # This has no effect where the search stopped before the limit: no column is empty.
+            active = hypotheses.select(done)
+            no_eos = torch.zeros_like(active.parents, dtype=torch.bool)
+            finished.add(rows[done], active.ids, active.scores / divisor[t], no_eos)
+            hypotheses = hypotheses.select(~done)
+            parents = parents[~done]
+            rows = rows[~done]
+            if not len(rows):
+                break
+        step.reorder(parents.flatten())
+        logits = step(hypotheses.ids[:, :, -1].flatten()[:, None])
+    return finished.ids[:, :, : int(finished.lengths.max())], finished.scores
+
+
+def beam_search(
+    model: nn.Module,
+    src: Tensor,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+    length_penalty_type: str = "gnmt",
+    *,
+    src_mask: Tensor | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+    max_len: int | None = None,
+    n_best: int = 1,
+    use_cache: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
+
+    Args:
+        model: An encoder-decoder, or a causal LM whose prompts are `src`.
+        src: (B, T) int64, or images (B, C, side, side).
+        beam: Number of active hypotheses; 1 is greedy search.
+        length_penalty: Exponent alpha of the length penalty.
+        length_penalty_type: A row of `LENGTH_PENALTIES`: gnmt, power or none.
+        src_mask: (B, T) bool, True = real token; padding may stand on either side.
+        bos_id: First token of the targets of an encoder-decoder. This and the other special
+            tokens come from `model.generation_defaults` if they are not given.
+        eos_id: Token that ends a target.
+        pad_id: Token that fills the columns after EOS; if it is not known, EOS.
+        max_len: Maximum number of new tokens, EOS included; None means the length of each source
+            + 50, or `max_len` of the model if that is less.
+        n_best: Number N of targets to return for each source, at most `beam`.
+        use_cache: Use a key-value cache; False serves to verify it.
+
+    Returns:
+        ids (B, 1 + t) int64, starting with `bos_id` (for a causal LM with the columns of `src`),
+        and scores (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): first the targets with
+        EOS by score, then those that reached the limit, then padding with the score -inf.
+
+    Raises:
+        InputError: An argument is invalid, the sequence would be longer than `max_len` of the
+            model, or `bos_id` or `eos_id` is neither given nor known.
+
+    Example:
+        >>> from fourfold.models import EncoderDecoder, EncoderDecoderConfig
+        >>> config = EncoderDecoderConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
+        >>> model, src = EncoderDecoder(config), torch.tensor([[3, 1, 4]])
+        >>> ids, scores = beam_search(model, src, bos_id=1, eos_id=2, max_len=6)
+    """
+    inputs = GenerationInputs.create(
+        model, src, src_mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="src"
+    )
+    eos_id = _check_options(inputs, beam, n_best, length_penalty, length_penalty_type)
+    limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
+    with decoding_mode(model):
+        step, start = inputs.start(beam_cache(model) if use_cache else None)
+        new, scores = search(
+            step,
+            start,
+            limit,
+            beam=beam,
+            length_penalty_type=length_penalty_type,
+            alpha=length_penalty,
+            eos_id=eos_id,
+            pad_id=inputs.pad_id,
+            n_best=n_best,
+        )
+    # Copied outside of inference mode, so that both can take part in training.
+    ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
+    scores = scores.clone()
+    return (ids[:, 0], scores[:, 0]) if n_best == 1 else (ids, scores)
+
+
+def _check_options(
+    inputs: GenerationInputs,
+    beam: int,
+    n_best: int,
+    length_penalty: float,
+    length_penalty_type: str,
+) -> int:
+    """Check the options of `beam_search`, and return the id of EOS."""
+    check_choice("length_penalty_type", length_penalty_type, tuple(LENGTH_PENALTIES))
+    if not math.isfinite(length_penalty):
+        raise InputError(f"must be finite, got {length_penalty}", option="length_penalty")
+    if not 1 <= beam <= inputs.vocab_size:
+        raise InputError(
+            f"must lie between 1 and the vocabulary size {inputs.vocab_size}, got {beam}",
+            option="beam",
+        )
+    if not 1 <= n_best <= beam:
+        raise InputError(f"must lie between 1 and beam = {beam}, got {n_best}", option="n_best")
+    if inputs.eos_id is None:
+        raise InputError(
+            "must be given: the model does not store the token that ends a target",
+            option="eos_id",
+        )
+    return inputs.eos_id

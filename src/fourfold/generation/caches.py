@@ -1,0 +1,126 @@
+"""Key-value caches for decoding: shared by the beams of a sequence, or of fixed size.
+
+Shapes: B sequences, K hypotheses of each (1 at first), N = B K rows, H heads, P cache entries of a
+sequence, Dh head width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.attention import fold_beams_into_queries
+from fourfold.core.kv_cache import KVCache, LayerCache
+
+
+class BeamLayer(LayerCache):
+    """Cache of one layer in a `BeamCache`, with one row per sequence."""
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append (N, H, 1, Dh) keys and values; return all of each sequence, (B, H, P, Dh)."""
+        if self.buffers is not None:
+            k, v = (fold_beams_into_queries(x, len(self.buffers[0])) for x in (k, v))
+        return super().extend(k, v)
+
+
+class BeamCache(KVCache):
+    """Cache whose entries are shared by all hypotheses of a sequence and never moved.
+
+    Each step adds K entries per sequence. A hypothesis attends to the entries of its own ancestors,
+    which `keys` (N, P) marks, so nothing is copied when a hypothesis is extended twice or dropped.
+    `length` is P. The model must take positions from the mask, and gets one token per row after the
+    first step.
+    """
+
+    layer_class = BeamLayer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_sequences = 0  # B
+
+    def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
+        """Count the tokens of the prompts, `ids` (B, t), or later one token of each row (N, 1)."""
+        assert documents is None, "packed documents are not supported"
+        if self.keys is None:
+            self.n_sequences = len(ids)
+            self.keys = torch.ones_like(ids, dtype=torch.bool) if keys is None else keys
+        else:  # each row attends to its own entry of this step
+            own = torch.eye(len(ids) // self.n_sequences, dtype=torch.bool, device=ids.device)
+            self.keys = torch.cat([self.keys, own.repeat(self.n_sequences, 1)], dim=1)
+        self.length = self.keys.shape[1]
+
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep `rows`, equally many of each sequence, without moving keys and values.
+
+        Args:
+            rows: int64, indices of rows in the order of their sequences; they may repeat.
+            sources: The sequences of these rows, once each; None computes them from `rows`.
+        """
+        if self.keys is None:
+            return
+        if sources is None:
+            sources = torch.unique_consecutive(rows // (len(self.keys) // self.n_sequences))
+        self.keys = self.keys.index_select(0, rows)
+        if not torch.equal(sources, torch.arange(self.n_sequences, device=sources.device)):
+            self.n_sequences = len(sources)
+            for layer in self.layers:
+                layer.reorder(sources, sources)
+
+
+def beam_cache(model: nn.Module) -> KVCache:
+    """Build a cache for beam search.
+
+    A model with relative positions gets a plain cache, whose entries are in the order of positions.
+    """
+    return KVCache() if getattr(model, "has_relative_positions", False) else BeamCache()
+
+
+class StaticCache(KVCache):
+    """Cache of fixed size for CUDA graphs: each step runs the same kernels on the same memory.
+
+    The position is a tensor on the device, and later entries are masked. It supports one token per
+    step, and rows cannot be reordered.
+
+    Args:
+        cache: Cache of the prompts.
+        n_rows: N.
+        capacity: P, the maximum number of tokens.
+        device: Device of the cache.
+    """
+
+    def __init__(self, cache: KVCache, n_rows: int, capacity: int, device: torch.device) -> None:
+        super().__init__()
+        assert cache.documents is None, "packed documents are not supported"
+        self.length = capacity
+        self.position = torch.tensor([cache.length - 1], device=device)  # of the last token
+        self.filled = torch.zeros(n_rows, capacity, dtype=torch.bool, device=device)
+        self.filled[:, : cache.length] = True if cache.keys is None else cache.keys
+        self.keys = self.filled
+        self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
+
+    def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
+        """Count one new token per row, `ids` (N, 1)."""
+        self.position += 1
+        self.filled.index_fill_(1, self.position, True)
+
+
+class StaticLayer(LayerCache):
+    """Cache of one layer in a `StaticCache`."""
+
+    def __init__(self, layer: LayerCache, capacity: int, position: Tensor) -> None:
+        super().__init__()
+        self.memory = layer.memory
+        self._position = position
+        assert layer.buffers is not None
+        grown = []
+        for old in layer.buffers:
+            # Zeros, because a masked weight of 0 times a NaN in unused memory would be NaN.
+            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
+            new[:, :, : layer.length] = old[:, :, : layer.length]
+            grown.append(new)
+        self.buffers = (grown[0], grown[1])
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (N, H, 1, Dh) keys and values at the position; return all, (N, H, P, Dh)."""
+        assert self.buffers is not None
+        for buffer, new in zip(self.buffers, (k, v), strict=True):
+            buffer.index_copy_(2, self._position, new)
+        return self.buffers

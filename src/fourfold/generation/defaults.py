@@ -1,0 +1,28 @@
+"""Special tokens and generation options that are stored with a model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Special tokens and generation options of a loaded model, in `model.generation_defaults`.
+
+    `generate` and `beam_search` use the tokens where no argument is given. The other options are
+    those that the model was evaluated with; the commands use them, and a Python user passes them
+    explicitly.
+
+    Args:
+        bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).
+        eos_id: Token that ends a sequence.
+        pad_id: Token that fills the columns after the end of a sequence.
+        num_beams: Beam width; 1 is greedy search.
+        length_penalty: Exponent alpha of the length penalty.
+        length_penalty_type: Formula of the penalty: gnmt, power or none.
+    """
+
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    length_penalty_type: str | None = None

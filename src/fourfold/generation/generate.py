@@ -1,0 +1,87 @@
+"""`generate`: greedy search and sampling with a causal LM or an encoder-decoder.
+
+Shapes: B rows, T prompt or source tokens, t new tokens.
+"""
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.kv_cache import KVCache
+from fourfold.errors import InputError
+from fourfold.generation.cuda_graph import GraphStep, is_worth_capturing
+from fourfold.generation.inputs import GenerationInputs
+from fourfold.generation.sampling import TokenSampler, sample, uniform_per_prompt
+from fourfold.generation.step import CausalStep, decoding_mode
+
+
+def generate(
+    model: nn.Module,
+    ids: Tensor,
+    max_new: int | None = None,
+    eos_id: int | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    *,
+    mask: Tensor | None = None,
+    bos_id: int | None = None,
+    pad_id: int | None = None,
+    use_cache: bool = True,
+    copies: Counter[tuple[int, ...]] | None = None,
+) -> Tensor:
+    """Generate a continuation of each prompt, or a target for each source.
+
+    The result of a row does not depend on the other rows of the batch, up to rounding, also if it
+    is sampled with a seed. Copies of a row are sampled differently.
+
+    Args:
+        model: A causal LM or an encoder-decoder.
+        ids: (B, T) int64 prompts or sources, or source images (B, C, side, side).
+        max_new: Maximum number of new tokens. For an encoder-decoder, None means the length of each
+            source + 50, or `max_len` of the model if that is less.
+        eos_id: Token that ends a row. Special tokens that are not given come from
+            `model.generation_defaults`; without EOS, rows have `max_new` new tokens.
+        temperature: Divisor of the logits; 0 takes the most probable token.
+        top_k: Sample from the k most probable tokens (Fan et al. 2018).
+        top_p: Sample from the fewest tokens whose probabilities sum to p (Holtzman et al. 2020).
+        seed: Seed of the samples; None draws one from torch's global generator.
+        mask: (B, T) bool, True = real token; padding may stand on either side.
+        bos_id: First token of the targets of an encoder-decoder.
+        pad_id: Token that fills the columns after EOS; if it is not known, EOS.
+        use_cache: Use a key-value cache; False serves to verify it.
+        copies: Counter of prompts, which calls share to sample copies of a prompt differently.
+
+    Returns:
+        (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder
+        (B, 1 + t), `bos_id` and then the new tokens.
+
+    Raises:
+        InputError: An argument is invalid, the sequence would be longer than `max_len` of the
+            model, or an encoder-decoder has no `bos_id`.
+
+    Example:
+        >>> from fourfold.models import CausalLM, CausalLMConfig
+        >>> config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
+        >>> generate(CausalLM(config), torch.tensor([[3, 1, 4]]), max_new=5).shape
+        torch.Size([1, 8])
+    """
+    sampler = TokenSampler(temperature, top_k, top_p)
+    inputs = GenerationInputs.create(
+        model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="ids"
+    )
+    if max_new is None and not inputs.is_seq2seq:
+        raise InputError("must be given for a causal LM", option="max_new")
+    limit = inputs.limit("max_new", max_new, minimum=0)  # (B,)
+    most = int(limit.max())
+    draws = torch.zeros(len(ids), most, dtype=torch.float32, device=ids.device)
+    if temperature > 0.0:
+        draws = uniform_per_prompt(inputs.row_keys, inputs.real, most, seed, copies)
+    with decoding_mode(model):
+        step, start = inputs.start(KVCache() if use_cache else None)
+        if isinstance(step, CausalStep) and step.cache and is_worth_capturing(ids.device, most):
+            step = GraphStep(step, start.shape[1] + most)
+        new = sample(step, start, limit, sampler, draws, eos_id=inputs.eos_id, pad_id=inputs.pad_id)
+    return torch.cat([start, new], dim=1)

@@ -1,0 +1,1 @@
+"""Conversion tables, one module for each architecture of transformers."""

@@ -1,0 +1,146 @@
+"""Detection of the format of a model: transformers, timm, nanoGPT or minGPT.
+
+`read_model` imports a model of any of these formats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.errors import InputError
+from fourfold.hub import directory, nanogpt, timm, transformers_format
+from fourfold.hub.preprocessing import tokenizer_files
+from fourfold.models.base import Model
+
+_MINGPT_WEIGHTS = "model.pt"
+# sentencepiece matches the longest normalization rule across combining characters, `tokenizers` the
+# shortest one within a character. Decomposed accents would give other tokens.
+_SENTENCEPIECE = (
+    "not read, since the `tokenizers` library normalizes text differently from sentencepiece"
+)
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model in the format of another library.
+
+    Args:
+        model: Model in eval mode. `model.source` is set if it was read from a transformers
+            directory.
+        format_name: Name of the format, for messages.
+        artifacts: Class names and preprocessing; empty for transformers, whose directory has files
+            of its own for them.
+        notes: A sentence for the user about each assumption.
+    """
+
+    model: Model
+    format_name: str
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def is_importable(content: Mapping[str, Any]) -> bool:
+    """Return True if the content of a file of weights is of timm, nanoGPT or minGPT."""
+    return (
+        nanogpt.is_nanogpt(content)
+        or nanogpt.is_mingpt(content)
+        or timm.is_timm(content)
+        or timm.is_timm(_nested_state(content))
+    )
+
+
+def read_model(
+    path: Path,
+    content: Mapping[str, Any] | None,
+    *,
+    allow_missing_heads: bool = False,
+    dtype: torch.dtype | None = torch.float32,
+) -> ImportedModel:
+    """Import the model of a directory or of one file of weights.
+
+    Args:
+        path: Directory or file.
+        content: Content of the file, None for a directory.
+        allow_missing_heads: Whether an image model may lack classification heads.
+        dtype: Data type of the parameters; None for that of the stored tensors.
+
+    Raises:
+        InputError: The files are corrupted, or hold a model that is not supported.
+    """
+    imported = _read_directory(path, dtype) if content is None else _read_file(path, content, dtype)
+    model: Any = imported.model
+    if hasattr(model, "heads") and not allow_missing_heads:
+        n_heads = 1 + model.config.distillation
+        n_missing = n_heads - len(model.heads)
+        if n_missing:
+            raise InputError(
+                f"{n_missing} of {n_heads} classification heads are missing; use init_from to train"
+                " a model with new heads from these weights",
+                file=path,
+            )
+    return imported
+
+
+def _read_directory(path: Path, dtype: torch.dtype | None) -> ImportedModel:
+    config = directory.read_config(path)
+    if "model_type" not in config:
+        if "architecture" in config:
+            return _read_timm(directory.read_tensors(path), config, path, dtype)
+        weights = path / _MINGPT_WEIGHTS
+        if weights.is_file():
+            return _read_mingpt(directory.read_pickle(weights), config, weights, dtype)
+    model = transformers_format.read_model(path, dtype=dtype)
+    unread = [] if tokenizer_files(path) else sorted(file.name for file in path.glob("*.spm"))
+    notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
+    return ImportedModel(model, str(config["model_type"]), notes=tuple(notes))
+
+
+def _read_file(path: Path, content: Mapping[str, Any], dtype: torch.dtype | None) -> ImportedModel:
+    if nanogpt.is_nanogpt(content):
+        model = nanogpt.read_nanogpt_model(content, str(path), dtype)
+        return ImportedModel(model, "nanoGPT")
+    has_config = directory.is_model_directory(path.parent)
+    settings = directory.read_config(path.parent) if has_config else {}
+    if nanogpt.is_mingpt(content):
+        return _read_mingpt(content, settings, path, dtype)
+    for state in (content, _nested_state(content)):
+        if timm.is_timm(state):
+            return _read_timm(state, settings, path, dtype)
+    raise InputError(
+        "neither a transformers directory nor a checkpoint of nanoGPT, minGPT or timm", file=path
+    )
+
+
+def _nested_state(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state dict in the entry `model`, where DeiT's releases have it."""
+    state = content.get("model")
+    return state if isinstance(state, dict) else {}
+
+
+def _check_tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    for name, value in content.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"must be a tensor, got {type(value).__name__}", option=name, file=path
+            )
+    return dict(content)
+
+
+def _read_mingpt(
+    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path, dtype: torch.dtype | None
+) -> ImportedModel:
+    tensors = _check_tensors(content, path)
+    model = nanogpt.read_mingpt_model(tensors, settings, str(path), dtype)
+    return ImportedModel(model, "minGPT")
+
+
+def _read_timm(
+    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path, dtype: torch.dtype | None
+) -> ImportedModel:
+    model, notes = timm.read_model(_check_tensors(content, path), settings, str(path), dtype)
+    artifacts, image_notes = timm.read_image_preprocessing(settings, model.config, str(path))
+    return ImportedModel(model, "timm", artifacts, (*notes, *image_notes))

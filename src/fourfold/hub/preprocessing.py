@@ -1,0 +1,363 @@
+"""Tokenizer files, image preprocessor config and class names of a transformers directory."""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers.processors import Sequence as ProcessorSequence
+from tokenizers.processors import TemplateProcessing
+
+from fourfold.errors import InputError
+from fourfold.hub.architecture import Field, Json
+from fourfold.hub.directory import CONFIG_FILE, read_json
+from fourfold.models import CLIP, CausalLM, MaskedLM
+from fourfold.models.base import Model
+from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.tokenization.pretrained import make_tokenizer
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
+PROCESSOR_FILE = "processor_config.json"  # newer directories: the preprocessor is a section of it
+# Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
+_PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
+# Special tokens around one text and around a pair of texts (None: the family has no pairs).
+_TEMPLATES: dict[type[Model], tuple[str, str | None]] = {
+    MaskedLM: ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"),
+    Seq2Seq: ("$A {eos}", None),
+    CausalLM: ("$A", None),
+    CLIP: ("{bos} $A {eos}", None),
+}
+
+
+def default_class_names(n_classes: int) -> list[str]:
+    """Return the names that transformers gives to unnamed classes."""
+    return [f"LABEL_{i}" for i in range(n_classes)]
+
+
+def label_mappings(names: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of config.json for classes with these names."""
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _count_classes(id2label: Any) -> int:
+    if not isinstance(id2label, Mapping | tuple):
+        raise TypeError  # `Field.read` reports the key
+    return len(id2label)
+
+
+# Without `id2label`, transformers assumes two classes.
+N_CLASSES_FIELD = Field(
+    "n_classes",
+    ("id2label",),
+    (None, None),
+    _count_classes,
+    lambda n_classes: label_mappings(default_class_names(n_classes))["id2label"],
+)
+
+
+def label2id_entry(config: Any) -> dict[str, Any]:
+    """Return the `label2id` entry of config.json for a native config."""
+    return {"label2id": label_mappings(default_class_names(config.n_classes))["label2id"]}
+
+
+def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Infer the number of classes if config.json has `num_labels` instead of `id2label`.
+
+    Raises:
+        InputError: A sample may have several classes.
+    """
+    if config.get("problem_type") == "multi_label_classification":
+        raise InputError(
+            "must be a problem with one class per sample, got multi_label_classification",
+            option="problem_type",
+        )
+    if "id2label" not in config and "num_labels" in config:
+        return {"n_classes": config["num_labels"]}
+    return {}
+
+
+def class_names(config: Json) -> list[str]:
+    """Return the class names of config.json in the order of their ids; empty if it has none.
+
+    Raises:
+        InputError: `id2label` does not map each id to a name.
+    """
+    names = config.get("id2label") or {}
+    try:
+        return [str(names[key]) for key in sorted(names, key=int)]
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "must map each class id to a name", option="id2label", file=CONFIG_FILE
+        ) from error
+
+
+def tokenizer_files(path: Path) -> TokenizerConfig | None:
+    """Find the tokenizer files of a directory; None if there are none.
+
+    Raises:
+        InputError: tokenizer_config.json is not valid.
+    """
+    if (path / TOKENIZER_FILE).is_file():
+        return TokenizerConfig(file=str(path / TOKENIZER_FILE))
+    if (path / "vocab.txt").is_file():
+        config_file = path / TOKENIZER_CONFIG_FILE
+        config = read_json(config_file) if config_file.is_file() else {}
+        lowercase = bool(config.get("do_lower_case", True))
+        return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lowercase)
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
+    return None
+
+
+def read_tokenizer(path: Path) -> str | None:
+    """Read the tokenizer of a directory as JSON; None if it has no tokenizer files.
+
+    Raises:
+        InputError: The files are not valid, or a required special token is missing.
+    """
+    config = tokenizer_files(path)
+    return None if config is None else make_tokenizer(config, [], mask=False).to_str()
+
+
+def write_tokenizer(
+    path: Path, text: str, model: Model, max_len: int | None, n_separators: int = 1
+) -> dict[str, int]:
+    """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`.
+
+    Args:
+        path: Directory.
+        text: Tokenizer as JSON.
+        model: Model that the tokenizer belongs to; its family determines the special tokens that
+            are added to a text.
+        max_len: Maximum length of a text, None without a limit.
+        n_separators: Number of end-of-text tokens between the two texts of a pair.
+
+    Returns:
+        The special token ids that belong into config.json.
+    """
+    tokenizer = Tokenizer.from_str(text)
+    backend = tokenizer.backend
+    ids: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for role in ("pad", "bos", "eos", "unk", "mask"):
+        token_id = getattr(tokenizer, f"{role}_id")
+        if token_id is not None:
+            ids[role] = token_id
+            names[f"{role}_token"] = str(backend.id_to_token(token_id))
+    _add_template(backend, model, ids, names, n_separators)
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **({} if max_len is None else {"model_max_length": max_len}),
+        "clean_up_tokenization_spaces": False,
+        **names,
+    }
+    if getattr(model.config, "n_segments", 0) > 1:
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    (path / TOKENIZER_FILE).write_text(backend.to_str(), encoding="utf-8")
+    _write_json(path / TOKENIZER_CONFIG_FILE, config)
+    entries = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
+    if isinstance(model, Seq2Seq):
+        start_id = getattr(model.config, "decoder_start_token_id", None)
+        entries["decoder_start_token_id"] = ids["bos"] if start_id is None else start_id
+    return entries
+
+
+def _add_template(
+    backend: Any, model: Model, ids: dict[str, int], names: dict[str, str], n_separators: int
+) -> None:
+    """Add the post-processor that inserts the special tokens of the model's family.
+
+    A tokenizer that adds special tokens already is left unchanged.
+    """
+    single, pair = next(
+        templates for family, templates in _TEMPLATES.items() if isinstance(model, family)
+    )
+    plain = backend.encode("a", add_special_tokens=False).ids
+    if single == "$A" or plain != backend.encode("a", add_special_tokens=True).ids:
+        return
+    eos = names["eos_token"]
+    tokens = {
+        "bos": names["bos_token"],
+        "eos": eos,
+        "between": f"{eos}:0 " if n_separators == 2 else "",
+    }
+    template = TemplateProcessing(
+        single=single.format(**tokens),
+        pair=pair and pair.format(**tokens),
+        special_tokens=[(names[f"{role}_token"], ids[role]) for role in ("bos", "eos")],
+    )
+    # A ByteLevel post-processor adds no tokens, but corrects offsets, so it is kept.
+    existing = backend.post_processor
+    backend.post_processor = (
+        template if existing is None else ProcessorSequence([existing, template])
+    )
+
+
+def count_separators(text: str) -> int:
+    """Return the number of end-of-text tokens between two texts: 1, or 2 for RoBERTa.
+
+    Args:
+        text: Tokenizer as JSON.
+    """
+    tokenizer = Tokenizer.from_str(text)
+    if tokenizer.backend.post_processor is None:
+        return 1
+    ids = tokenizer.backend.encode("a", "b").ids
+    return 2 if ids.count(tokenizer.eos_id) == 3 else 1
+
+
+def read_image_preprocessing(
+    path: Path, config: Json, image_size: int, n_channels: int
+) -> dict[str, Any]:
+    """Read class names and the settings of the evaluation transform.
+
+    Args:
+        path: Directory with a preprocessor_config.json or processor_config.json; without them the
+            defaults of transformers apply.
+        config: Content of config.json.
+        image_size: Height and width of the model's input.
+        n_channels: Number of channels of the model's input.
+
+    Raises:
+        InputError: A setting is not supported.
+    """
+    file = path / (PREPROCESSOR_FILE if (path / PREPROCESSOR_FILE).is_file() else PROCESSOR_FILE)
+    settings = read_json(file) if file.is_file() else {}
+    settings = settings.get("image_processor", settings)
+    if not isinstance(settings, Mapping):
+        raise InputError("must be a JSON object", option="image_processor", file=file)
+    resample = settings.get("resample", 2)
+    if resample not in tuple(_PIL_RESAMPLE):
+        raise InputError(
+            f"must be 2 (bilinear) or 3 (bicubic), got {str(resample)[:80]}",
+            option="resample",
+            file=file,
+        )
+    _check_rescaling(settings, file)
+    resized = _read_side(settings, "size", image_size, file)
+    cropped = _read_side(settings, "crop_size", image_size, file)
+    crop_pct = cropped / resized if settings.get("do_center_crop") else 1.0
+    if crop_pct > 1:
+        raise InputError(
+            f"must be at most the size after resizing, {resized}, got {cropped}",
+            option="crop_size",
+            file=file,
+        )
+    mean = [0.0] * n_channels
+    std = [1.0] * n_channels
+    if settings.get("do_normalize") is not False:
+        mean = _read_channels(settings, "image_mean", n_channels, file)
+        std = _read_channels(settings, "image_std", n_channels, file)
+    return {
+        "class_names": class_names(config),
+        "image_size": image_size,
+        "n_channels": n_channels,
+        "mean": mean,
+        "std": std,
+        "crop_pct": crop_pct,
+        "crop_mode": "squash" if _changes_aspect_ratio(settings) else "center",
+        "interpolation": _PIL_RESAMPLE[resample],
+    }
+
+
+def _changes_aspect_ratio(settings: Json) -> bool:
+    """Return True if both sides are resized to the same length.
+
+    If `size` is one number, the class of the processor decides.
+    """
+    size = settings.get("size")
+    if isinstance(size, Mapping):
+        return "shortest_edge" not in size
+    name = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
+    return size is not None and not str(name).startswith("CLIP")
+
+
+def _check_rescaling(settings: Json, file: Path) -> None:
+    """Check that pixels are scaled to [0, 1], as the transforms of fourfold do."""
+    if settings.get("do_rescale") is False:
+        raise InputError("must be true, got false", option="do_rescale", file=file)
+    factor = settings.get("rescale_factor", 1 / 255)
+    if type(factor) not in (int, float) or not math.isclose(factor, 1 / 255):
+        raise InputError(
+            f"must be 1/255, got {str(factor)[:80]}", option="rescale_factor", file=file
+        )
+
+
+def _read_side(settings: Json, key: str, default: int, file: Path) -> int:
+    """Read the side of a square, given as a number or as a JSON object with its sides."""
+    value: Any = settings.get(key, default)
+    if isinstance(value, Mapping):
+        height = value.get("height", default)
+        width = value.get("width", default)
+        if "shortest_edge" not in value and height != width:
+            raise InputError(f"must be a square, got {height}x{width}", option=key, file=file)
+        value = value.get("shortest_edge", height)
+    if type(value) is not int or value < 1:
+        raise InputError(
+            f"must be a number of pixels, got {str(value)[:80]}", option=key, file=file
+        )
+    return value
+
+
+def _read_channels(settings: Json, key: str, n_channels: int, file: Path) -> list[float]:
+    """Read one number per channel, or one for all channels."""
+    values = settings.get(key, [0.5] * n_channels)
+    is_valid = isinstance(values, list) and len(values) in (1, n_channels)
+    if not is_valid or not all(type(x) in (int, float) and math.isfinite(x) for x in values):
+        raise InputError(
+            f"must be {n_channels} numbers, got {str(values)[:80]}", option=key, file=file
+        )
+    return [float(x) for x in values]
+
+
+def write_image_preprocessing(
+    path: Path, artifacts: Mapping[str, Any], is_clip: bool
+) -> dict[str, Any]:
+    """Write preprocessor_config.json.
+
+    Args:
+        path: Directory.
+        artifacts: Settings of the evaluation transform, as `read_image_preprocessing` returns them.
+        is_clip: Whether to name CLIP's processor, which always keeps the aspect ratio.
+
+    Returns:
+        The entries of config.json about the classes, empty without class names.
+    """
+    image_size = artifacts["image_size"]
+    crop_pct = artifacts["crop_pct"]
+    squash = artifacts["crop_mode"] == "squash"
+    # The small constant undoes the rounding of ratios such as 224 / 400.
+    resized = math.floor(image_size / crop_pct + 1e-6)
+    processor = "DeiTImageProcessor" if crop_pct < 1 else "ViTImageProcessor"
+    settings = {
+        "image_processor_type": "CLIPImageProcessor" if is_clip else processor,
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": artifacts["mean"],
+        "image_std": artifacts["std"],
+        "resample": next(
+            number for number, name in _PIL_RESAMPLE.items() if name == artifacts["interpolation"]
+        ),
+        "size": {"height": resized, "width": resized} if squash else {"shortest_edge": resized},
+    }
+    if is_clip:
+        settings["do_convert_rgb"] = artifacts["n_channels"] == 3
+    if crop_pct < 1 or not squash:  # with a fixed aspect ratio, the longer side must be cropped
+        settings["do_center_crop"] = True
+        settings["crop_size"] = {"height": image_size, "width": image_size}
+    _write_json(path / PREPROCESSOR_FILE, settings)
+    return label_mappings(artifacts["class_names"]) if artifacts.get("class_names") else {}
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

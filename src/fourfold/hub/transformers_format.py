@@ -1,0 +1,282 @@
+"""Import of models from transformers directories, and export to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.errors import InputError
+from fourfold.hub.architecture import Architecture, choose_architecture, get_key, has_key, set_key
+from fourfold.hub.architectures.bert import BERT, DISTILBERT, ROBERTA
+from fourfold.hub.architectures.bert_heads import BERT_HEADS
+from fourfold.hub.architectures.clip import CLIP
+from fourfold.hub.architectures.gpt import GPT1, GPT2
+from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
+from fourfold.hub.architectures.t5 import T5
+from fourfold.hub.architectures.vit import DEIT, VIT
+from fourfold.hub.directory import (
+    CONFIG_FILE,
+    common_dtype,
+    read_config,
+    read_tensors,
+    write_directory,
+)
+from fourfold.models.base import Model
+
+# For import, the last one of a `model_type` is the default. For export of a model without a source,
+# the first one that represents all of its settings is chosen.
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *BERT_HEADS,
+    DISTILBERT,
+    ROBERTA,
+    BERT,
+    GPT2,
+    GPT1,
+    VIT,
+    DEIT,
+    MARIAN,
+    PEGASUS,
+    BART,
+    T5,
+    CLIP,
+)
+# Suffixes of LayerNorm parameters in checkpoints that were converted from TensorFlow.
+_TENSORFLOW_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}
+
+
+@dataclass(frozen=True)
+class SourceCheckpoint:
+    """Content of the transformers directory that a model was read from, for an exact export.
+
+    Args:
+        config: Content of config.json.
+        unmapped_tensors: Tensors that the model has no parameter for, by their external names.
+        is_base_model: Whether the tensors had the names of a model without a head.
+    """
+
+    config: Mapping[str, Any]
+    unmapped_tensors: Mapping[str, Tensor]
+    is_base_model: bool
+
+
+def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Model:
+    """Read the model of a transformers directory, on the CPU and in eval mode.
+
+    `model.source` is set to a `SourceCheckpoint`. If an image model lacks classification heads in
+    the directory, `model.heads` lacks them, too.
+
+    Args:
+        path: Directory with config.json and weights.
+        dtype: Data type of the parameters; None for the data type of the stored tensors, float32 if
+            they have several.
+
+    Raises:
+        InputError: The files are corrupted, or hold a model that is not supported.
+    """
+    config = read_config(path)
+    candidates = _architectures_of(config, path)
+    tensors = {_rename_tensorflow(name): x for name, x in read_tensors(path).items()}
+    architecture = _select_architecture(candidates, config, tensors)
+    prefix = architecture.base_model_prefix
+    is_base_model = not any(name.startswith(prefix) for name in tensors)
+    if is_base_model:
+        tensors = {prefix + name: x for name, x in tensors.items()}
+    native_config: Any = architecture.read_config(config, tensors.keys(), path / CONFIG_FILE)
+    heads = {}
+    if architecture.count_heads is not None:
+        heads["n_heads"] = architecture.count_heads(tensors.keys())
+    try:
+        with torch.device("meta"):
+            model: Any = architecture.model_class(native_config, **heads)
+    except RuntimeError as error:  # torch cannot count so many elements
+        raise InputError(
+            "the model that it describes is too large", file=path / CONFIG_FILE
+        ) from error
+    native, unmapped = architecture.keymap.to_native(tensors, model.state_dict(), path)
+    model = model.to(common_dtype(tensors) if dtype is None else dtype).to_empty(device="cpu")
+    if next(model.buffers(), None) is not None:
+        # Computed buffers, such as sinusoidal positions, have no values on the meta device.
+        computed = dict(architecture.model_class(native_config).named_buffers())
+        _check_constants(architecture, computed, unmapped, path)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(computed[name])
+    model.load_state_dict(native)
+    model.source = SourceCheckpoint(config, unmapped, is_base_model)
+    result: Model = model.eval()
+    return result
+
+
+def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
+    """Return tensors of the source's checkpoint that only `target` has parameters for.
+
+    An example is BERT's pooler: a masked language model has none, but a classifier has.
+
+    Args:
+        source: Model that was imported from a transformers directory; for other models the result
+            is empty.
+        target: Model of another class.
+
+    Returns:
+        Tensors by the native names of `target`.
+    """
+    checkpoint = source.source
+    if not isinstance(checkpoint, SourceCheckpoint):
+        return {}
+    result: dict[str, Tensor] = {}
+    expected = target.state_dict()
+    for architecture in ARCHITECTURES:
+        if architecture.model_type != checkpoint.config.get("model_type"):
+            continue
+        if architecture.model_class is type(target):
+            tensors = architecture.keymap.to_native_subset(
+                checkpoint.unmapped_tensors, expected, CONFIG_FILE
+            )
+            result |= {name: x.float() for name, x in tensors.items()}
+    return result
+
+
+def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = None) -> str:
+    """Write a directory for the `from_pretrained` method of transformers.
+
+    A model with a `source` is written as the same architecture and data type, with the tensors and
+    the entries of config.json that fourfold does not use.
+
+    Args:
+        model: Model of one of the families.
+        path: Directory, which is created if it does not exist.
+        entries: Further entries of config.json, ignored for a model with a `source`.
+
+    Returns:
+        The name of the transformers class, and a note if `norm_eps` changes.
+
+    Raises:
+        InputError: No architecture of transformers represents the model.
+    """
+    source: SourceCheckpoint | None = model.source
+    if source is None:
+        model = deinterleave_positions(model)
+        architecture = choose_architecture(ARCHITECTURES, model)
+    else:
+        candidates = _architectures_of(source.config, path)
+        architecture = next(a for a in candidates if type(model) is a.model_class)
+    native = {name: x.cpu() for name, x in model.state_dict().items()}
+    unmapped = {} if source is None else source.unmapped_tensors
+    tensors, unmatched = architecture.keymap.to_external(native, unmapped)
+    if unmatched:
+        raise InputError(
+            f"{architecture.model_type} of transformers has no tensors for {', '.join(unmatched)}",
+            file=path,
+        )
+    model_config: Any = model.config
+    config = architecture.write_config(model_config)
+    for key, value in (entries or {}).items():
+        set_key(config, key, value)
+    if source is None:
+        config["dtype"] = str(common_dtype(tensors)).removeprefix("torch.")
+    else:
+        config = _merge_config(architecture, source.config, config, tensors)
+        tensors = {name: x.to(_config_dtype(source.config)) for name, x in tensors.items()}
+        if source.is_base_model:
+            prefix = architecture.base_model_prefix
+            tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
+    write_directory(path, config, tensors)
+    before = model_config.norm_eps
+    after = architecture.read_config(config, tensors.keys(), path).norm_eps
+    note = "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"
+    return str(config["architectures"][0]) + note
+
+
+def _merge_config(
+    architecture: Architecture,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    names: Mapping[str, Tensor],
+) -> dict[str, Any]:
+    """Update the keys of `old` whose native values differ in `new`.
+
+    Special token ids of `old` are kept, since they belong to its tokenizer.
+    """
+    before = architecture.read_config(old, names, architecture.model_type)
+    after = architecture.read_config(new, names, architecture.model_type)
+    changed = [
+        key
+        for field in architecture.fields
+        if getattr(before, field.name) != getattr(after, field.name)
+        for key in field.hf_keys
+    ]
+    if changed:
+        extra = architecture.extra_config(after)
+        changed += [key for key in extra if not key.endswith("_token_id")]
+    merged = {"architectures": new["architectures"], **old}
+    for key in changed:
+        if has_key(new, key):
+            set_key(merged, key, get_key(new, key))
+    return merged
+
+
+def _architectures_of(config: Mapping[str, Any], path: Path) -> list[Architecture]:
+    """Return the architectures of the `model_type` in config.json."""
+    model_type = config.get("model_type")
+    candidates = [a for a in ARCHITECTURES if a.model_type == model_type]
+    if not candidates:
+        known = ", ".join(dict.fromkeys(a.model_type for a in ARCHITECTURES))
+        raise InputError(
+            f"must be one of {known}, got {model_type!r}",
+            option="model_type",
+            file=path / CONFIG_FILE,
+        )
+    return candidates
+
+
+def _select_architecture(
+    candidates: list[Architecture], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Architecture:
+    """Select by the class in config.json, otherwise by the names of the tensors.
+
+    The class is more reliable, since a token classifier may come with an unused pooler.
+    """
+    classes = config.get("architectures")
+    if isinstance(classes, list):
+        for architecture in candidates:
+            if architecture.hf_class and architecture.hf_class in classes:
+                return architecture
+    return next(a for a in candidates if a.matches(tensors.keys()))
+
+
+def _rename_tensorflow(name: str) -> str:
+    for old, new in _TENSORFLOW_SUFFIXES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _check_constants(
+    architecture: Architecture,
+    buffers: Mapping[str, Tensor],
+    unmapped: Mapping[str, Tensor],
+    path: Path,
+) -> None:
+    """Check that constants in the checkpoint, such as sinusoidal tables, have the usual values."""
+    for external, name in architecture.constants.items():
+        if external not in unmapped:
+            continue
+        stored = unmapped[external]
+        tolerance = 1e-2 if stored.dtype.itemsize < 4 else 1e-4
+        computed = buffers[name]
+        if stored.shape != computed.shape or not torch.allclose(
+            stored.float(), computed, rtol=0.0, atol=tolerance
+        ):
+            raise InputError(
+                "must be the table of sinusoidal positions, but has other values",
+                option=external,
+                file=path,
+            )
+
+
+def _config_dtype(config: Mapping[str, Any]) -> torch.dtype:
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    dtype = getattr(torch, str(name).removeprefix("torch."), None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32

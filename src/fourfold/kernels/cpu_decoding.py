@@ -1,0 +1,193 @@
+"""Linear layers for decoding on a CPU: products of few rows with large matrices, at memory speed.
+
+Within `decode_layout`, matrices too large for the cache are copied into strips of columns. The
+product of a row and a strip is a weighted sum of the strip's rows, for which `embedding_bag` reads
+memory at 18 to 33 GB/s, where torch's matrix product reaches 7 to 15. In fp32, up to 64 rows are
+faster strip by strip, too.
+
+Shapes: B rows, K inputs, N outputs, C strips, W width of a strip; of weighted sums, R rows of the
+table, S sums, M terms of each.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+STRIP_WIDTHS = (192, 96, 48)  # the first that gives each thread a strip is used
+MAX_SUMMED_ROWS = {torch.float32: 4, torch.bfloat16: 3}  # up to which weighted sums are fastest
+MAX_STRIPED_ROWS = {torch.float32: 64}  # up to which a product of each strip is faster than one
+MIN_MATRIX_ELEMENTS = 2**17  # smaller matrices do not compensate for the overhead
+CACHED_BYTES = 2**24  # weights of a model that F.linear reads from the cache
+MAX_STRIP_BYTES = 2**31  # of all strips, which are a second copy of the weights
+SUM_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` with the product `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform x (..., K) to (..., N)."""
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute F.linear(x, weight, bias), within `decode_layout` by strips of the matrix.
+
+    Args:
+        x: (..., K).
+        weight: (N, K).
+        bias: (N,) or None.
+
+    Returns:
+        (..., N).
+    """
+    strips = None
+    if not torch.compiler.is_compiling() and (packed := _current.get()) is not None:
+        strips = packed.strips(weight, x)
+    return F.linear(x, weight, bias) if strips is None else strips(x, bias)
+
+
+class ColumnStrips:
+    """Copy of a matrix in strips (C, K, W), for products with few rows.
+
+    Args:
+        weight: (N, K).
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.shape = weight.shape
+        n_out, n_in = weight.shape
+        n_threads = torch.get_num_threads()
+        widths = (width for width in STRIP_WIDTHS if math.ceil(n_out / width) >= n_threads)
+        self.width = next(widths, STRIP_WIDTHS[-1])
+        self.strips = weight.new_zeros(math.ceil(n_out / self.width), n_in, self.width)
+
+    def fill(self, weight: Tensor) -> None:
+        """Copy the present values of the matrix."""
+        n_out, n_in = self.shape
+        n_full = n_out // self.width
+        full = weight[: n_full * self.width].view(n_full, self.width, n_in)
+        self.strips[:n_full] = full.transpose(1, 2)
+        if n_full < len(self.strips):
+            self.strips[n_full, :, : n_out % self.width] = weight[n_full * self.width :].T
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the product with x (..., K), plus bias (N,); returns (..., N)."""
+        rows = x.reshape(-1, self.shape[1])  # (B, K)
+        n_rows, n_strips = len(rows), len(self.strips)
+        by_strip = rows.expand(n_strips, -1, -1)
+        if n_rows <= MAX_SUMMED_ROWS[x.dtype]:
+            terms = consecutive_terms(n_strips, self.shape[1], self.shape[1], n_rows)
+            y = weighted_sums(self.strips.flatten(0, 1), terms, by_strip.flatten())
+            y = y.unflatten(0, (n_strips, n_rows))
+        else:
+            y = torch.bmm(by_strip, self.strips)
+        y = y.transpose(0, 1).flatten(1)[:, : self.shape[0]]
+        y = y if bias is None else y + bias
+        return y.view(*x.shape[:-1], self.shape[0])
+
+
+class PackedWeights:
+    """Strips of the matrices used within one `decode_layout`, copied at their first use.
+
+    The strips therefore have the present values of the weights. Only their memory is reused.
+    """
+
+    def __init__(self) -> None:
+        # Each entry holds its matrix, because a deleted tensor's id could be reused.
+        self._ready: dict[int, tuple[Tensor, ColumnStrips]] = {}
+        self._bytes = 0
+
+    def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
+        """Return the strips of a matrix if they are the fastest for rows x (..., K)."""
+        max_rows = MAX_STRIPED_ROWS.get(x.dtype) or MAX_SUMMED_ROWS.get(x.dtype, 0)
+        few_rows = 0 < x.numel() <= max_rows * x.shape[-1]
+        # The weight of a parametrized layer is no parameter: it is computed anew for each use.
+        lasts = isinstance(weight, nn.Parameter)
+        if not few_rows or not lasts or weight.dtype != x.dtype or not weight.is_cpu:
+            return None
+        _, strips = self._ready.get(id(weight), (None, None))
+        return strips or self._pack(weight)
+
+    def _pack(self, weight: Tensor) -> ColumnStrips | None:
+        n_bytes = weight.numel() * weight.element_size()
+        fits = self._bytes + n_bytes <= MAX_STRIP_BYTES
+        if weight.numel() < MIN_MATRIX_ELEMENTS or not supports_weighted_sums(weight) or not fits:
+            return None
+        strips = _memory.get(weight)
+        if strips is None or strips.shape != weight.shape or strips.strips.dtype != weight.dtype:
+            strips = _memory[weight] = ColumnStrips(weight)
+        strips.fill(weight)
+        self._ready[id(weight)] = weight, strips
+        self._bytes += n_bytes
+        return strips
+
+
+_current: ContextVar[PackedWeights | None] = ContextVar("packed_weights", default=None)
+# Strips are reused while their matrix exists: allocating takes three times as long as copying.
+_memory = WeakTensorKeyDictionary()
+
+
+@contextmanager
+def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
+    """Let `linear` use strips in this context, in inference mode on a CPU, where they are faster.
+
+    Args:
+        weights: All weights that each step reads; they must not change in the context.
+    """
+    cached = sum(weight.numel() * weight.element_size() for weight in weights) <= CACHED_BYTES
+    unpacked = cached or torch.is_autocast_enabled("cpu")
+    token = _current.set(None if unpacked else PackedWeights())
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@cache
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def supports_weighted_sums(table: Tensor) -> bool:
+    """Return whether torch has a fast kernel for `weighted_sums` of this table."""
+    return table.device.type == "cpu" and table.dtype in SUM_DTYPES and _has_fbgemm()
+
+
+def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) -> Tensor:
+    """Compute sums (S, W) of rows of a table (R, W) that are multiplied by factors (S * M,).
+
+    Args:
+        table: (R, W).
+        terms: Rows of all terms, (S * M,), and the index of the first term of each sum, (S,).
+        factors: Factors of all terms, (S * M,).
+    """
+    return torch.embedding_bag(table, *terms, mode=0, per_sample_weights=factors)[0]
+
+
+@lru_cache(maxsize=64)
+def consecutive_terms(
+    n_starts: int, n_terms: int, step: int, copies: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return the terms of sums over consecutive rows, for `weighted_sums`.
+
+    Args:
+        n_starts: Number of different first rows.
+        n_terms: M.
+        step: Distance between first rows.
+        copies: Number of sums with the same first row.
+
+    Returns:
+        The rows of all terms, (S * M,), and the index of the first term of each sum, (S,), int32.
+    """
+    starts = torch.arange(n_starts, dtype=torch.int32) * step
+    rows = starts[:, None, None] + torch.arange(n_terms, dtype=torch.int32)
+    rows = rows.expand(-1, copies, -1).reshape(-1)
+    return rows, torch.arange(0, len(rows), n_terms, dtype=torch.int32)

@@ -1,0 +1,184 @@
+"""Private attributes of Lightning that this package depends on, one function or mixin for each.
+
+Written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a Lightning object,
+so that only this one has to be checked when Lightning is upgraded. `tests/test_lightning_internals`
+has a test for every function.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from torch import device
+
+# Modules and the state of the training loop.
+
+
+def attached_trainer(module: LightningModule) -> Trainer | None:
+    """Return the Trainer that `module` is attached to, or None.
+
+    The public property `module.trainer` raises if there is none.
+    """
+    trainer: Trainer | None = module._trainer
+    return trainer
+
+
+def is_accumulating(trainer: Trainer) -> bool:
+    """Return True if the current training batch does not complete an optimizer step."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def training_epoch_is_done(trainer: Trainer) -> bool:
+    """Return True if the current training batch is the last of the epoch or of the run."""
+    return trainer.fit_loop.epoch_loop._is_training_done
+
+
+def will_validate(trainer: Trainer) -> bool:
+    """Return True if Lightning validates after the current training batch.
+
+    To be called in `on_train_batch_end`.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None  # set as long as training runs
+    return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
+
+
+def can_stop_early(trainer: Trainer) -> bool:
+    """Return True if `min_epochs` and `min_steps` allow the training to end now."""
+    return trainer.fit_loop._can_stop_early
+
+
+def clear_restart_flags(trainer: Trainer) -> None:
+    """Make the fit loop treat a resumed run as one that starts at the next epoch.
+
+    The public setter of `FitLoop.restarting` stays True with `max_steps`.
+    """
+    trainer.fit_loop._restarting = False
+    trainer.fit_loop.epoch_loop.restarting = False
+
+
+def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
+    """Return the content of the checkpoint that `trainer.save_checkpoint` would write."""
+    return trainer._checkpoint_connector.dump_checkpoint(weights_only)
+
+
+# Logging.
+
+
+def logger_step(trainer: Trainer) -> int:
+    """Return the step number under which the current training batch is logged, from 0."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
+    """Send the metrics of the current training batch to the loggers, if this step is logged.
+
+    Lightning does so after all `on_train_batch_end` hooks, and will do so again.
+
+    Args:
+        trainer: The Trainer, in `on_train_batch_end`.
+        loggers: The loggers that receive the metrics; None means all loggers of the Trainer.
+    """
+    all_loggers = trainer.loggers
+    if loggers is not None:
+        trainer.loggers = list(loggers)
+    try:
+        trainer._logger_connector.update_train_step_metrics()
+    finally:
+        trainer.loggers = all_loggers
+
+
+class WandbLoggerInternals:
+    """Mixin that names the private attributes of `WandbLogger`.
+
+    Example:
+        `class MyLogger(WandbLoggerInternals, WandbLogger)`.
+    """
+
+    _experiment: Any
+    _offline: bool
+    _wandb_init: dict[str, Any]
+
+    @property
+    def is_offline(self) -> bool:
+        """True if the run is written to disk and not sent."""
+        return self._offline
+
+    @property
+    def started_run(self) -> Any | None:
+        """The W&B run if it was started; `experiment` would start one."""
+        return self._experiment
+
+    def forget_run(self) -> None:
+        """Make the next access to `experiment` start a new W&B run."""
+        self._experiment = None
+
+    def remove_init_argument(self, name: str) -> None:
+        """Call `wandb.init` without the argument `name`."""
+        self._wandb_init.pop(name, None)
+
+
+# Strategies and weight averaging.
+
+
+def set_average_device(callback: Any, target: device) -> None:
+    """Set the device of a `WeightAveraging` callback's average, unless one was chosen.
+
+    Lightning otherwise copies the model to the device where it is during `setup`, the CPU.
+    """
+    callback._device = callback._device or target
+
+
+def set_data_parallel_size(strategy: Any, size: int) -> None:
+    """Set the number of data-parallel ranks of a `ModelParallelStrategy`.
+
+    Its default is the number of nodes, and is only replaced before the processes are known.
+    """
+    strategy._data_parallel_size = size
+
+
+def ddp_options(strategy: Any) -> dict[str, Any] | None:
+    """Return the arguments of `DistributedDataParallel`, or None for other strategies than DDP."""
+    return getattr(strategy, "_ddp_kwargs", None)
+
+
+# Command line.
+
+
+class LightningCLIInternals:
+    """Mixin that gives public names to the private methods of `LightningCLI`.
+
+    Unlike LightningCLI, a checkpoint's hyper-parameters never overwrite the config.
+
+    Example:
+        `class MyCLI(LightningCLIInternals, LightningCLI)`.
+    """
+
+    def subcommand_parser(self, subcommand: str) -> Any:
+        """Return the parser of `fit`, `validate`, `test` or `predict`."""
+        return self._parser(subcommand)  # type: ignore[attr-defined]
+
+    def config_as_dict(self) -> dict[str, Any]:
+        """Return the subcommand's config as plain values."""
+        self._dump_config()  # type: ignore[attr-defined]
+        config: dict[str, Any] = self.config_dump  # type: ignore[attr-defined]
+        return config
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Run the hooks `before_*`, the Trainer's method and `after_*`; to be overridden."""
+        super()._run_subcommand(subcommand)  # type: ignore[misc]
+
+    def subcommand_arguments(self, subcommand: str) -> dict[str, Any]:
+        """Return the arguments of the Trainer's method; to be overridden."""
+        arguments: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)  # type: ignore[misc]
+        return arguments
+
+    def _parse_ckpt_path(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        self.run_subcommand(subcommand)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return self.subcommand_arguments(subcommand)

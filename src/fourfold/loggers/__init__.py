@@ -1,0 +1,1 @@
+"""Loggers for metrics.csv and Weights & Biases, and the media that they log."""

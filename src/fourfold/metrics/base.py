@@ -1,0 +1,101 @@
+"""Base classes of metrics: RowMetric, BatchSums, Mean; gather_objects and lower_is_better."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchmetrics import Metric
+
+
+def lower_is_better(name: str) -> bool:
+    """Return True if the best value of a metric such as "val/loss" is its lowest."""
+    return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll"))
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return the values of all ranks, in the order of the ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+class RowMetric(Metric):
+    """Base class of metrics that need all rows of a split: texts, tags or answers.
+
+    Rows are stored by number, so neither their order nor a duplicate on another rank changes the
+    score.
+    """
+
+    full_state_update = False
+    rows: dict[Any, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = {}
+
+    def reset(self) -> None:
+        """Drop all rows."""
+        super().reset()
+        self.rows = {}
+
+    def gather(self) -> dict[Any, Any]:
+        """Return the rows of all ranks, by number."""
+        return {row: value for rows in gather_objects(self.rows) for row, value in rows.items()}
+
+
+class BatchSums(Metric):
+    """Sums of several numbers over the batches of all ranks, in float64.
+
+    Sums of float32 values in float64 are exact unless their magnitudes differ by more than 2**29.
+    The result therefore depends neither on the order of batches nor on the number of devices. The
+    sums are not metric states, which Lightning converts to bfloat16 with `precision: bf16-true`.
+    """
+
+    full_state_update = False
+    sums: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = None
+
+    def update(self, first: Tensor, *others: Tensor | float) -> None:
+        """Add the numbers of a batch; the first is a Tensor, whose device holds the sums."""
+        # Nothing is copied from or to the CPU, which would wait for the device.
+        numbers = [first.detach().double()]
+        for number in others:
+            if not isinstance(number, Tensor):
+                number = first.new_full((), number, dtype=torch.float64)
+            numbers.append(number.detach().double())
+        batch = torch.stack(numbers)
+        self.sums = batch if self.sums is None else self.sums + batch
+
+    def compute(self) -> list[float]:
+        """Return the sum of each number over all ranks; empty if there was no batch."""
+        sums = gather_objects(None if self.sums is None else self.sums.tolist())
+        columns = zip(*(ours for ours in sums if ours is not None), strict=True)
+        return [sum(column) for column in columns]
+
+    def reset(self) -> None:
+        """Drop all batches."""
+        super().reset()
+        self.sums = None
+
+
+class Mean(BatchSums):
+    """Mean of a value over rows or tokens; `update` takes a sum and the number of its terms.
+
+    Example:
+        >>> loss = Mean()
+        >>> loss.update(torch.tensor(6.0), 4)
+        >>> loss.compute()
+        1.5
+    """
+
+    def compute(self) -> float:  # type: ignore[override]
+        """Return the mean; nan if there was no term."""
+        total, count = super().compute() or (math.nan, 0.0)
+        return total / count if count else math.nan

@@ -1,0 +1,91 @@
+"""ClassificationScores (accuracy, F1, MCC) and RegressionScores (Pearson, Spearman)."""
+
+import math
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
+
+from fourfold.metrics.base import gather_objects
+
+
+class ClassificationScores(MulticlassConfusionMatrix):
+    """Accuracy, F1 and Matthews correlation coefficient (MCC) of K classes.
+
+    All are computed from one confusion matrix in float64, with scikit-learn's conventions: a
+    division by 0 gives 0. (torchmetrics computes the MCC in float32, and 1 for a single class.) F1
+    is that of class 1 for two classes, as in GLUE's MRPC and QQP, and the mean over classes for
+    more.
+
+    Args:
+        n_classes: Number of classes K.
+
+    Example:
+        >>> scores = ClassificationScores(2)
+        >>> scores.update(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 1]))
+        >>> scores.compute()
+        {'accuracy': 1.0, 'f1': 1.0, 'mcc': 1.0}
+    """
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__(n_classes, validate_args=False)
+
+    def counts(self) -> list[list[int]]:
+        """Return the confusion matrix over all ranks, with true classes in rows."""
+        with self.sync_context():
+            counts: list[list[int]] = self.confmat.tolist()
+        return counts
+
+    def compute(self) -> dict[str, float]:  # type: ignore[override]
+        """Return accuracy, f1 (macro_f1 for more than two classes) and mcc (Gorodkin 2004)."""
+        table = self.confmat.cpu().double()
+        total = table.sum()
+        correct = table.diag().sum()
+        true = table.sum(1)
+        predicted = table.sum(0)
+        f1 = 2 * table.diag() / (true + predicted).clamp(min=1)
+        variances = (total**2 - predicted.square().sum()) * (total**2 - true.square().sum())
+        covariance = correct * total - true @ predicted
+        is_binary = len(table) == 2
+        return {
+            "accuracy": float(correct / total.clamp(min=1)),
+            "f1" if is_binary else "macro_f1": float(f1[1] if is_binary else f1.mean()),
+            "mcc": float(covariance / variances.sqrt()) if variances > 0 else 0.0,
+        }
+
+
+class RegressionScores(Metric):
+    """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B)."""
+
+    full_state_update = False
+    pairs: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = []
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Add predictions (B, 1) or (B,) and labels (B,)."""
+        self.pairs.append(torch.stack([predictions.flatten().double(), labels.double()], dim=1))
+
+    def reset(self) -> None:
+        """Drop all numbers."""
+        super().reset()
+        self.pairs = []
+
+    def compute(self) -> dict[str, float]:
+        """Return pearson and spearman: 0 if one side is constant, nan if a number is not finite."""
+        ours = torch.cat(self.pairs).tolist() if self.pairs else []
+        # Sorted, so that rounding does not depend on the number of ranks.
+        pairs = sorted(pair for rank in gather_objects(ours) for pair in rank)
+        predictions, labels = torch.tensor(pairs, dtype=torch.float64).view(-1, 2).T
+        if not (predictions.isfinite().all() and labels.isfinite().all()):
+            return {"pearson": math.nan, "spearman": math.nan}
+        if len(predictions.unique()) < 2 or len(labels.unique()) < 2:
+            return {"pearson": 0.0, "spearman": 0.0}
+        return {
+            "pearson": float(pearson_corrcoef(predictions, labels)),
+            "spearman": float(spearman_corrcoef(predictions, labels)),
+        }

@@ -1,0 +1,98 @@
+"""EntityScores: precision, recall and F1 of named entities, as in conlleval and seqeval.
+
+A tag is O, or a prefix and a type: B-LOC begins an entity and I-LOC continues it. An I after O or
+after another type also begins one. E and L end an entity, S and U are entities of one word. Tags
+without such a prefix are parts of speech, not entities.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from fourfold.metrics.base import RowMetric
+
+Entity = tuple[str, int, int]  # type, first word, word after the last
+_ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
+
+
+def extract_entities(tags: Sequence[str]) -> set[Entity]:
+    """Return the entities of a sentence.
+
+    Example:
+        >>> sorted(extract_entities(["B-LOC", "I-LOC", "O", "I-PER", "B-PER"]))
+        [('LOC', 0, 2), ('PER', 3, 4), ('PER', 4, 5)]
+    """
+    entities: set[Entity] = set()
+    begin = 0
+    last_prefix = "O"
+    last_type = ""
+    for position, tag in enumerate([*tags, "O"]):
+        prefix, _, entity_type = tag.partition("-")
+        continues = (
+            prefix in ("I", "E", "L") and last_prefix in ("B", "I") and entity_type == last_type
+        )
+        if last_prefix != "O" and not continues:
+            entities.add((last_type, begin, position))
+        if not continues:
+            begin = position
+        last_prefix = prefix
+        last_type = entity_type
+    return entities
+
+
+class EntityScores(RowMetric):
+    """Precision, recall and F1 of entities whose boundaries and type are both right.
+
+    Sentences that were divided into chunks, because they are longer than the model reads, are
+    joined again before they are scored.
+    """
+
+    def update(
+        self, rows: list[tuple[int, int]], true: list[list[str]], predicted: list[list[str]]
+    ) -> None:
+        """Add tags of chunks; a row is (number of the sentence, number of its chunk)."""
+        self.rows.update(zip(rows, zip(true, predicted, strict=True), strict=True))
+
+    def confusion(self, tags: Sequence[str]) -> list[list[int]]:
+        """Return the number of words with each true tag (rows) and predicted tag (columns)."""
+        pairs = Counter[tuple[str, str]]()
+        for true, predicted in self.gather().values():
+            pairs.update(zip(true, predicted, strict=True))
+        return [[pairs[a, b] for b in tags] for a in tags]
+
+    def compute(self) -> dict[str, Any]:
+        """Return precision, recall, f1, accuracy over words, and f1_TYPE of each type of entity.
+
+        For parts of speech only accuracy is returned.
+        """
+        n_correct = Counter[str]()
+        n_true = Counter[str]()
+        n_predicted = Counter[str]()
+        n_equal = 0
+        n_words = 0
+        are_entities = True
+        for _, group in groupby(sorted(self.gather().items()), key=lambda item: item[0][0]):
+            chunks = [tags for _, tags in group]
+            true, predicted = ([tag for chunk in chunks for tag in chunk[k]] for k in (0, 1))
+            n_equal += sum(a == b for a, b in zip(true, predicted, strict=True))
+            n_words += len(true)
+            are_entities &= all(map(_ENTITY_TAG.fullmatch, true))
+            true_entities = extract_entities(true)
+            predicted_entities = extract_entities(predicted)
+            n_true.update(entity for entity, _, _ in true_entities)
+            n_predicted.update(entity for entity, _, _ in predicted_entities)
+            n_correct.update(entity for entity, _, _ in true_entities & predicted_entities)
+        accuracy = n_equal / max(1, n_words)
+        if not are_entities:
+            return {"accuracy": accuracy}
+        scores = {
+            "precision": n_correct.total() / max(1, n_predicted.total()),
+            "recall": n_correct.total() / max(1, n_true.total()),
+            "f1": 2 * n_correct.total() / max(1, n_true.total() + n_predicted.total()),
+            "accuracy": accuracy,
+        }
+        for name in sorted(set(n_true) - {""}):  # a bare B or I has no type
+            scores[f"f1_{name}"] = 2 * n_correct[name] / max(1, n_true[name] + n_predicted[name])
+        return scores

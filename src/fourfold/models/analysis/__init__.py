@@ -1,0 +1,1 @@
+"""Attention maps, FLOPs and memory of a model."""

@@ -1,0 +1,173 @@
+"""Parameters and forward FLOPs of a model, divided into embeddings, blocks and head.
+
+FLOPs are counted by torch's `FlopCounterMode` on the meta device, so no weights are needed. They
+are those of matrix products: one multiply-add is two FLOPs; norms, activations, softmax and biases
+do not count (as in ViT's Table 6). A causal mask does not reduce the FLOPs of attention.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
+
+from fourfold.core.attention import attention_backend
+from fourfold.core.block import Stack
+from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.models.base import Model
+from fourfold.models.clip import CLIPConfig
+from fourfold.models.composite import ImageToTextConfig
+from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.recurrent.language_model import LSTMStack
+from fourfold.models.vit import ViTConfig
+
+# FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
+# for the activations and one for the weights.
+TRAINING_TO_FORWARD = 3
+
+
+@dataclass(frozen=True)
+class CostBreakdown:
+    """Parameters or FLOPs of the embeddings, of the blocks and of everything after the blocks."""
+
+    embeddings: int
+    blocks: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """The sum over the whole model."""
+        return self.embeddings + self.blocks + self.head
+
+
+def parameters(model: nn.Module) -> CostBreakdown:
+    """Count the parameters of a model, which may be on the meta device.
+
+    A shared matrix counts once, in the embeddings.
+    """
+    counts = {"embeddings": 0, "blocks": 0, "head": 0}
+    seen: set[int] = set()
+    for child in model.children():
+        for parameter in child.parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                counts[_section(child)] += parameter.numel()
+    counts["head"] += sum(p.numel() for p in model.parameters(recurse=False))
+    return CostBreakdown(**counts)
+
+
+def forward_flops(
+    model: Model,
+    length: int | None = None,
+    *,
+    source: int | None = None,
+    head_fraction: float = 1.0,
+) -> CostBreakdown:
+    """Count the FLOPs of one forward pass of one sequence, sentence pair or image.
+
+    A CLIP is given one image and one text. BERT's next-sentence head is not part of the forward
+    pass.
+
+    Args:
+        model: The model, on any device.
+        length: Number of tokens (of the target for an encoder-decoder); None means `max_len`. It is
+            not used for models of images alone.
+        source: Number of source tokens of an encoder-decoder; None means `length`, or
+            the `max_len` of the encoder if that is shorter.
+        head_fraction: Fraction of the positions that the head is applied to in training: a masked
+            LM predicts the masked tokens only.
+
+    Raises:
+        InputError: No length is given and the model has no `max_len`, or a length exceeds it.
+
+    Example:
+        >>> from fourfold.models.registry import create
+        >>> with torch.device("meta"):
+        ...     model = create("vit_base_patch16_224")
+        >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"
+        '17.6 GMACs'
+    """
+    counts = {"embeddings": 0, "blocks": 0}
+    inputs = _inputs(model, length, source)
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    on_meta = {name: tensor.detach().to("meta") for name, tensor in weights.items()}
+    with FlopCounterMode(display=False) as counter:
+        hooks = _count_children(model, counter, counts)
+        try:
+            # The naive backend, because torch does not count the products of every fused kernel.
+            with torch.no_grad(), attention_backend("naive"):
+                functional_call(model, on_meta, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    head = counter.get_total_flops() - counts["embeddings"] - counts["blocks"]
+    return CostBreakdown(counts["embeddings"], counts["blocks"], round(head * head_fraction))
+
+
+def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
+    """Return the number of tokens of an image: patches, class token and distillation token."""
+    if isinstance(config, CLIPConfig):
+        return _patches(config) + 1
+    if isinstance(config, ImageToTextConfig):
+        config = config.encoder
+    return _patches(config) + (config.pool == "cls") + config.distillation
+
+
+def _patches(config: ViTConfig | CLIPConfig) -> int:
+    return (config.image_size // config.patch_size) ** 2
+
+
+def _section(child: nn.Module) -> str:
+    if isinstance(child, TokenEmbedding | PatchEmbedding):
+        return "embeddings"
+    return "blocks" if isinstance(child, Stack | LSTMStack) else "head"
+
+
+def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
+    """Make inputs for one sample on the meta device."""
+    config = model.config
+    max_len = getattr(config, "max_len", None)
+    encoder = getattr(config, "encoder", config)
+    source_len = getattr(encoder, "max_len", None)
+    for option, tokens, limit in (("length", length, max_len), ("source", source, source_len)):
+        check_positive(option, tokens)
+        if limit is not None and tokens is not None and tokens > limit:
+            raise InputError(f"must be at most max_len ({limit}), got {tokens}", option=option)
+    inputs: list[Tensor] = []
+    with torch.device("meta"):
+        if model.accepts_images:
+            shape = (1, encoder.n_channels, encoder.image_size, encoder.image_size)
+            inputs.append(torch.empty(shape, dtype=next(model.parameters()).dtype))
+        if hasattr(config, "vocab_size"):
+            length = length or max_len
+            if length is None:
+                raise InputError("must be given, because the model has no max_len", option="length")
+            if isinstance(model, Seq2Seq) and not model.accepts_images:
+                source = source or min(length, source_len or length)
+                inputs.append(torch.zeros(1, source, dtype=torch.long))
+            inputs.append(torch.zeros(1, length, dtype=torch.long))
+    return tuple(inputs)
+
+
+def _count_children(
+    model: nn.Module, counter: FlopCounterMode, counts: dict[str, int]
+) -> list[RemovableHandle]:
+    """Add the FLOPs of embeddings and blocks to `counts` whenever one of these modules runs."""
+    hooks: list[RemovableHandle] = []
+    before: dict[nn.Module, int] = {}
+
+    def start(module: nn.Module, args: object) -> None:
+        before[module] = counter.get_total_flops()
+
+    def stop(module: nn.Module, args: object, output: object) -> None:
+        counts[_section(module)] += counter.get_total_flops() - before[module]
+
+    for child in model.children():
+        if _section(child) != "head":
+            hooks.append(child.register_forward_pre_hook(start))
+            hooks.append(child.register_forward_hook(stop))
+    return hooks

@@ -1,0 +1,247 @@
+"""Memory of a training step, estimated from a config, and the largest micro-batch that fits.
+
+Activations are the tensors that autograd stores for the backward pass of a block with a fused
+attention kernel. Such a kernel stores no (T, T) weights, so memory is proportional to the tokens.
+Shapes: T tokens, S source tokens, D model width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+from fourfold.core.config import TransformerConfig
+from fourfold.core.precision import PRECISIONS, canonical_precision
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
+from fourfold.models.analysis.flops import image_tokens
+from fourfold.models.clip import CLIPConfig
+from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
+from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.recurrent.language_model import RecurrentLMConfig
+
+# Number of values that an optimizer stores for each weight.
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+# Number of values that an LSTM stores for each unit and token, measured on a CPU (not with cuDNN).
+LSTM_VALUES_PER_UNIT = 17.4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at the end of a forward pass, the peak of a training step."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def training_memory(
+    config: TransformerConfig | RecurrentLMConfig,
+    n_parameters: int,
+    tokens: int,
+    source: int = 0,
+    *,
+    n_trained: int | None = None,
+    precision: str = "32-true",
+    optimizer: str = "adamw",
+    replicated: bool = False,
+) -> Memory:
+    """Estimate the bytes on one device for a micro-batch.
+
+    Args:
+        config: Config of the model.
+        n_parameters: Number of parameters of the whole model.
+        tokens: Number of tokens of the micro-batch, including padding (of the target for an
+            encoder-decoder).
+        source: Number of source tokens, or of tokens of its images.
+        n_trained: Number of parameters that are not frozen; None means all.
+        precision: Lightning's name of the precision, such as bf16-mixed.
+        optimizer: A row of `OPTIMIZER_STATES`.
+        replicated: Count DDP's copy of the gradients.
+
+    Raises:
+        InputError: The precision or the optimizer is not in the tables.
+
+    Example:
+        >>> from fourfold.models import ViTConfig
+        >>> memory = training_memory(ViTConfig(), 86_567_656, tokens=128 * 197)
+        >>> f"{memory.total / 2**30:.1f} GiB"
+        '15.2 GiB'
+    """
+    check_choice("optimizer", optimizer, tuple(OPTIMIZER_STATES))
+    weight, compute = element_sizes(precision)
+    copies = weight + (compute if compute != weight else 0)  # autocast caches the cast weights
+    n_trained = n_parameters if n_trained is None else n_trained
+    return Memory(
+        weights=n_parameters * copies,
+        gradients=n_trained * weight * (2 if replicated else 1),
+        optimizer=n_trained * weight * OPTIMIZER_STATES[optimizer],
+        activations=activation_bytes(config, tokens, source, precision),
+        loss=_loss_bytes(config, tokens, source, compute),
+    )
+
+
+def element_sizes(precision: str) -> tuple[int, int]:
+    """Return the bytes per weight and per element of a matrix product.
+
+    Raises:
+        InputError: The precision is unknown.
+    """
+    weights, compute = PRECISIONS[canonical_precision(precision, "precision")]
+    return getattr(torch, weights).itemsize, getattr(torch, compute).itemsize
+
+
+def activation_bytes(
+    config: TransformerConfig | RecurrentLMConfig,
+    tokens: int,
+    source: int = 0,
+    precision: str = "32-true",
+) -> int:
+    """Estimate the bytes that the stacks store for the backward pass of a micro-batch.
+
+    Args:
+        config: Config of the model.
+        tokens: As for `training_memory`.
+        source: As for `training_memory`.
+        precision: As for `training_memory`.
+    """
+    sizes = element_sizes(precision)
+    if isinstance(config, RecurrentLMConfig):
+        return _lstm_bytes(config, tokens, sizes[0])
+    counter = _ActivationCounter(config, *sizes)
+    if isinstance(config, CLIPConfig):
+        images = _ActivationCounter(config.image_tower, *sizes)
+        return counter.stack(config.n_layers, tokens) + images.stack(config.image_n_layers, source)
+    if isinstance(config, TextToTextConfig | ImageToTextConfig):
+        encoder = _ActivationCounter(config.encoder, *sizes)
+        decoder_bytes = counter.stack(config.n_layers, tokens, source)
+        return encoder.stack(config.encoder.n_layers, source) + decoder_bytes
+    if isinstance(config, EncoderDecoderConfig):
+        n_decoder_layers = config.n_decoder_layers or config.n_layers
+        decoder_bytes = counter.stack(n_decoder_layers, tokens, source)
+        return counter.stack(config.n_layers, source) + decoder_bytes
+    return counter.stack(config.n_layers, tokens)
+
+
+def _lstm_bytes(config: RecurrentLMConfig, tokens: int, weight_bytes: int) -> int:
+    """Estimate the bytes of an LSTM, whose workspace stays in fp32 under autocast."""
+    units = config.n_layers * config.hidden_size
+    values = config.d_model + LSTM_VALUES_PER_UNIT * units
+    return round(tokens * max(weight_bytes, 4) * values)
+
+
+@dataclass(frozen=True)
+class _ActivationCounter:
+    """Bytes that autograd stores of a stack.
+
+    Args:
+        config: Config of the stack.
+        wide: Bytes of a value of the residual stream.
+        narrow: Bytes of an operand of a matrix product.
+    """
+
+    config: TransformerConfig
+    wide: int
+    narrow: int
+
+    @property
+    def mixed(self) -> bool:
+        """True if autocast copies the input of a matrix product."""
+        return self.narrow != self.wide
+
+    def stack(self, depth: int, tokens: int, source: int = 0) -> int:
+        """Count `depth` blocks, the final norm of pre-norm blocks, and the memory of a decoder."""
+        block = self._attention(tokens, None) + self._feed_forward(tokens)
+        if source:
+            block += self._attention(tokens, source)
+        final_norm = tokens * self.wide if self.config.norm_placement == "pre" else 0
+        memory = 0 if self.mixed else source * self.narrow
+        return depth * block + self.config.d_model * (final_norm + memory)
+
+    def _norm(self, n_matrices: int) -> int:
+        """Count input and output of a norm at one position; autocast copies the output."""
+        copies = n_matrices if self.mixed else 1
+        return self.config.d_model * (self.wide + copies * self.narrow)
+
+    def _attention(self, tokens: int, source: int | None) -> int:
+        c = self.config
+        keys = tokens if source is None else source
+        heads = c.n_heads * (c.head_width + c.value_width) * self.narrow
+        stored = (tokens + keys) * heads + tokens * _mask_bytes(c.dropout, c.d_model)
+        if source is None:
+            return stored + tokens * self._norm(n_matrices=3)
+        cast = 2 * c.d_model * self.narrow if self.mixed else 0
+        return stored + tokens * self._norm(n_matrices=1) + source * cast
+
+    def _feed_forward(self, tokens: int) -> int:
+        c = self.config
+        gated = c.feed_forward == "glu"
+        # Output of the matrix and of the activation; ReLU's gradient needs only the latter.
+        hidden_layers = 4 if gated else 2
+        if c.activation == "relu" and not c.ff_dropout:
+            hidden_layers -= 1
+        stored = self._norm(n_matrices=2 if gated else 1) + hidden_layers * c.d_ff * self.narrow
+        masks = _mask_bytes(c.ff_dropout, c.d_ff) + _mask_bytes(c.dropout, c.d_model)
+        return tokens * (stored + masks)
+
+
+def _mask_bytes(dropout: float, width: int) -> int:
+    return width if dropout else 0  # one byte for each element
+
+
+def _loss_bytes(
+    config: TransformerConfig | RecurrentLMConfig, tokens: int, source: int, compute: int
+) -> int:
+    """Estimate the bytes of the loss.
+
+    These are a slice of the logits, two tiles in fp32, and the gradients of hidden states and
+    output matrix. For a CLIP they are the logits of all images with all texts, in both directions.
+    """
+    if isinstance(config, CLIPConfig):
+        return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
+    rows = getattr(config, "vocab_size", None)
+    if rows is None or not getattr(config, "head", True):  # no vocabulary head
+        return 0
+    slice_ = compute * min(MAX_SLICE_LOGITS, tokens * rows) + 2 * 4 * min(
+        TILE_LOGITS_CUDA, tokens * rows
+    )
+    return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
+
+
+def split_batch(
+    total: int, devices: int, fits: Callable[[int], bool], *, exact: bool
+) -> tuple[int, int]:
+    """Find the largest micro-batch, and the accumulation, for a global batch on several devices.
+
+    Args:
+        total: Global batch of an optimizer step, in samples or tokens.
+        devices: Number of devices.
+        fits: Predicate: a micro-batch of this size fits into the memory of one device.
+        exact: Micro-batch x accumulation x devices must equal `total`, because samples cannot be
+            divided. Otherwise token budgets are rounded down.
+
+    Returns:
+        Micro-batch and accumulation.
+
+    Raises:
+        InputError: `total` is not divisible by `devices`, or no micro-batch fits.
+    """
+    if devices < 1 or total < devices or (exact and total % devices):
+        raise InputError(
+            f"must divide the global batch of {total}, got {devices}", option="--devices"
+        )
+    share = total // devices
+    for accumulation in range(1, share + 1):
+        if exact and share % accumulation:
+            continue
+        if fits(share // accumulation):
+            return share // accumulation, accumulation
+    raise InputError("must be larger: not even the smallest micro-batch fits", option="--memory")

@@ -1,0 +1,44 @@
+"""Base class of all models: config, tokenizer, generation defaults and capability flags."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from fourfold.tokenization.tokenizer import Tokenizer
+
+
+class Model(nn.Module):
+    """Base class of all models of this package.
+
+    A subclass sets `config` in its constructor. `fourfold.load` sets the attributes that come from
+    a checkpoint; a model that is built from a config alone has None there.
+
+    Attributes:
+        config: The frozen dataclass that the model is built from.
+        tokenizer: The tokenizer stored with the weights, or None.
+        generation_defaults: Special tokens and options that `generate` and `beam_search` use where
+            no argument is given, or None.
+        artifacts: Plain values of the data that are stored with the weights, such as `class_names`
+            and the mean and standard deviation of images.
+        source: The checkpoint of another library that the weights were imported from, or None. An
+            export restores its architecture, data type and tensors without a counterpart here.
+        can_generate: `generate` or `beam_search` can decode from the model.
+        accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
+        is_recurrent: The model has a recurrent state instead of keys and values, so it is decoded
+            without a key-value cache and supports padding on the right only.
+        has_relative_positions: Attention scores depend on the distance between cache entries, so
+            the entries of a key-value cache must stay in the order of their positions.
+    """
+
+    config: Any
+    tokenizer: "Tokenizer | None" = None
+    generation_defaults: Any = None
+    artifacts: Mapping[str, Any] = MappingProxyType({})
+    source: Any = None
+    can_generate: bool = False
+    accepts_images: bool = False
+    is_recurrent: bool = False
+    has_relative_positions: bool = False

@@ -1,0 +1,1 @@
+"""Baseline models that the transformers are compared with."""

@@ -1,0 +1,196 @@
+"""Encoder with a task head: choice and mixing of layers, and an optional BiLSTM (ELMo, BERT 5.3).
+
+The parameters shared with `MaskedLM` and `CausalLM` have the same names, so that the weights of
+one fit the other. Shapes: B batch, T tokens, D model width, I input width, H units of an LSTM in
+each direction.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
+
+
+@dataclass(frozen=True)
+class EncoderConfig(MaskedLMConfig):
+    """Config of an encoder without a vocabulary head, and of the features that its head reads.
+
+    Args:
+        causal: Use a causal mask, as a causal LM whose weights the encoder starts from.
+        feature_layers: Layers whose hidden states are read: 0 is the embedding, 1 the first layer,
+            -1 the last layer.
+        feature_mix: Combination of several layers: sum (with learned weights) or concat.
+        lstm_width: Units in each direction of a BiLSTM between encoder and head; 0 for none.
+        lstm_layers: Number of layers of the BiLSTM.
+
+    Raises:
+        InputError: A field has a value that no model can have.
+    """
+
+    head: bool = False
+    causal: bool = False
+    feature_layers: tuple[int, ...] = (-1,)
+    feature_mix: Literal["sum", "concat"] = "sum"
+    lstm_width: int = 0
+    lstm_layers: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("lstm_layers", self.lstm_layers)
+        # A list in a file becomes a tuple here; a frozen dataclass allows no plain assignment.
+        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
+        layers = self.feature_layers
+        if not layers or not all(-1 <= layer <= self.n_layers for layer in layers):
+            raise InputError(
+                f"must be numbers from 0 to n_layers ({self.n_layers}), or -1 for the last layer,"
+                f" got {list(layers)}",
+                option="feature_layers",
+            )
+        if self.lstm_width < 0:
+            raise InputError(f"must not be negative, got {self.lstm_width}", option="lstm_width")
+
+
+class EncoderWithHead(MaskedLM):
+    """Base class of encoders with the head of a downstream task.
+
+    A subclass builds a head for inputs of width `self.width` and implements `logits`.
+    """
+
+    config: EncoderConfig
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.causal = config.causal
+        n_layers = len(config.feature_layers)
+        width = config.d_model
+        self.layer_sum: ScalarMix | None = None
+        if config.feature_mix == "concat":
+            width *= n_layers
+        elif n_layers > 1:
+            self.layer_sum = ScalarMix(n_layers)
+        self.lstm: BiLSTM | None = None
+        if config.lstm_width:
+            self.lstm = BiLSTM(width, config.lstm_width, config.lstm_layers)
+            width = 2 * config.lstm_width
+        self.width = width
+
+    def forward(
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits of the head; arguments as for `MaskedLM.encode`."""
+        return self.logits(self.hidden(ids, segments, mask, documents), mask)
+
+    def hidden(
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the input of the head (B, T, `self.width`); arguments as for `encode`."""
+        h = self.features(ids, segments, mask, documents)
+        return h if self.lstm is None else self.lstm(h, mask)
+
+    def features(
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the hidden states of the chosen layers, mixed; arguments as for `encode`.
+
+        Returns:
+            (B, T, D), or (B, T, n D) for n concatenated layers.
+        """
+        if self.config.feature_layers == (-1,):
+            return self.encode(ids, segments, mask, documents)
+        forward = partial(self.encode, ids, segments, mask, documents)
+        states = layer_states(self.embed, self.stack, forward)
+        chosen = [states[layer] for layer in self.config.feature_layers]
+        return torch.cat(chosen, -1) if self.layer_sum is None else self.layer_sum(chosen)
+
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, `self.width`) with a mask (B, T) of real tokens to logits."""
+        raise NotImplementedError
+
+
+def layer_states(embed: nn.Module, stack: nn.Module, forward: Callable[[], Tensor]) -> list[Tensor]:
+    """Collect the hidden states (B, T, D) of all layers, beginning with the embeddings.
+
+    The last element is the output of `forward`: the states of the last block after the final norm.
+
+    Args:
+        embed: The embedding module.
+        stack: The `Stack`.
+        forward: A function that runs both once.
+    """
+    states: list[Tensor] = []
+    watched = [embed, *stack.blocks]  # type: ignore[misc]
+    hooks = [
+        module.register_forward_hook(lambda module, args, y: states.append(y)) for module in watched
+    ]
+    try:
+        last = forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [*states[:-1], last]
+
+
+class ScalarMix(nn.Module):
+    """Learned mix of layers, s times the sum of softmax(w)_i h_i (Peters et al. 2018, eq. 1).
+
+    Args:
+        n_layers: Number of layers.
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(n_layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        """Mix the hidden states (B, T, D) of all layers into (B, T, D)."""
+        shares = self.weights.softmax(0) * self.scale
+        return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
+
+
+class BiLSTM(nn.Module):
+    """Bidirectional LSTM that skips padding, initialised by torch: U(-1/sqrt(H), 1/sqrt(H)).
+
+    Args:
+        d_in: I.
+        width: H.
+        n_layers: Number of layers; each reads both directions of the layer below.
+    """
+
+    def __init__(self, d_in: int, width: int, n_layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(d_in, width, n_layers, batch_first=True, bidirectional=True)
+
+    def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        """Run the LSTM over h (B, T, I) with a mask (B, T) of real tokens.
+
+        Padding must be on the right, where every DataModule of this package puts it.
+
+        Returns:
+            (B, T, 2 H), 0 at padding.
+        """
+        if mask is None:
+            return self.lstm(h)[0]
+        assert not (mask[:, 1:] & ~mask[:, :-1]).any(), "padding on the left"
+        packed = pack_padded_sequence(h, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.lstm(packed)[0], True, total_length=h.shape[1])[0]

@@ -1,0 +1,1 @@
+"""LoRA, weight transfer between models and layer groups."""

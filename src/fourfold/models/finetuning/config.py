@@ -1,0 +1,49 @@
+"""Options of fine-tuning: freezing, gradual unfreezing, LoRA, interpolation of positions."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fourfold.core.validation import check_choice, check_range, check_types
+from fourfold.errors import InputError
+from fourfold.models.finetuning.weight_transfer import INTERPOLATIONS
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """Options of fine-tuning.
+
+    Args:
+        pos_embed_interpolation: Resampling of a grid of position embeddings to another resolution:
+            bicubic_antialias (timm), bicubic (DeiT), bilinear, or zoom (Google).
+        freeze: Number of lowest layers whose weights are frozen, together with the embeddings.
+            "all" trains the head only (linear probe).
+        gradual_unfreezing_epochs: Number of epochs after which the next layer is unfrozen, from
+            the top. Only the head is trained at first (Howard and Ruder 2018, section 3.3).
+        lora_rank: Rank of the low-rank updates that are trained in place of the layers (Hu et al.
+            2021); 0 disables LoRA.
+        lora_alpha: Scale of the updates, which are multiplied by alpha / rank.
+        lora_dropout: Dropout on the input of the updates.
+        lora_targets: Names of the linear layers with an update: q, k, v and out of attention, up
+            and down of the feed-forward layer.
+    """
+
+    pos_embed_interpolation: str = "bicubic_antialias"
+    freeze: int | Literal["all"] = 0
+    gradual_unfreezing_epochs: int | None = None
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    lora_targets: tuple[str, ...] = ("q", "v")
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choice("pos_embed_interpolation", self.pos_embed_interpolation, tuple(INTERPOLATIONS))
+        if isinstance(self.freeze, int):
+            check_range("freeze", self.freeze, minimum=0)
+        if self.gradual_unfreezing_epochs is not None:
+            check_range("gradual_unfreezing_epochs", self.gradual_unfreezing_epochs, minimum=1)
+        check_range("lora_rank", self.lora_rank, minimum=0)
+        check_range("lora_alpha", self.lora_alpha, above=0.0)
+        check_range("lora_dropout", self.lora_dropout, minimum=0.0, below=1.0)
+        if self.freeze and self.lora_rank:
+            raise InputError("freezes all layers already: leave out freeze", option="lora_rank")

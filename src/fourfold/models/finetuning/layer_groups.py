@@ -1,0 +1,43 @@
+"""Layer index of each parameter, for freezing and layer-wise learning-rate decay."""
+
+import re
+
+from torch import nn
+
+# Blocks are counted from 0, the stages of a ResNet from 1.
+BLOCK = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")
+EMBEDDING = re.compile(
+    r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
+)
+STACK = re.compile(r"(\w+_)?(stack|encoder|decoder)\.")
+
+
+def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
+    """Return the layer index of each parameter by name, and the layer index of the head.
+
+    The index is 0 for embeddings, i + 1 for block i, and the number of blocks + 1 for the head. A
+    final norm belongs to the last block, and so does a stack without blocks. The four stages of a
+    ResNet count as blocks.
+
+    Example:
+        >>> from fourfold.models import create
+        >>> ids, head = layer_ids(create("gpt2", n_layers=2, vocab_size=9))
+        >>> ids["embed.tokens.weight"], ids["stack.blocks.1.attn.q.weight"], head
+        (0, 2, 3)
+    """
+    names = [name for name, _ in model.named_parameters()]
+    blocks: dict[str, int] = {}
+    for name in names:
+        if match := BLOCK.search(name):
+            block, stage = match.groups()
+            blocks[name] = int(block) + 1 if block else int(stage)
+    last = max(blocks.values(), default=0)
+
+    def layer_id(name: str) -> int:
+        if name in blocks:
+            return blocks[name]
+        if EMBEDDING.match(name):
+            return 0
+        return last if STACK.match(name) else last + 1
+
+    return {name: layer_id(name) for name in names}, last + 1

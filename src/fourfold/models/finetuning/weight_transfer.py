@@ -1,0 +1,312 @@
+"""Weight transfer between models: matching names, resized tables, and a report of each tensor.
+
+Shapes: V vocabulary, N positions, D model width, S side of a grid of patches.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.embeddings import PatchEmbedding
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+
+# Prefixes of names in the source and in the target, by the role of the source: the whole model, or
+# the encoder or decoder of an encoder-decoder. Names with other prefixes are not transferred.
+PREFIXES_BY_ROLE: dict[str, dict[str, str]] = {
+    "model": {"": ""},
+    "encoder": {
+        "embed.": "src_embed.",
+        "stack.": "encoder.",
+        "src_embed.": "src_embed.",
+        "encoder.": "encoder.",
+    },
+    "decoder": {
+        "embed.": "tgt_embed.",
+        "stack.": "decoder.",
+        "head.": "head.",
+        "tgt_embed.": "tgt_embed.",
+        "decoder.": "decoder.",
+    },
+}
+# BERT's pooler: next-sentence prediction and classification share the layer in the authors' code.
+POOLER = {"next_sentence.pool.": "classifier.pool."}
+# Attributes of configs that describe a second stack.
+SECOND_STACKS = ("encoder", "image_tower")
+# Interpolation of a grid of position embeddings (ViT, section 3.2), as arguments of
+# torch.nn.functional.interpolate.
+INTERPOLATIONS: dict[str, dict[str, object]] = {
+    "bicubic_antialias": {"mode": "bicubic", "antialias": True},  # timm
+    "bicubic": {"mode": "bicubic"},  # DeiT
+    "bilinear": {"mode": "bilinear"},  # timm, for Google's own files
+    "zoom": {"mode": "bilinear", "align_corners": True},  # Google: zoom of order 1 of scipy.ndimage
+}
+# Fields that must be equal in two stacks. Some of them do not change the shape of a weight.
+LAYER_FIELDS = (
+    "d_model",
+    "d_ff",
+    "hidden_size",
+    "n_heads",
+    "head_width",
+    "value_width",
+    "bias",
+    "activation",
+    "feed_forward",
+    "norm",
+    "norm_placement",
+    "norm_eps",
+    "attn_scale",
+)
+# Endings of the names of tensors with one row per token of the vocabulary.
+VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
+# Endings of the names of tensors of which the first rows are copied if the lengths differ.
+EXTENDABLE = ("positions.weight", "segments.weight", "embed.prefix")
+Line = tuple[str, tuple[int, ...], str]  # name, shape, rule
+
+
+@dataclass
+class TransferReport:
+    """Tensors of a weight transfer, each with its name, its shape and the rule that was applied.
+
+    Args:
+        loaded: Tensors that were copied unchanged.
+        resized: Tensors that were copied by a rule.
+        new: Tensors of the target that keep their initial values.
+        left_out: Tensors of the source that the target does not have.
+    """
+
+    loaded: list[Line] = field(default_factory=list)
+    resized: list[Line] = field(default_factory=list)
+    new: list[Line] = field(default_factory=list)
+    left_out: list[Line] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Format the report; equal layers share a line."""
+        return [
+            f"  {outcome.replace('_', ' '):<9} {name} {shape}{rule and ': ' + rule}"
+            for outcome, tensors in vars(self).items()
+            for name, shape, rule in _group_layers(tensors)
+        ]
+
+
+def transfer(
+    target: nn.Module,
+    source: nn.Module,
+    role: str = "model",
+    *,
+    more: Mapping[str, Tensor] | None = None,
+    tokens: tuple[Tensor, Tensor] | None = None,
+    interpolation: str = "bicubic_antialias",
+) -> TransferReport:
+    """Copy the matching weights of `source` into `target`, in place.
+
+    Args:
+        target: Model whose parameters are overwritten.
+        source: A model of any family.
+        role: Part of the target that the source becomes, a row of `PREFIXES_BY_ROLE`.
+        more: Tensors that came with the source and are not in its state dict, by the names of the
+            target.
+        tokens: Ids of the same tokens in the vocabularies of source and target, each (n,) int64;
+            None means that both vocabularies are equal.
+        interpolation: Interpolation of grids of positions, a row of `INTERPOLATIONS`.
+
+    Raises:
+        InputError: The layers differ in width, norm, activation or number of heads, or no tensor
+            matches.
+    """
+    check_choice("pos_embed_interpolation", interpolation, tuple(INTERPOLATIONS))
+    check_choice("role", role, tuple(PREFIXES_BY_ROLE))
+    _check_same_layers(source.config, target.config, role)
+    stored = {**(more or {}), **source.state_dict()}
+    prefixes = {**_pooler_prefixes(stored, target), **PREFIXES_BY_ROLE[role]}
+    available = _rename_all({**dict(source.named_buffers()), **stored}, prefixes)
+    source_grids = _rename_all(_grids(source), prefixes)
+    rules = _Rules(source_grids.keys(), _grids(target), tokens, interpolation)
+    wanted = target.state_dict()
+    folded = _fold_segment(available, wanted)
+    report = TransferReport()
+    used = set[str]()
+    for name, old in wanted.items():
+        value, rule = rules.match(name, available.get(name), old)
+        if value is None:
+            report.new.append((name, tuple(old.shape), ""))
+            continue
+        used.add(name)
+        shape = tuple(available[name].shape)
+        rule = ", ".join(filter(None, [rule, "with segment 0 added" if name in folded else ""]))
+        if rule:
+            report.resized.append((name, shape, f"to {tuple(old.shape)}, {rule}"))
+        else:
+            report.loaded.append((name, shape, ""))
+        with torch.no_grad():
+            old.copy_(value)
+    report.left_out = [
+        (_rename(name, prefixes) or name, tuple(tensor.shape), "")
+        for name, tensor in stored.items()
+        if _rename(name, prefixes) not in used
+    ]
+    if not used:
+        raise InputError(
+            f"must have tensors in common with a {type(target).__name__},"
+            f" got a {type(source).__name__}",
+            option="source",
+        )
+    return report
+
+
+class _Rules:
+    """Rules by which tensors of a source become tensors of a target.
+
+    Args:
+        old_grids: Names of the position tables of patches in the source.
+        new_grids: Names of the position tables of patches in the target.
+        tokens: As for `transfer`.
+        interpolation: As for `transfer`.
+    """
+
+    def __init__(
+        self,
+        old_grids: Collection[str],
+        new_grids: Collection[str],
+        tokens: tuple[Tensor, Tensor] | None,
+        interpolation: str,
+    ) -> None:
+        self.old_grids = old_grids
+        self.new_grids = new_grids
+        self.tokens = tokens
+        self.interpolation = interpolation
+
+    def match(self, name: str, old: Tensor | None, new: Tensor) -> tuple[Tensor | None, str]:
+        """Return the value of a tensor of the target, None for its initial value, and the rule."""
+        is_grid = name in self.new_grids
+        if old is None or is_grid != (name in self.old_grids):
+            return None, ""
+        has_token_rows = name.endswith(VOCABULARY)
+        if has_token_rows and self.tokens is not None:
+            value = new.clone()
+            old_ids, new_ids = self.tokens
+            # A tokenizer may have more tokens than its model has rows.
+            shared = (old_ids < len(old)) & (new_ids < len(new))
+            value[new_ids[shared]] = old[old_ids[shared]].to(new)
+            return value, f"{int(shared.sum())} of its rows, token by token"
+        if old.shape == new.shape:
+            return old, ""
+        if is_grid:
+            return resize_grid(old, new, self.interpolation), f"{self.interpolation} interpolation"
+        if (has_token_rows or name.endswith(EXTENDABLE)) and old.shape[1:] == new.shape[1:]:
+            value = new.clone()
+            n_rows = min(len(old), len(new))
+            value[:n_rows] = old[:n_rows].to(new)
+            return value, f"its first {n_rows} rows"
+        return None, ""  # a head with another number of classes
+
+
+def resize_grid(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
+    """Interpolate positions (prefix + S*S, D) of a square grid to a grid of another size.
+
+    Rows before the grid (class and distillation token) are copied if both tables have them.
+
+    Args:
+        old: Table of the source.
+        new: Table of the target, whose values are used for rows that `old` does not have.
+        interpolation: A row of `INTERPOLATIONS`.
+
+    Example:
+        >>> table = torch.zeros(1 + 24 * 24, 8)
+        >>> resize_grid(torch.randn(1 + 14 * 14, 8), table, "bicubic").shape
+        torch.Size([577, 8])
+    """
+    check_choice("pos_embed_interpolation", interpolation, tuple(INTERPOLATIONS))
+    old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
+    old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
+    grid = old[old_prefix:].float().T.reshape(1, -1, old_side, old_side)  # (1, D, S, S)
+    if old_side != new_side:
+        options: dict[str, Any] = INTERPOLATIONS[interpolation]
+        grid = F.interpolate(grid, size=(new_side, new_side), **options)
+    result = new.clone()
+    result[new_prefix:] = grid[0].flatten(1).T.to(new)
+    n_copied = min(old_prefix, new_prefix)
+    result[:n_copied] = old[:n_copied].to(new)
+    return result
+
+
+def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> set[str]:
+    """Add the vector of segment 0 to the positions if the target has no segments.
+
+    Returns:
+        The names of the position tables that were changed.
+    """
+    folded = set()
+    for name in [n for n in available if n.endswith("segments.weight") and n not in wanted]:
+        positions = name.replace("segments", "positions")
+        if positions in available and positions in wanted:
+            available[positions] = available[positions] + available[name][0]
+            folded.add(positions)
+    return folded
+
+
+def _grids(model: nn.Module) -> dict[str, Tensor]:
+    """Return the position tables of patches by name."""
+    return {
+        f"{name}.positions.weight": module.positions.weight
+        for name, module in model.named_modules()
+        if isinstance(module, PatchEmbedding) and module.positions is not None
+    }
+
+
+def _check_same_layers(old: Any, new: Any, role: str) -> None:
+    """Raise InputError unless the stacks of source and target have the same layers."""
+    stacks = [role]
+    if role == "model":
+        stacks = ["", *(s for s in SECOND_STACKS if hasattr(old, s) or hasattr(new, s))]
+    for stack in stacks:
+        # The config of a model with one stack describes that stack.
+        source, target = getattr(old, stack, old), getattr(new, stack, new)
+        for field_name in LAYER_FIELDS:
+            given = getattr(source, field_name, None)
+            expected = getattr(target, field_name, None)
+            if given != expected:
+                raise InputError(
+                    f"of the source must be that of the model, {expected}, got {given}",
+                    option=field_name,
+                )
+
+
+def _pooler_prefixes(stored: Mapping[str, Tensor], target: nn.Module) -> dict[str, str]:
+    """Return `POOLER` if the target pools the first token and the source has no such pooler."""
+    name = "classifier.pool.weight"
+    is_missing = name in target.state_dict() and name not in stored
+    return POOLER if is_missing and getattr(target.config, "pool", None) == "first" else {}
+
+
+def _rename_all(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
+    named = {_rename(name, prefixes): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in named.items() if name}
+
+
+def _rename(name: str, prefixes: Mapping[str, str]) -> str:
+    """Return the name of a tensor in the target, or "" if it is not transferred."""
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return ""
+
+
+def _group_layers(lines: Iterable[Line]) -> list[Line]:
+    """Merge lines that differ only in the number of the layer."""
+    groups: dict[Line, list[str]] = {}
+    for name, shape, rule in lines:
+        number = re.search(r"\.(\d+)\.", name)
+        key = re.sub(r"\.\d+\.", ".{}.", name, count=1), shape, rule
+        groups.setdefault(key, []).append(number[1] if number else "")
+    merged = []
+    for (name, shape, rule), numbers in groups.items():
+        span = numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        merged.append((name.replace("{}", span), shape, rule))
+    return merged

@@ -1,0 +1,142 @@
+"""Models by name: `create("vit_small_patch16_224")` and `list_models("gpt2*")`.
+
+The names are those of timm, transformers, torchvision and tensor2tensor. A name stands for the
+architecture and regularisation of a paper; the weights are random. `fourfold.load` reads trained
+weights.
+"""
+
+from collections.abc import Collection
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fourfold.core.config import ModelConfig
+from fourfold.errors import InputError
+from fourfold.models.base import Model
+from fourfold.models.baselines.resnet import ResNet, ResNetConfig
+from fourfold.models.causal_lm import CausalLM, CausalLMConfig
+from fourfold.models.clip import CLIP, CLIPConfig
+from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
+from fourfold.models.t5 import T5, T5Config
+from fourfold.models.vit import ViT, ViTConfig
+
+TINY: dict[str, Any] = {"d_model": 192, "n_layers": 12, "n_heads": 3, "d_ff": 768}
+SMALL: dict[str, Any] = {"d_model": 384, "n_layers": 12, "n_heads": 6, "d_ff": 1536}
+BASE: dict[str, Any] = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
+LARGE: dict[str, Any] = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
+HUGE: dict[str, Any] = {"d_model": 1280, "n_layers": 32, "n_heads": 16, "d_ff": 5120}
+# Dosovitskiy et al. 2020, Table 3; Touvron et al. 2020, Table 9.
+VIT: dict[str, Any] = {"dropout": 0.1, "ff_dropout": 0.1}
+DEIT: dict[str, Any] = {"drop_path": 0.1, "init": "bert"}
+GPT2: dict[str, Any] = {"dropout": 0.0, "attn_dropout": 0.0}
+ROBERTA: dict[str, Any] = {
+    "vocab_size": 50265,
+    "max_len": 514,  # 512 positions; the released weights count them from 2
+    "n_segments": 1,
+    "norm_eps": 1e-5,
+}
+
+MODELS: dict[str, tuple[type[Model], ModelConfig]] = {
+    "vit_tiny_patch16_224": (ViT, ViTConfig(**TINY, **VIT)),
+    "vit_small_patch16_224": (ViT, ViTConfig(**SMALL, **VIT)),
+    "vit_base_patch16_224": (ViT, ViTConfig(**BASE, **VIT)),
+    "vit_base_patch32_224": (ViT, ViTConfig(**BASE, **VIT, patch_size=32)),
+    "vit_large_patch16_224": (ViT, ViTConfig(**LARGE, **VIT)),
+    "vit_large_patch32_224": (ViT, ViTConfig(**LARGE, **VIT, patch_size=32)),
+    "vit_huge_patch14_224": (ViT, ViTConfig(**HUGE, **VIT, patch_size=14)),
+    "deit_tiny_patch16_224": (ViT, ViTConfig(**TINY, **DEIT)),
+    "deit_small_patch16_224": (ViT, ViTConfig(**SMALL, **DEIT)),
+    "deit_base_patch16_224": (ViT, ViTConfig(**BASE, **DEIT)),
+    "deit_tiny_distilled_patch16_224": (ViT, ViTConfig(**TINY, **DEIT, distillation=True)),
+    "deit_small_distilled_patch16_224": (ViT, ViTConfig(**SMALL, **DEIT, distillation=True)),
+    "deit_base_distilled_patch16_224": (ViT, ViTConfig(**BASE, **DEIT, distillation=True)),
+    "openai-gpt": (
+        CausalLM,
+        CausalLMConfig(**BASE, norm_placement="post", vocab_size=40478, max_len=512, init="gpt"),
+    ),
+    "gpt2": (CausalLM, CausalLMConfig(**BASE, **GPT2)),
+    "gpt2-medium": (CausalLM, CausalLMConfig(**LARGE, **GPT2)),
+    "gpt2-large": (
+        CausalLM,
+        CausalLMConfig(d_model=1280, n_layers=36, n_heads=20, d_ff=5120, **GPT2),
+    ),
+    "gpt2-xl": (
+        CausalLM,
+        CausalLMConfig(d_model=1600, n_layers=48, n_heads=25, d_ff=6400, **GPT2),
+    ),
+    "bert-base-uncased": (MaskedLM, MaskedLMConfig(**BASE, next_sentence=True)),
+    "bert-base-cased": (MaskedLM, MaskedLMConfig(**BASE, vocab_size=28996, next_sentence=True)),
+    "bert-large-uncased": (MaskedLM, MaskedLMConfig(**LARGE, next_sentence=True)),
+    "bert-large-cased": (MaskedLM, MaskedLMConfig(**LARGE, vocab_size=28996, next_sentence=True)),
+    "roberta-base": (MaskedLM, MaskedLMConfig(**BASE, **ROBERTA)),
+    "roberta-large": (MaskedLM, MaskedLMConfig(**LARGE, **ROBERTA)),
+    "distilbert-base-uncased": (
+        MaskedLM,
+        MaskedLMConfig(**{**BASE, "n_layers": 6}, n_segments=0),
+    ),
+    "transformer_base": (EncoderDecoder, EncoderDecoderConfig()),
+    "transformer_big": (
+        EncoderDecoder,
+        EncoderDecoderConfig(d_model=1024, n_heads=16, d_ff=4096, dropout=0.3),
+    ),
+    "t5-small": (T5, T5Config()),
+    "t5-base": (T5, T5Config(**BASE)),
+    "t5-large": (T5, T5Config(**LARGE)),
+    "clip-vit-base-patch32": (CLIP, CLIPConfig()),
+    "clip-vit-base-patch16": (CLIP, CLIPConfig(patch_size=16)),
+    "clip-vit-large-patch14": (
+        CLIP,
+        CLIPConfig(
+            **BASE,
+            **{f"image_{name}": value for name, value in LARGE.items()},
+            patch_size=14,
+            d_embed=768,
+        ),
+    ),
+    **{f"resnet{depth}": (ResNet, ResNetConfig(depth=depth)) for depth in (18, 34, 50, 101, 152)},
+}
+
+
+def create(name: str, **overrides: Any) -> Model:
+    """Build a model with random weights by the name of its size.
+
+    Args:
+        name: A name of `list_models`, such as "gpt2-medium".
+        overrides: Fields of the model's config that differ, such as n_classes=10.
+
+    Raises:
+        InputError: `name` or a field is unknown, or a field has a value that no model can have.
+
+    Example:
+        >>> import torch
+        >>> model = create("vit_tiny_patch16_224", n_classes=10, n_layers=2)
+        >>> model(torch.zeros(1, 3, 224, 224)).shape
+        torch.Size([1, 10])
+    """
+    model_class, config = MODELS[_check_name(name, MODELS, "model")]
+    for field in overrides:
+        _check_name(field, [f.name for f in fields(config)], type(config).__name__ + " field")
+    return model_class(replace(config, **overrides))
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the names that `create` accepts, sorted.
+
+    Args:
+        pattern: A shell pattern, as in timm.
+
+    Example:
+        >>> list_models("gpt2*")
+        ['gpt2', 'gpt2-large', 'gpt2-medium', 'gpt2-xl']
+    """
+    return sorted(name for name in MODELS if fnmatchcase(name, pattern))
+
+
+def _check_name(name: str, known: Collection[str], what: str) -> str:
+    if name not in known:
+        close = get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise InputError(f"is not a known {what}{hint}", option=name)
+    return name

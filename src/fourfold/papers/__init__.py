@@ -1,1 +1,0 @@
-"""The papers' published tables as data, and how each number is obtained here."""

@@ -1,0 +1,1 @@
+"""Reproduction of published tables, and comparison of recipes."""

@@ -1,0 +1,199 @@
+"""Timing of self-attention, recurrent and convolutional layers by sequence length.
+
+Vaswani et al. 2017, Table 1 counts operations. This module measures the time of a forward and
+backward pass of each layer, including its projections, for lengths that double, and the length
+from which self-attention is slower. The layers are timed in turn (`interleaved_timing`).
+
+Shapes:
+    B batch, T tokens (n in the table), D width (d), R tokens of a block (r).
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.attention import Attention
+from fourfold.environment import provenance
+from fourfold.errors import InputError
+from fourfold.reproduce.cells import Cell, timed_cell
+from fourfold.reproduce.interleaved_timing import Call, interleave
+from fourfold.reproduce.table_files import raise_if_damaged, recorded_runs
+from fourfold.reproduce.tables import Row, Table
+
+TIER = "measured"
+BATCH = 4  # B
+BLOCK = 64  # r in the table
+KERNEL = 3  # k in the table
+MAX_HEAD_WIDTH = 64
+MIN_LENGTH = 16
+MAX_LENGTH_PER_WIDTH = 16  # default maximum length, as a multiple of the width
+SELF = "self_attention"
+
+Layer = Callable[[Tensor], Tensor]
+Times = Mapping[int, Mapping[str, Sequence[float]]]  # length, layer, seconds by round
+Round = Mapping[str, Mapping[str, float]]  # one round: length, layer, seconds
+
+
+def self_attention(width: int) -> Attention:
+    """Self-attention over all tokens, (B, T, D) to (B, T, D)."""
+    return Attention(width, max(1, width // MAX_HEAD_WIDTH))
+
+
+def restricted(width: int) -> Layer:
+    """Self-attention within blocks of R tokens."""
+    attend = self_attention(width)
+    return lambda x: attend(x.reshape(-1, min(BLOCK, x.shape[1]), width)).reshape(x.shape)
+
+
+def lstm(width: int) -> Layer:
+    """LSTM layer (Hochreiter and Schmidhuber 1997)."""
+    layer = nn.LSTM(width, width, batch_first=True)
+    return lambda x: layer(x)[0]
+
+
+def gru(width: int) -> Layer:
+    """GRU layer (Cho et al. 2014)."""
+    layer = nn.GRU(width, width, batch_first=True)
+    return lambda x: layer(x)[0]
+
+
+def convolutional(width: int) -> Layer:
+    """Convolution of width K over neighbouring tokens."""
+    layer = nn.Conv1d(width, width, KERNEL, padding="same")
+    return lambda x: layer(x.mT).mT
+
+
+LAYERS: dict[str, Callable[[int], Layer]] = {
+    SELF: self_attention,
+    "restricted": restricted,
+    "lstm": lstm,
+    "gru": gru,
+    "convolutional": convolutional,
+}
+
+
+def measure_layers(width: int, rounds: int, longest: int | None = None) -> Times:
+    """Time every layer at lengths that double from MIN_LENGTH.
+
+    Args:
+        width: Width D of the layers.
+        rounds: Number of timed passes of each layer and length.
+        longest: Maximum length T; None means MAX_LENGTH_PER_WIDTH times the width.
+    """
+    torch.manual_seed(0)
+    layers = {name: build(width) for name, build in LAYERS.items()}
+    times = {}
+    length = MIN_LENGTH
+    while length <= (longest or MAX_LENGTH_PER_WIDTH * width):
+        passes = {name: _pass(layer, length, width) for name, layer in layers.items()}
+        times[length] = interleave(passes, rounds, warm=1)
+        length *= 2
+    return times
+
+
+def _pass(layer: Layer, length: int, width: int) -> Call:
+    x = torch.randn(BATCH, length, width, requires_grad=True)  # (B, T, D)
+    return lambda: layer(x).sum().backward()
+
+
+def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
+    """Compute the length from which self-attention is slower than another layer.
+
+    Args:
+        rounds: Seconds by length and layer, for each round.
+        layer: Key of LAYERS.
+
+    Returns:
+        One length for each round whose curves cross. If by the median of the rounds there is no
+        crossing, one string: "under" the minimum length or "over" the maximum length.
+    """
+    # Up to the block length the restricted layer is identical to self-attention.
+    same = BLOCK if layer == "restricted" else 0
+    curves = [
+        # The logarithm is positive where self-attention is slower.
+        {int(n): math.log(s[SELF] / s[layer]) if int(n) > same else 0.0 for n, s in times.items()}
+        for times in rounds
+    ]
+    if not curves:
+        return []
+    medians = {n: statistics.median(curve[n] for curve in curves) for n in curves[0]}
+    if min(medians.values()) > 0.0:
+        return [f"under {min(medians)}"]
+    if medians[max(medians)] <= 0.0:
+        return [f"over {max(medians)}"]
+    lengths: list[float | str] = [x for curve in curves if (x := _crossing(curve)) is not None]
+    return lengths or [_crossing(medians) or math.nan]
+
+
+def _crossing(curve: Mapping[int, float]) -> float | None:
+    """Interpolate, linearly in log length, the last crossing of a curve from <= 0 to above 0.
+
+    Returns None if the curve has no such crossing.
+    """
+    lengths = sorted(curve)
+    no_slower = [i for i, n in enumerate(lengths) if curve[n] <= 0.0]
+    if not no_slower or no_slower[-1] == len(lengths) - 1:
+        return None
+    last = lengths[no_slower[-1]]
+    after = lengths[no_slower[-1] + 1]
+    fraction = -curve[last] / (curve[after] - curve[last])
+    return float(last * (after / last) ** fraction)
+
+
+def time_rows(
+    table: Table, rows: Sequence[Row], rounds: int, out: Path
+) -> tuple[list[Cell], list[dict[str, Any]]]:
+    """Time the layers of some rows; return the cells of the table and all recorded timings.
+
+    Timings of the other rows are taken from the record.
+
+    Raises:
+        InputError: `rounds` is smaller than the number of rounds on record.
+    """
+    file = out / table.name / TIER / "provenance.json"
+    recorded = _recorded_timings(table, file)
+    for row in rows:
+        if rounds < (n := len(recorded[row.name])):
+            raise InputError(
+                f"must be at least {n}, the number of rounds of {row.name} in {file}, got {rounds}"
+                " (or choose another --out)",
+                option="--seeds",
+            )
+    timed = {}
+    for row in rows:
+        assert row.setup is not None, f"{row.name} is not timed"
+        times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
+        timed[row.name] = [
+            {
+                "row": row.name,
+                "seed": seed,
+                **provenance({}),
+                "seconds_by_length": {
+                    str(n): {layer: seconds[seed] for layer, seconds in by_layer.items()}
+                    for n, by_layer in times.items()
+                },
+            }
+            for seed in range(rounds)
+        ]
+    by_row = _recorded_timings(table, file) | timed  # other processes may have added rows
+    cells = []
+    for row, name in table.cells(TIER):
+        rounds_of_row = [run["seconds_by_length"] for run in by_row[row.name]]
+        layer = table.columns[name].measured
+        assert layer is not None, "cells of this tier have a measured column"
+        values = crossover(rounds_of_row, layer)
+        cells.append(timed_cell(row, name, values, len(rounds_of_row)))
+    return cells, [run for runs in by_row.values() for run in runs]
+
+
+def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
+    by_row: dict[str, list[dict[str, Any]]] = {row.name: [] for row in table.rows.values()}
+    with raise_if_damaged(file):
+        for run, _ in recorded_runs(file):
+            by_row[run["row"]].append(run)
+    return by_row

@@ -1,0 +1,1 @@
+"""Recipe cards of papers and toolkits, and their comparison."""

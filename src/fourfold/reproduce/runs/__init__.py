@@ -1,0 +1,1 @@
+"""Training runs behind the cells of a table: planning, scheduling and records."""

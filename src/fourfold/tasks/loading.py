@@ -1,0 +1,134 @@
+"""Tasks from checkpoints: `load_task`, and the reader of checkpoints for Lightning's Trainer."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+from torch import Tensor
+
+from fourfold.checkpoints.classes import Classes, find_user_class
+from fourfold.checkpoints.files import read_checkpoint, read_file
+from fourfold.checkpoints.format import (
+    check_content,
+    check_init_args,
+    check_training,
+    check_version,
+    in_checkpoint,
+)
+from fourfold.checkpoints.load import WEIGHT_PREFIX, check_classes, load_weights
+from fourfold.errors import InputError
+
+if TYPE_CHECKING:
+    from fourfold.tasks.base import Task
+
+PACKAGE = "fourfold.tasks."
+
+
+def load_task(
+    path: str | Path,
+    expect: str | tuple[str, ...] | None = None,
+    classes: Classes = (),
+) -> "Task[Any, Any]":
+    """Load a task with its model, weights, tokenizer and preprocessing, in eval mode.
+
+    Args:
+        path: A checkpoint file written by `fourfold fit` or `fourfold import`.
+        expect: Names of classes, one of which the task must be or be derived from.
+        classes: Your own task classes that the checkpoint may name, or their import paths.
+
+    Raises:
+        InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
+            or its task is neither part of fourfold nor in `classes`.
+
+    Example:
+        >>> task = load_task("runs/gpt2/tiny/checkpoints/best.ckpt")  # doctest: +SKIP
+        >>> task.tokenizer.encode("The cat")  # doctest: +SKIP
+    """
+    return task_from_checkpoint(read_checkpoint(path), path, expect, classes)
+
+
+def task_from_checkpoint(
+    content: Mapping[str, Any],
+    path: str | Path,
+    expect: str | tuple[str, ...] | None = None,
+    classes: Classes = (),
+) -> "Task[Any, Any]":
+    """Build the task in the content of a checkpoint; see `load_task`."""
+    path = Path(path)
+    with in_checkpoint(path):
+        check_content(content)
+    saved = content["fourfold"]
+    task_class = find_task_class(saved["task"]["class"], path, classes)
+    _check_expected(task_class, expect, path)
+    with in_checkpoint(path):
+        check_init_args(task_class, saved["task"]["init_args"])
+    try:
+        with in_checkpoint(path):
+            task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
+    except RuntimeError as error:  # torch cannot count or allocate so many weights
+        raise InputError(
+            "the machine has too little memory for the model described in it", file=path
+        ) from error
+    load_weights(task, content["state_dict"], path)
+    check_classes(task.config, saved["data"], path)
+    task.artifacts = saved["data"]
+    return task.eval()
+
+
+def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[Any, Any]]":
+    """Return the class at an import path, if it is a task of fourfold or one that the user allows.
+
+    Raises:
+        InputError: It is neither, or it is not a task.
+    """
+    from fourfold.tasks.base import Task
+
+    if name.startswith(PACKAGE):
+        module, _, attribute = name.rpartition(".")
+        try:
+            found = getattr(import_module(module), attribute, None)
+        except ModuleNotFoundError:
+            found = None
+    else:
+        found = find_user_class(name, classes, path)
+    if not isinstance(found, type) or not issubclass(found, Task):
+        raise InputError(f"{name[:200]} is not a task", file=path)
+    return found
+
+
+def _check_expected(
+    task_class: "type[Task[Any, Any]]", expect: str | tuple[str, ...] | None, path: Path
+) -> None:
+    expected = (expect,) if isinstance(expect, str) else expect
+    names = {parent.__name__ for parent in task_class.__mro__}
+    if expected and not names.intersection(expected):
+        raise InputError(
+            f"the checkpoint holds the task {task_class.__name__}, but {' or '.join(expected)} is"
+            " needed",
+            file=path,
+        )
+
+
+def read_for_trainer(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint for Lightning's Trainer.
+
+    Lightning requires the number of the version that wrote a checkpoint, which `fourfold import`
+    does not write. A file of weights alone, by which Lightning's launcher passes the weights of a
+    subprocess to the main process, is returned as it is.
+
+    Raises:
+        InputError: The file does not exist, is corrupted, or was not written by this version of
+            fourfold.
+    """
+    content = read_file(path)
+    is_state_dict = all(isinstance(value, Tensor) for value in content.values())
+    if is_state_dict and any(name.startswith(WEIGHT_PREFIX) for name in content):
+        return content
+    check_version(content, path)
+    with in_checkpoint(path):
+        check_content(content)
+        check_training(content)
+    content.setdefault("pytorch-lightning_version", lightning.__version__)
+    return content

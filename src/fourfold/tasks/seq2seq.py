@@ -1,0 +1,224 @@
+"""Base class of sequence-to-sequence tasks: label-smoothed loss, perplexity, beam search, BLEU.
+
+Shapes: B rows, S source tokens or patches, T target tokens, C channels.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.checkpoints.init_from import InitFrom
+from fourfold.core.config import TransformerConfig
+from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.data.loading.batches import PairBatch
+from fourfold.generation import LENGTH_PENALTIES, beam_search
+from fourfold.loggers.media import AttentionMaps, Media, Table
+from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
+from fourfold.metrics import Perplexity, TranslationScores
+from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.tasks.base import BatchT, Task
+from fourfold.tasks.samples import MAX_TOKENS, cross_attention, token_names
+
+
+class DataWithReferences(Protocol):
+    """DataModule that has reference texts."""
+
+    def references(self, split: str) -> Sequence[Any]:
+        """Return the reference of each row: one text, or several."""
+
+
+class Seq2SeqTask(Task[Seq2Seq, BatchT]):
+    """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
+
+    A subclass sets the model. If its batches are not a `PairBatch`, it overrides `as_pairs`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer.
+        schedule: Options of the schedule.
+        label_smoothing: Probability mass taken from the target (Vaswani et al. 2017, section 5.4).
+        label_smoothing_type: Distribution of that mass: uniform, off_target or off_target_pad.
+        num_beams: Beam width; 1 is greedy search.
+        length_penalty: Exponent alpha of the length penalty.
+        length_penalty_type: Formula of the penalty: gnmt ((5 + n) / 6) ** alpha, power n ** alpha,
+            or none.
+        val_num_beams: Beam width in validation; 0 skips generation and BLEU there.
+        init_from: See `Task`.
+        tuning: See `Task`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+        label_smoothing: float = 0.0,
+        label_smoothing_type: str = "uniform",
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        length_penalty_type: str = "gnmt",
+        val_num_beams: int = 1,
+        init_from: InitFrom = None,
+        tuning: TuningConfig = TuningConfig(),  # noqa: B008  (frozen)
+    ) -> None:
+        check_choice("label_smoothing_type", label_smoothing_type, LABEL_SMOOTHING_TYPES)
+        check_choice("length_penalty_type", length_penalty_type, tuple(LENGTH_PENALTIES))
+        check_range("label_smoothing", label_smoothing, minimum=0.0, below=1.0)
+        check_positive("num_beams", num_beams)
+        check_range("val_num_beams", val_num_beams, minimum=0)
+        super().__init__(config, optimizer, schedule, init_from, tuning)
+        self.label_smoothing = label_smoothing
+        self.label_smoothing_type = label_smoothing_type
+        self.num_beams = num_beams
+        self.length_penalty = length_penalty
+        self.length_penalty_type = length_penalty_type
+        self.val_num_beams = val_num_beams
+        self.ppl = Perplexity()
+        self.scores = TranslationScores()
+
+    @property
+    def datamodule(self) -> DataWithReferences:
+        return cast(DataWithReferences, super().datamodule)
+
+    @property
+    def start_id(self) -> int:
+        """First token of the decoder's input."""
+        given: int | None = getattr(self.config, "decoder_start_token_id", None)
+        return self.tokenizer.bos_id if given is None else given
+
+    def as_pairs(self, batch: Any) -> PairBatch:
+        """Return the sources and targets of a batch."""
+        pairs: PairBatch = batch
+        return pairs
+
+    def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
+        """Label-smoothed cross-entropy of each target token given the tokens before it."""
+        h, weight, bias, targets = self._teacher_forced(self.as_pairs(batch))
+        loss = linear_cross_entropy(
+            h,
+            weight,
+            bias,
+            targets,
+            label_smoothing=self.label_smoothing,
+            label_smoothing_type=self.label_smoothing_type,
+            normalizer=1.0,
+        )
+        return loss, (targets != IGNORE_INDEX).sum()
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Return hidden states (B T, D), matrix and bias of the head, and targets (B T,)."""
+        memory = self.model.encode(batch.src, batch.src_mask)
+        inputs = batch.tgt
+        targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
+        if getattr(self.config, "decoder_start_token_id", None) is None:
+            targets = targets[:, 1:]  # the batch has a token for the begin
+        else:
+            inputs = F.pad(inputs, (1, 0), value=self.start_id)
+        # No target mask: padding is on the right, which the causal mask hides from real tokens.
+        h = self.model.decode(inputs[:, :-1], memory, batch.src_mask)
+        h, weight, bias = self.model.head.output(h.flatten(0, 1))
+        return h, weight, bias, targets.flatten()
+
+    def update_metrics(self, batch: BatchT, split: str) -> None:
+        """Update the perplexity (without smoothing), and the scores of generated texts."""
+        pairs = self.as_pairs(batch)
+        h, weight, bias, targets = self._teacher_forced(pairs)
+        nll, prediction = token_scores(h, weight, bias, targets)
+        valid = targets != IGNORE_INDEX
+        correct = ((prediction == targets) & valid).sum()
+        self.ppl.update(nll.double().sum(), valid.sum(), 0, 0, correct)
+        num_beams = self.val_num_beams if split == "val" else self.num_beams
+        if num_beams:
+            rows = pairs.rows.tolist()
+            references = self.datamodule.references(split)
+            hypotheses = self.generate_texts(pairs.src, pairs.src_mask, num_beams)
+            self.scores.update(rows, hypotheses, [references[row] for row in rows])
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return loss, ppl_token, accuracy; bleu, chrf, exact_match and the BLEU signature."""
+        metrics: dict[str, Any] = self.ppl.compute()
+        self.ppl.reset()
+        if self.val_num_beams or split == "test":
+            metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""))
+            self.scores.reset()
+        return metrics
+
+    def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:
+        """Return the row number and the generated text of each source."""
+        pairs = self.as_pairs(batch)
+        texts = self.generate_texts(pairs.src, pairs.src_mask, self.num_beams)
+        return list(zip(pairs.rows.tolist(), texts, strict=True))
+
+    def sample_outputs(self, batch: BatchT, split: str) -> dict[str, Media]:
+        """Return generated texts beside references, and cross-attention of the shortest source."""
+        pairs = self.as_pairs(batch)
+        num_beams = self.val_num_beams if split == "val" else self.num_beams
+        generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
+        rows = pairs.rows.tolist()
+        references = self.datamodule.references(split)
+        given = [references[row] for row in rows]
+        texts = [text if isinstance(text, str) else "\n".join(text) for text in given]
+        is_image = pairs.src.ndim > 2
+        sources = rows if is_image else self.tokenizer.decode_batch(pairs.src.tolist())
+        table = Table(
+            ["image" if is_image else "source", "reference", "generated"],
+            [list(row) for row in zip(sources, texts, generated, strict=True)],
+        )
+        return {"samples": table, "attention": self._cross_attention(pairs, generated)}
+
+    def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
+        tokenizer = self.tokenizer
+        if batch.src.ndim == 2:
+            row = int(batch.src_mask.sum(1).argmin())
+            src = batch.src[row][batch.src_mask[row]][:MAX_TOKENS]
+            columns = token_names(tokenizer, src.tolist())
+        else:
+            row = 0
+            src = batch.src[row]
+            columns = []
+        longest = min(MAX_TOKENS, getattr(self.config, "max_len", None) or MAX_TOKENS)
+        ids = [self.start_id, *tokenizer.encode(generated[row]), tokenizer.eos_id][: longest + 1]
+        tgt = torch.tensor(ids[:-1], device=src.device)
+        rows = token_names(tokenizer, ids[1:])  # the token that is predicted at each position
+
+        def forward() -> Tensor:
+            return self.model.decode(tgt[None], self.model.encode(src[None], None), None)
+
+        return cross_attention(self.model, rows, columns, forward)
+
+    @torch.inference_mode()
+    def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
+        """Generate the best text for each source.
+
+        A text has at most 50 tokens more than its source; that of an image at most as many tokens
+        as the captions of the data.
+
+        Args:
+            src: Token ids (B, S), or images (B, C, height, width).
+            src_mask: (B, S) bool, True = real token; None for images.
+            num_beams: Beam width.
+        """
+        tokenizer = self.tokenizer
+        max_len = None
+        if src.ndim > 2:
+            limits = (self.artifacts["max_len"] - 1, getattr(self.config, "max_len", None))
+            max_len = min(limit for limit in limits if limit is not None)
+        ids, _ = beam_search(
+            self.model,
+            src,
+            src_mask=src_mask,
+            beam=num_beams,
+            length_penalty=self.length_penalty,
+            length_penalty_type=self.length_penalty_type,
+            bos_id=self.start_id,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            max_len=max_len,
+        )
+        return tokenizer.decode_batch(ids.tolist())

@@ -1,0 +1,1 @@
+"""Loss normalization, fine-tuning, distillation, FSDP2 and step counts of the tasks."""

@@ -1,0 +1,58 @@
+"""Teacher of knowledge distillation: a trained classifier (DeiT, Touvron et al. 2020)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourfold.checkpoints.format import as_list
+from fourfold.checkpoints.load import read_model
+from fourfold.errors import InputError
+
+# Artifacts that teacher and student must share, since both see the same pixels.
+SHARED_ARTIFACTS = ("class_names", "image_size", "n_channels", "mean", "std")
+
+
+class Teacher:
+    """Frozen image classifier whose predictions a student is trained on.
+
+    It is not an `nn.Module`, so that its weights are not part of the student's state dict.
+
+    Args:
+        path: A checkpoint or a run directory, whose best checkpoint is taken.
+        artifacts: Artifacts of the student's data.
+
+    Raises:
+        InputError: There is no such checkpoint; it is not an image classifier; or it was trained on
+            other classes or with other preprocessing.
+    """
+
+    def __init__(self, path: str, artifacts: Mapping[str, Any]) -> None:
+        source = read_model(path)
+        if "class_names" not in source.artifacts or "image_size" not in source.artifacts:
+            raise InputError(
+                f"must be an image classifier, but {path} holds a {type(source.model).__name__}",
+                option="model.teacher",
+            )
+        for name in SHARED_ARTIFACTS:
+            of_teacher = as_list(source.artifacts.get(name))
+            of_student = as_list(artifacts.get(name))
+            is_float = name in ("mean", "std") and of_teacher
+            # Mean and standard deviation may have been rounded to fp32.
+            if of_teacher != of_student and not (
+                is_float and np.allclose(of_teacher, of_student, atol=1e-6)
+            ):
+                raise InputError(
+                    f"must have the {name} of the data, {of_student}, but {path} has {of_teacher}",
+                    option="model.teacher",
+                )
+        self.model: nn.Module = source.model.requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Compute logits (B, K) of images (B, C, height, width), on their device."""
+        model = self.model.to(images.device)
+        logits: Tensor = model(images.to(next(model.parameters()).dtype))
+        return logits

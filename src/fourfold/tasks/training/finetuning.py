@@ -1,0 +1,58 @@
+"""Fine-tuning of a model: freezing of layers, gradual unfreezing, LoRA."""
+
+from torch import nn
+
+from fourfold.errors import InputError
+from fourfold.models.finetuning.config import TuningConfig
+from fourfold.models.finetuning.layer_groups import layer_ids
+from fourfold.models.finetuning.lora import add_lora, is_lora
+
+
+def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
+    """Freeze layers and add low-rank updates, in place.
+
+    Raises:
+        InputError: The model has fewer layers than `freeze`, or no linear layer of these names.
+    """
+    if tuning.freeze:
+        ids, head = layer_ids(model)
+        n_layers = head - 1
+        if tuning.freeze != "all" and tuning.freeze > n_layers:
+            raise InputError(
+                f"must be at most {n_layers}, the number of layers, got {tuning.freeze}",
+                option="model.tuning.freeze",
+            )
+        last_frozen = n_layers if tuning.freeze == "all" else int(tuning.freeze)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(ids[name] > last_frozen)
+        model.train(model.training)  # freezes the statistics of the batch norms in frozen layers
+    if tuning.lora_rank:
+        add_lora(
+            model,
+            tuning.lora_rank,
+            alpha=tuning.lora_alpha,
+            dropout=tuning.lora_dropout,
+            targets=tuning.lora_targets,
+        )
+        ids, head = layer_ids(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(is_lora(name) or ids[name] == head)
+
+
+def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
+    """Return the parameters that gradual unfreezing still freezes in an epoch."""
+    if tuning.gradual_unfreezing_epochs is None:
+        return []
+    ids, head = layer_ids(model)
+    last_frozen = head - 1 - epoch // tuning.gradual_unfreezing_epochs
+    return [p for name, p in model.named_parameters() if ids[name] <= last_frozen]
+
+
+def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
+    """Freeze the running statistics of the layers that gradual unfreezing still freezes."""
+    if tuning.gradual_unfreezing_epochs is None:
+        return
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    frozen = set(map(id, frozen_at_epoch(model, tuning, epoch))) if norms else set()
+    for norm in norms:
+        norm.train(norm.weight.requires_grad and id(norm.weight) not in frozen)

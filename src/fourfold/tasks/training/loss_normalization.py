@@ -1,0 +1,137 @@
+"""Normalization of the loss by the targets of all micro-batches and processes of a step.
+
+The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
+over all micro-batches and processes, divided by the number of all targets, so that the gradient
+does not depend on the division of the rows into micro-batches and processes.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from lightning import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fourfold.errors import InputError, TrainingStopped
+from fourfold.lightning_internals import ddp_options
+
+# With gradient accumulation, losses are divided by this number until the number of targets is
+# known. Dividing and multiplying by a power of two does not round.
+REFERENCE_COUNT = 1024.0
+
+
+class LossNormalizer:
+    """Counter of the targets and of nonfinite losses of an optimizer step.
+
+    The same all-reduce also carries the loss for logging, and a flag that asks all processes to
+    stop, since one message is faster than three.
+
+    Attributes:
+        mean: Loss of the last optimizer step, over all its micro-batches and processes.
+        nonfinite: The loss of the last micro-batch was not finite.
+        stop_requested: Set from outside: this process is to stop.
+        stop_requested_anywhere: Some process was to stop at the last optimizer step; the same value
+            in all processes.
+    """
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        self.nonfinite = torch.zeros((), dtype=torch.bool)
+        self.stop_requested = False
+        self.stop_requested_anywhere = False
+        # (4,) double, which counts exactly: targets, nonfinite losses, requests to stop, loss.
+        self._sums: Tensor | None = None
+        self._loss_dtype = torch.float32
+
+    def scale_loss(self, total: Tensor, count: Tensor, trainer: Trainer) -> Tensor:
+        """Return the loss of a micro-batch as it is to be differentiated.
+
+        Lightning divides it by the number of micro-batches, and DDP its gradient by the number of
+        processes.
+
+        Args:
+            total: Sum of the loss over the targets of the micro-batch.
+            count: Number of these targets.
+            trainer: The Trainer, which knows the numbers of processes and micro-batches.
+        """
+        loss = total.detach()
+        self.nonfinite = ~loss.isfinite()
+        self._loss_dtype = loss.dtype
+        stop = count.new_full((), int(self.stop_requested))  # does not synchronize with a GPU
+        sums = torch.stack([x.double() for x in (count, self.nonfinite, stop, loss)])
+        if trainer.accumulate_grad_batches == 1:
+            self._sums = sum_over_ranks(sums, trainer)
+            return total * trainer.world_size / self._sums[0].clamp(min=1).to(total.dtype)
+        self._sums = sums if self._sums is None else self._sums + sums
+        return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
+
+    def finalize_gradients(self, parameters: Iterable[nn.Parameter], trainer: Trainer) -> None:
+        """Divide the gradients by the number of targets, which is known before the step only.
+
+        Raises:
+            InputError: The first step has no targets.
+            TrainingStopped: A loss of the step is not finite, in whichever process.
+        """
+        assert self._sums is not None  # `scale_loss` was called
+        is_accumulated = trainer.accumulate_grad_batches > 1
+        sums = sum_over_ranks(self._sums, trainer) if is_accumulated else self._sums
+        self._sums = None
+        self.mean = (sums[3] / sums[0].clamp(min=1)).to(self._loss_dtype)
+        count, nonfinite, stop, _ = sums.tolist()
+        self.stop_requested_anywhere = stop > 0
+        if nonfinite:
+            learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
+            raise TrainingStopped(
+                f"the loss of step {trainer.global_step + 1:,} is not a finite number (learning"
+                f" rate {learning_rate:.3g}); the weights were not changed by this step"
+            )
+        if not count and not trainer.global_step:
+            raise InputError(
+                "gives no target in the first step: all its labels are ignored", option="--data"
+            )
+        if is_accumulated:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / max(1, count))
+
+
+def count_of(n: int, like: Tensor) -> Tensor:
+    """Return `n` as a tensor on the device of `like`, without synchronizing with a GPU."""
+    return like.new_full((), n, dtype=torch.long)
+
+
+def sum_over_ranks(x: Tensor, trainer: Trainer) -> Tensor:
+    """Return the sum of `x` over all processes."""
+    if trainer.world_size == 1:
+        return x
+    total: Tensor = trainer.strategy.reduce(x, reduce_op="sum")
+    return total
+
+
+def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
+    """Warn of parameters without a gradient.
+
+    Raises:
+        InputError: DDP would wait for their gradients forever.
+    """
+    unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if not unused:
+        return
+    names = ", ".join(unused[:3])
+    if len(unused) > 3:
+        names += f" and {len(unused) - 3} more"
+    options = ddp_options(trainer.strategy)
+    if trainer.world_size > 1 and options is not None and not options.get("find_unused_parameters"):
+        raise InputError(
+            f"must be ddp_find_unused_parameters_true: the loss does not depend on {names}, and"
+            " DDP would wait for their gradients; or remove them from the model",
+            option="--trainer.strategy",
+        )
+    rank_zero_warn(f"the loss does not depend on {names}, which will not be trained")
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the Euclidean norm of all gradients; for sharded gradients, over all ranks."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

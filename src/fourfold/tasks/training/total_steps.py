@@ -1,0 +1,74 @@
+"""Number of optimizer steps of a training, which learning-rate schedules need."""
+
+from lightning import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from fourfold.errors import InputError
+from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
+
+
+def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
+    """Return the number of optimizer steps of the whole training; None if it has no end.
+
+    The number of batches is asked of the DataModule, since `trainer.estimated_stepping_batches`
+    would create a DataLoader and lose its restored position. Only a plain LightningDataModule,
+    which has no such position, is asked through the Trainer.
+
+    Raises:
+        InputError: The limit is 0, or the schedule needs the end of a training that has none.
+    """
+    max_steps = int(trainer.max_steps)
+    epochs = trainer.max_epochs or 0
+    if max_steps == 0:
+        raise InputError(
+            "must be positive, or -1 for no limit, got 0", option="--trainer.max_steps"
+        )
+    if epochs <= 0:
+        if max_steps < 0 and schedule.total_steps is None and schedule.name in FINITE_SCHEDULES:
+            raise InputError(
+                f"must be given for a {schedule.name} schedule, or else trainer.max_steps or"
+                " trainer.max_epochs",
+                option="--model.schedule.total_steps",
+            )
+        return max_steps if max_steps > 0 else None
+    count_batches = getattr(trainer.datamodule, "n_train_batches", None)  # type: ignore[attr-defined]
+    if count_batches is None:
+        return int(trainer.estimated_stepping_batches)
+    return count_steps(
+        count_batches(),
+        trainer.limit_train_batches,
+        trainer.accumulate_grad_batches,
+        epochs,
+        max_steps,
+    )
+
+
+def count_steps(
+    batches: int, limit: float | int | None, accumulation: int, epochs: int, max_steps: int
+) -> int:
+    """Compute the number of optimizer steps of a training with a limited number of epochs.
+
+    Args:
+        batches: Number of micro-batches in an epoch.
+        limit: Largest number of them, or the fraction of them, that is used; None for all.
+        accumulation: Number of micro-batches in a step; the last step of an epoch may have fewer.
+        epochs: Largest number of epochs.
+        max_steps: Largest number of steps; -1 for no limit.
+
+    Example:
+        >>> count_steps(batches=10, limit=None, accumulation=4, epochs=2, max_steps=-1)
+        6
+    """
+    if limit is not None:
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    steps = max(1, -(-batches // accumulation) * epochs)
+    return min(max_steps, steps) if max_steps > 0 else steps
+
+
+def warn_if_warmup_never_ends(schedule: ScheduleConfig, steps: int | None) -> None:
+    """Warn if training ends before the warm-up of the learning rate."""
+    if steps is not None and schedule.warmup_steps >= max(2, steps):
+        rank_zero_warn(
+            f"schedule.warmup_steps is {schedule.warmup_steps:,}, but training has {steps:,} steps:"
+            " the learning rate will grow until the end"
+        )

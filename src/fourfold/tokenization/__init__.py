@@ -1,0 +1,1 @@
+"""Tokenizers: loading, training and application, without Lightning and without DataModules."""

@@ -1,0 +1,262 @@
+"""Tokenizer: text to token ids and back, around a tokenizer of the `tokenizers` library.
+
+Special tokens have five roles, which are found by the names of the tokens. One JSON string is
+therefore complete: the tokenizers that this package trains, BERT's vocabulary and GPT-2's load in
+the same way, without further files.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from fourfold.atomic_files import write_atomically
+from fourfold.errors import InputError
+
+# Names of the token of each role; newly trained tokenizers use the first. GPT-2 has one special
+# token, and T5 begins the decoder input with padding.
+ROLES = {
+    "pad": ("<pad>", "[PAD]", "<|endoftext|>"),
+    "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>", "<pad>"),
+    "eos": ("</s>", "[SEP]", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
+    "mask": ("<mask>", "[MASK]"),
+}
+# White space as the algorithms encode it in tokens. A space belongs to the word after it.
+_LINE_BREAKS = "Ċĉč\n\t\r"
+_SPACES = "▁Ġ " + _LINE_BREAKS
+_CHUNK_CHARS = 1 << 20
+_BATCH_TEXTS = 20_000
+_BATCH_CHARS = 16 * _CHUNK_CHARS
+
+
+class Tokenizer:
+    """Trained tokenizer with the ids of its special tokens.
+
+    Text that looks like a special token (a `<unk>` in a corpus) is encoded as text.
+
+    Args:
+        backend: Tokenizer of the `tokenizers` library.
+        name: Name in error messages, usually its file.
+
+    Attributes:
+        pad_id: Id of the padding token.
+        bos_id: Id of the token that begins a text (BERT: `[CLS]`).
+        eos_id: Id of the token that ends a text (BERT: `[SEP]`).
+        unk_id: Id of the unknown token.
+        mask_id: Id of the mask token, or None.
+        prepended_id: Id that the tokenizer's own template puts before a text (BART), or None.
+        special_ids: Sorted ids of all special tokens.
+
+    Raises:
+        InputError: If the vocabulary has no padding, begin, end or unknown token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        ids = {
+            role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
+            for role, names in ROLES.items()
+        }
+        description = json.loads(backend.to_str())
+        has_only_unk = [role for role, i in ids.items() if i is not None] == ["unk"]
+        if has_only_unk and description["model"].get("end_of_word_suffix"):
+            # GPT-1 has no other special token, but batches need some id for padding.
+            ids |= dict.fromkeys(("pad", "bos", "eos"), ids["unk"])
+        for role, names in ROLES.items():
+            if ids[role] is None and role != "mask":
+                message = f"the tokenizer has no {role} token: none of {', '.join(names)}"
+                raise InputError(message, file=name)
+        self.pad_id = ids["pad"] or 0
+        self.bos_id = ids["bos"] or 0
+        self.eos_id = ids["eos"] or 0
+        self.unk_id = ids["unk"] or 0
+        self.mask_id = ids["mask"]
+        plain = backend.encode("a", add_special_tokens=False).ids
+        templated = backend.encode("a", add_special_tokens=True).ids
+        has_bos = len(templated) > len(plain) and templated[0] == self.bos_id
+        self.prepended_id = self.bos_id if has_bos else None
+        added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = sorted(added | {i for i in ids.values() if i is not None})
+        self._is_wordpiece = description["model"]["type"] == "WordPiece"
+        self._is_metaspace = "Metaspace" in json.dumps(description["pre_tokenizer"])
+        self._is_byte_level = "ByteLevel" in json.dumps(description["pre_tokenizer"])
+        self._word_boundaries: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries of the vocabulary, special tokens included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Id of each entry, special tokens included."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special tokens."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of several texts, without special tokens."""
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def with_leading_space(self, text: str) -> str:
+        """Return `text` as it must be encoded if it continues a sentence or a text.
+
+        A byte-level tokenizer encodes a word inside a sentence together with the space before it.
+        """
+        return " " + text if self._is_byte_level and text[:1] != " " else text
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Return the token ids of each word of each sentence; an empty word becomes `unk_id`."""
+        texts = [
+            [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
+            for words in sentences
+        ]
+        encodings = self.backend.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)
+        encoded = []
+        for words, encoding in zip(sentences, encodings, strict=True):
+            ids: list[list[int]] = [[] for _ in words]
+            for i, word in zip(encoding.ids, encoding.word_ids, strict=True):
+                if word is not None:  # always true without special tokens
+                    ids[word].append(i)
+            encoded.append([word_ids or [self.unk_id] for word_ids in ids])
+        return encoded
+
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the token ids of each text, and the characters [begin, end) of each token."""
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
+    def encode_corpus(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a corpus without special tokens, with all CPU cores.
+
+        Long texts are split where no token can cross the boundary, so the ids are those of the
+        complete text.
+
+        Returns:
+            Token ids of all texts, concatenated (int32), and the number of tokens of each text.
+        """
+        chunks = []
+        owners = []
+        for row, text in enumerate(texts):
+            for chunk in split_for_workers(text, metaspace=self._is_metaspace):
+                chunks.append(chunk)
+                owners.append(row)
+        ids = [np.zeros(0, np.int32)]
+        lengths = np.zeros(len(texts), np.int64)
+        for batch in _batches(chunks):
+            encoded = self.encode_batch(chunks[batch])
+            counts = np.array([len(row) for row in encoded], np.int64)
+            np.add.at(lengths, owners[batch], counts)
+            flat = (i for row in encoded for i in row)
+            ids.append(np.fromiter(flat, np.int32, count=int(counts.sum())))
+        return np.concatenate(ids), lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several rows of token ids, without special tokens."""
+        plain = [[int(i) for i in row] for row in rows]
+        return self.backend.decode_batch(plain, skip_special_tokens=True)
+
+    def word_starts(self, ids: np.ndarray) -> np.ndarray:
+        """Return True where a word begins, for whole-word masking.
+
+        With WordPiece a word extends to the next token without `##`, otherwise to the next white
+        space. Each special token is a word.
+
+        Args:
+            ids: (B, T) or (T,) token ids.
+
+        Returns:
+            Bool array of the same shape.
+        """
+        if self._word_boundaries is None:
+            self._word_boundaries = self._find_word_boundaries()
+        begins, ends = self._word_boundaries
+        starts = begins[ids]
+        starts[..., 1:] |= ends[ids[..., :-1]]
+        starts[..., :1] = True
+        return starts
+
+    def _find_word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each id whether a word begins at its token, and whether one ends there."""
+        begins = np.zeros(self.vocab_size, bool)
+        ends = np.zeros(self.vocab_size, bool)
+        for token, i in self.vocabulary.items():
+            begins[i] = not token.startswith("##") if self._is_wordpiece else token[:1] in _SPACES
+            ends[i] = not self._is_wordpiece and token[-1:] in _LINE_BREAKS
+        begins[self.special_ids] = True
+        ends[self.special_ids] = True
+        return begins, ends
+
+    def to_str(self) -> str:
+        """Return the tokenizer as a JSON string, as stored in checkpoints."""
+        return self.backend.to_str()
+
+    @classmethod
+    def from_str(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
+        """Return the tokenizer of a JSON string.
+
+        Raises:
+            InputError: If the string is not a tokenizer.
+        """
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            message = f"this is not a tokenizer of the `tokenizers` library: {error}"
+            raise InputError(message, file=name) from error
+        return cls(backend, name)
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json`, which `transformers` reads too, atomically."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, self.backend.to_str(pretty=True))
+
+
+def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
+    """Split a text into chunks of about a million characters without changing its tokens.
+
+    Args:
+        text: Text of any length.
+        metaspace: The tokenizer joins words with "▁", which it also puts before every chunk. Chunks
+            then end at a space, which is dropped.
+    """
+    boundary = re.compile(r"(?<=\S) (?=\S)" if metaspace else r"(?<=\S)\n(?=\S)")
+    begin = 0
+    while len(text) - begin > 2 * _CHUNK_CHARS:
+        match = boundary.search(text, begin + _CHUNK_CHARS)
+        if match is None:
+            break
+        yield text[begin : match.start() if metaspace else match.end()]
+        begin = match.end()
+    yield text[begin:]
+
+
+def _batches(texts: Sequence[str]) -> Iterator[slice]:
+    """Group texts into batches large enough for all cores, and small enough for the memory."""
+    begin = 0
+    n_chars = 0
+    for end, text in enumerate(texts):
+        is_full = end - begin == _BATCH_TEXTS or n_chars + len(text) > _BATCH_CHARS
+        if is_full and end > begin:
+            yield slice(begin, end)
+            begin = end
+            n_chars = 0
+        n_chars += len(text)
+    if begin < len(texts):
+        yield slice(begin, len(texts))

@@ -1,0 +1,238 @@
+"""TokenizerConfig and tokenizer training: BPE, byte-level BPE, WordPiece, Unigram, characters."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
+
+log = logging.getLogger(__name__)
+SPECIAL_TOKENS = [names[0] for names in ROLES.values()]
+
+Kind = Literal["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Tokenizer to train, or to load from files.
+
+    Args:
+        kind: bpe (Sennrich et al. 2016, with spaces as "▁"), byte_bpe (Radford et al. 2019),
+            wordpiece (Devlin et al. 2019), unigram (Kudo 2018) or char. Decoding restores a text
+            exactly, except with wordpiece, with lowercase, and for characters that did not occur in
+            training.
+        vocab_size: Size of the vocabulary with special tokens; small texts and char may give fewer.
+            If bpe or wordpiece cannot hold all characters, the most frequent ones get three
+            quarters of the size; byte_bpe always holds the 256 bytes.
+        min_frequency: Minimum number of occurrences for a pair of tokens to be merged.
+        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). Among files it
+            applies to `vocab.txt` alone, since the others contain this setting.
+        file: Load instead of train: a `tokenizer.json`, BERT's `vocab.txt`, GPT's `vocab.json`
+            (with `merges`), or a fourfold checkpoint, whose tokenizer is used.
+        merges: GPT-2's `vocab.bpe` or GPT-1's `merges.txt`.
+    """
+
+    kind: Kind = "bpe"
+    vocab_size: int = 8000
+    min_frequency: int = 2
+    lowercase: bool = False
+    file: str | None = None
+    merges: str | None = None
+
+
+def train_tokenizer(
+    config: TokenizerConfig,
+    texts: Sequence[str],
+    *,
+    mask: bool,
+    special: Sequence[str] | None = None,
+) -> Tokenizer:
+    """Train a tokenizer.
+
+    Every process gives the same tokenizer, except for the last digits of unigram's scores.
+
+    Args:
+        config: Kind and size.
+        texts: Training texts.
+        mask: Add a mask token (masked language models).
+        special: Names of the special tokens, to override their default order.
+
+    Raises:
+        InputError: If the kind is unknown or the vocabulary too small for special tokens or text.
+
+    Example:
+        >>> texts = ["low lower lowest"] * 4
+        >>> tokenizer = train_tokenizer(TokenizerConfig(vocab_size=20), texts, mask=False)
+        >>> tokenizer.decode(tokenizer.encode("lower low"))
+        'lower low'
+    """
+    special = list(special or (SPECIAL_TOKENS if mask else SPECIAL_TOKENS[:4]))
+    if config.vocab_size <= len(special):
+        message = f"must exceed the {len(special)} special tokens, got {config.vocab_size}"
+        raise InputError(message, option="tokenizer.vocab_size")
+    check_choice("tokenizer.kind", config.kind, list(_TRAINERS))
+    # The library needs a hundred bytes for each byte of a single text.
+    if config.kind in ("bpe", "byte_bpe", "wordpiece"):
+        is_bpe = config.kind == "bpe"
+        texts = [chunk for text in texts for chunk in split_for_workers(text, metaspace=is_bpe)]
+    backend = _TRAINERS[config.kind](config, texts, special)
+    size = backend.get_vocab_size()
+    if size < config.vocab_size:
+        log.warning(
+            "the text gives a vocabulary of %d tokens, fewer than vocab_size %d",
+            size,
+            config.vocab_size,
+        )
+    # JSON rounds unigram's scores. Parsing it here makes a checkpoint restore this same tokenizer.
+    return Tokenizer.from_str(backend.to_str(), f"the {config.kind} tokenizer")
+
+
+def _metaspace() -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer, decoders.Decoder]:
+    """Encode spaces as "▁", with one more at the start of a text, so that decoding is exact."""
+    # The library's Metaspace decoder would drop a space at the start of a text.
+    return (
+        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split("\n", "isolated"),
+                pre_tokenizers.Metaspace(prepend_scheme="never"),
+            ]
+        ),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    )
+
+
+def _add_lowercase(backend: Backend, lowercase: bool) -> Backend:
+    if lowercase:
+        steps = [backend.normalizer] if backend.normalizer else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+    return backend
+
+
+def _characters(texts: Iterable[str]) -> list[str]:
+    """Return all characters, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    return sorted(counts, key=lambda char: (-counts[char], char))
+
+
+def _alphabet(characters: list[str], max_size: int) -> list[str]:
+    """Return all characters, or the most frequent ones if merges would have no entries left."""
+    return characters if len(characters) <= max_size else characters[: max_size * 3 // 4]
+
+
+def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+    backend = Backend(models.BPE(unk_token=SPECIAL_TOKENS[3]))
+    backend.normalizer, backend.pre_tokenizer, backend.decoder = _metaspace()
+    backend = _add_lowercase(backend, config.lowercase)
+    # By default the trainer keeps all characters, however small the vocabulary is; with a limit it
+    # chooses among equally rare ones differently in each process.
+    characters = _characters(map(backend.normalizer.normalize_str, texts))
+    alphabet = _alphabet(characters, config.vocab_size - len(special))
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def _train_byte_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    _add_lowercase(backend, config.lowercase).train_from_iterator(texts, trainer)
+    return backend
+
+
+def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+    backend = Backend(models.Unigram())
+    backend.normalizer, pre_tokenizer, backend.decoder = _metaspace()
+    # Splitting at "<" prevents text that looks like a special token from being encoded as one.
+    split = pre_tokenizers.Split("<", "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizer])
+    trainer = trainers.UnigramTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=special,
+        unk_token=SPECIAL_TOKENS[3],
+        show_progress=False,
+    )
+    try:
+        _add_lowercase(backend, config.lowercase).train_from_iterator(texts, trainer)
+    except Exception as error:  # the library raises plain Exception
+        message = f"must suit a unigram tokenizer of this text, got {config.vocab_size}: {error}"
+        raise InputError(message, option="tokenizer.vocab_size") from error
+    return backend
+
+
+def wordpiece_backend(vocab: dict[str, int], special: list[str], lowercase: bool) -> Backend:
+    """Return BERT's tokenizer with the given vocabulary."""
+    unk = next(token for token in ROLES["unk"] if token in special)
+    backend = Backend(models.WordPiece(vocab, unk_token=unk, max_input_chars_per_word=100))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    if vocab:
+        backend.add_special_tokens(special)
+    return backend
+
+
+def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+    backend = wordpiece_backend({}, special, config.lowercase)
+    split = backend.pre_tokenizer.pre_tokenize_str
+    characters = _characters(map(backend.normalizer.normalize_str, texts))
+    characters = [character for character in characters if split(character)]  # no white space
+    # A character may need two entries, with and without "##".
+    alphabet = sorted(_alphabet(characters, (config.vocab_size - len(special)) // 2))
+    # The trainer numbers "##x" in the order of a hash map, which resolves ties between merges
+    # differently in each process. Listed among the special tokens they have fixed numbers.
+    suffixes = ["##" + c for c in alphabet if len(split("a" + c + "a")) == 1]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=special + suffixes,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return wordpiece_backend(backend.get_vocab(), special, config.lowercase)
+
+
+def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+    lowered = (text.lower() if config.lowercase else text for text in texts)
+    characters = _characters(lowered)[: config.vocab_size - len(special)]
+    vocab = {token: i for i, token in enumerate([*special, *characters])}
+    backend = Backend(models.WordLevel(vocab, unk_token=SPECIAL_TOKENS[3]))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(special)
+    return _add_lowercase(backend, config.lowercase)
+
+
+_TRAINERS: dict[str, Callable[[TokenizerConfig, Sequence[str], list[str]], Backend]] = {
+    "bpe": _train_bpe,
+    "byte_bpe": _train_byte_bpe,
+    "wordpiece": _train_wordpiece,
+    "unigram": _train_unigram,
+    "char": _train_char,
+}

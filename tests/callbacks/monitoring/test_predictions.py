@@ -1,0 +1,28 @@
+import torch
+
+from fourfold.callbacks.monitoring.predictions import (
+    format_csv,
+    interleave,
+    texts_in_row_order,
+)
+
+
+def test_outputs_of_ranks_alternate() -> None:
+    assert interleave([["a", "c", "e"], ["b", "d"]]) == ["a", "b", "c", "d", "e"]
+
+
+def test_texts_are_sorted_by_row_and_chunks_are_joined() -> None:
+    assert texts_in_row_order([(2, "c"), (0, "a"), (1, "b")]) == ["a", "b", "c"]
+    assert texts_in_row_order([((1, 0), "c"), ((0, 1), "b"), ((0, 0), "a")]) == ["a b", "c"]
+
+
+def test_class_probabilities_are_written_in_row_order() -> None:
+    probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+    lines = format_csv([1, 0], probabilities, ["cat", "dog"]).splitlines()
+    expected = ["row,class,name,probability", "0,0,cat,1.000000", "1,1,dog,0.750000"]
+    assert lines == expected
+
+
+def test_numbers_are_written_in_row_order() -> None:
+    lines = format_csv([1, 0], torch.tensor([[0.5], [-2.0]]), None).splitlines()
+    assert lines == ["row,value", "0,-2.000000", "1,0.500000"]

@@ -1,0 +1,133 @@
+"""TextSource: documents in plain text and tables, hold-out, blank rows, invalid options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.data.readers.documents import TextSource, count_bytes_and_words
+from fourfold.data.readers.text_table import TextTable
+from fourfold.errors import InputError
+
+TEXT = "A first line.\nA second.\n\nAnother paragraph.\n \nA third.\n"
+
+
+def read(
+    tmp_path: Path,
+    text: str = TEXT,
+    name: str = "t.txt",
+    *,
+    val: float | None = None,
+    test: float | None = None,
+    **options: Any,
+) -> dict[str, TextTable]:
+    (tmp_path / name).write_text(text)
+    sources = {"train": str(tmp_path / name), "val": val, "test": test}
+    return TextSource("files", sources, **options).read()
+
+
+@pytest.mark.parametrize(
+    ("unit", "documents"),
+    [
+        ("file", [TEXT]),
+        ("line", ["A first line.", "A second.", "Another paragraph.", "A third."]),
+        ("paragraph", ["A first line.\nA second.", "Another paragraph.", "A third."]),
+    ],
+)
+def test_documents_are_files_lines_or_paragraphs(
+    tmp_path: Path, unit: str, documents: list[str]
+) -> None:
+    assert read(tmp_path, documents=unit)["train"].columns == [documents]
+
+
+@pytest.mark.parametrize("unit", ["file", "line", "paragraph"])
+def test_windows_line_endings_change_no_document(tmp_path: Path, unit: str) -> None:
+    documents = read(tmp_path, TEXT.replace("\n", "\r\n"), documents=unit)["train"].columns
+    assert documents == read(tmp_path, documents=unit)["train"].columns
+
+
+def test_table_rows_are_documents(tmp_path: Path) -> None:
+    text = '{"body": "one\\n\\ntwo"}\n{"body": "three"}'
+    splits = read(tmp_path, text, "t.jsonl", column="body")
+    assert splits["train"].columns == [["one\n\ntwo", "three"]]
+
+
+def test_end_of_a_single_document_is_held_out(tmp_path: Path) -> None:
+    text = "".join(f"{i:03} " for i in range(100))
+    splits = read(tmp_path, text, val=0.1, test=0.2)
+    texts = [splits[name].columns[0][0] for name in ("train", "val", "test")]
+    assert "".join(texts) == text
+    assert [len(text) for text in texts] == [288, 32, 80]
+
+
+def test_equal_documents_are_held_out_together(tmp_path: Path) -> None:
+    text = "\n".join(f"document {i % 50}" for i in range(200))
+    splits = read(tmp_path, text, val=0.3, documents="line")
+    train, val = (set(splits[name].columns[0]) for name in ("train", "val"))
+    assert not train & val
+    assert len(train | val) == 50
+
+
+def test_train_rows_reduces_the_training_split_only(tmp_path: Path) -> None:
+    text = "\n".join(f"document {i}" for i in range(100))
+    complete = read(tmp_path, text, val=0.1, documents="line")
+    splits = read(tmp_path, text, val=0.1, documents="line", train_rows=20)
+    assert splits["val"].columns == complete["val"].columns
+    assert len(splits["train"]) == 20
+    assert set(splits["train"].columns[0]) < set(complete["train"].columns[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val": 1.5}, "^val must lie between 0 and 1 to hold out rows, got 1.5"),
+        ({"val": 0.0001}, "too short to hold out 0.0001"),
+        ({"train_rows": 2}, "train_rows must lie between 1 and the 1 training rows, got 2"),
+        ({"documents": "word"}, "documents must be one of file, line, paragraph, got 'word'"),
+    ],
+)
+def test_invalid_options_are_rejected(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "train", "message"),
+    [
+        ("files", None, r"data\.train must be given for source: files"),
+        ("web", "x", "source must be one of builtin, files, hub, got 'web'"),
+        ("hub", "train", r"data\.hub must be given"),
+        ("builtin", "x", "train must be null for source: builtin, .*got x"),
+    ],
+)
+def test_invalid_sources_are_rejected(source: str, train: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TextSource(source, {"train": train, "val": None, "test": None}).read()
+
+
+def test_several_blank_lines_separate_two_paragraphs(tmp_path: Path) -> None:
+    text = "\nCHAPTER I\n\n\nIt was so.\n\nAgain.\n \n\n\nCHAPTER II\n\n\nIt was so.\n"
+    (paragraphs,) = read(tmp_path, text, documents="paragraph")["train"].columns
+    assert paragraphs == ["CHAPTER I", "It was so.", "Again.", "CHAPTER II", "It was so."]
+
+
+def test_blank_table_rows_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A third of WikiText's rows on the hub are blank."""
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in ("a b", "", " \n", "c"))
+    assert read(tmp_path, rows, "t.jsonl")["train"].columns == [["a b", "c"]]
+    assert "train: dropped 2 of 4 rows without text" in caplog.text
+
+
+def test_bytes_and_words_are_counted() -> None:
+    assert count_bytes_and_words(["für dich", ""]) == ([9, 0], [2, 0])
+
+
+def test_words_of_a_long_text_are_counted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "one two\nthree\x1cfour  \n fünf\tsix\n" * 9
+    expected = ([len(text.encode()), 0], [len(text.split()), 0])
+    assert count_bytes_and_words([text, ""]) == expected
+    monkeypatch.setattr("fourfold.tokenization.tokenizer._CHUNK_CHARS", 7)
+    assert count_bytes_and_words([text, ""]) == expected

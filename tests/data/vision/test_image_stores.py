@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fourfold.data.vision.image_stores import (
+    ArrayStore,
+    FileStore,
+    ImageStore,
+    SubsetStore,
+    stratified_split,
+)
+from fourfold.errors import InputError
+from tests.data.vision.stores import digests, open_path, write_png
+
+
+def random_images(labels: list[int], n_classes: int, size: int = 4) -> ArrayStore:
+    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), size, size), dtype=np.uint8)
+    return ArrayStore(pixels, labels, [f"c{k}" for k in range(n_classes)], "array")
+
+
+def rows_of(images: ImageStore) -> np.ndarray:
+    assert isinstance(images, SubsetStore)
+    return images.rows
+
+
+def test_split_is_disjoint_complete_stratified_and_reproducible() -> None:
+    images = random_images([0] * 50 + [1] * 30 + [2] * 20, 3)
+    rest, held_out = stratified_split(images, 0.2, seed=1)
+    assert torch.bincount(held_out.labels).tolist() == [10, 6, 4]
+    assert not digests(rest) & digests(held_out)
+    assert digests(rest) | digests(held_out) == digests(images)
+    assert torch.equal(held_out.pixels(3, 1), images.pixels(int(rows_of(held_out)[3]), 1))
+    again = stratified_split(images, 0.2, seed=1)[1]
+    other = stratified_split(images, 0.2, seed=2)[1]
+    assert np.array_equal(rows_of(again), rows_of(held_out))
+    assert not np.array_equal(rows_of(other), rows_of(held_out))
+
+
+def test_identical_images_stay_on_one_side_of_a_split() -> None:
+    """Identical images may have different labels, as in collected photographs."""
+    images = random_images([0, 1] * 30, 2)
+    images.array[40:] = images.array[:20]
+    rest, held_out = stratified_split(images, 0.3, seed=0)
+    assert not digests(rest) & digests(held_out)
+    assert len(rest) + len(held_out) == 60
+    assert 14 <= len(held_out) <= 22
+
+
+def test_split_reads_only_files_that_may_be_identical(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(40):
+        write_png(tmp_path / "ab"[k % 2] / f"{k}.png", k % 30, size=2 + k % 30)
+    images = open_path(tmp_path)["train"]
+    complete_reads: list[str] = []
+
+    def digest(self: FileStore, row: int) -> bytes:
+        complete_reads.append(self.files[row].stem)
+        return ImageStore.digest(self, row)
+
+    monkeypatch.setattr(FileStore, "digest", digest)
+    stores = stratified_split(images, 0.3, seed=0)
+    assert set(map(int, complete_reads)) == {*range(10), *range(30, 40)}
+    assert not digests(stores[0]) & digests(stores[1])
+    assert len(stratified_split(stores[0], 0.3, seed=0)[1])
+    monkeypatch.setattr(FileStore, "quick_hash", ImageStore.quick_hash)
+    for store, expected in zip(stores, stratified_split(images, 0.3, seed=0), strict=True):
+        assert np.array_equal(rows_of(store), rows_of(expected))
+
+
+def test_split_leaves_an_image_of_every_class() -> None:
+    rest, held_out = stratified_split(random_images([0] * 20 + [1], 2), 0.9, seed=0)
+    assert set(rest.labels.tolist()) == {0, 1}
+    assert set(held_out.labels.tolist()) == {0}
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
+def test_fraction_out_of_range(fraction: float) -> None:
+    with pytest.raises(InputError, match=f"between 0 and 1, got {fraction}"):
+        stratified_split(random_images([0, 1], 2), fraction, seed=0)
+
+
+def test_too_few_images_to_hold_out() -> None:
+    with pytest.raises(InputError, match=r"array: 4 images are too few .* 0.1"):
+        stratified_split(random_images([0, 0, 1, 1], 2), 0.1, seed=0)
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_label_out_of_range(label: int) -> None:
+    with pytest.raises(InputError, match=f"array, row 2: .* from 0 to 1, got {label}"):
+        random_images([0, 1, label], 2)
+
+
+def test_no_images_and_missing_labels() -> None:
+    with pytest.raises(InputError, match="array: there are no images"):
+        random_images([], 2)
+    with pytest.raises(InputError, match="3 images, but 2 labels"):
+        ArrayStore(np.zeros((3, 2, 2), np.uint8), [0, 1], ["a", "b"], "array")
+
+
+def test_incomplete_jpeg_is_not_filled_with_gray(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    file = tmp_path / "x.jpg"
+    Image.fromarray(noise).save(file)
+    images = FileStore([file], [0], ["a"], str(tmp_path))
+    assert images.pixels(0, 3).shape == (3, 64, 64)
+    complete = file.read_bytes()
+    file.write_bytes(complete[: len(complete) // 2])
+    with pytest.raises(InputError, match=r"x\.jpg: the image cannot be read: .*truncated"):
+        images.pixels(0, 3)

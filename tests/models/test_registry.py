@@ -1,0 +1,105 @@
+"""Models by name: equal to the recipes, parameter counts, overrides and unknown names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import fourfold
+from fourfold.errors import InputError
+from fourfold.models.registry import MODELS
+
+ROOT = Path(__file__).parents[2]
+RECIPES = {
+    "vit_tiny_patch16_224": "vit/ti16",
+    "vit_small_patch16_224": "vit/s16",
+    "vit_base_patch16_224": "vit/b16",
+    "vit_base_patch32_224": "vit/b32",
+    "vit_large_patch16_224": "vit/l16",
+    "vit_large_patch32_224": "vit/l32",
+    "vit_huge_patch14_224": "vit/h14",
+    "deit_tiny_patch16_224": "deit/ti",
+    "deit_small_patch16_224": "deit/s",
+    "deit_base_patch16_224": "deit/b",
+    "deit_tiny_distilled_patch16_224": "deit/ti_distilled",
+    "deit_small_distilled_patch16_224": "deit/s_distilled",
+    "deit_base_distilled_patch16_224": "deit/b_distilled",
+    "openai-gpt": "gpt1/base",
+    "gpt2": "gpt2/small",
+    "gpt2-medium": "gpt2/medium",
+    "gpt2-large": "gpt2/large",
+    "gpt2-xl": "gpt2/xl",
+    "bert-base-uncased": "bert/base",
+    "bert-large-uncased": "bert/large",
+    "roberta-base": "roberta/base",
+    "roberta-large": "roberta/large",
+    "transformer_base": "vaswani2017/base",
+    "transformer_big": "vaswani2017/big",
+    "t5-small": "t5/small",
+    "clip-vit-base-patch32": "clip/b32",
+}
+# Sizes without a recipe: the counts of transformers 4 and torchvision.
+COUNTS = {
+    "bert-base-cased": 108_932_934,
+    "bert-large-cased": 334_661_958,
+    "distilbert-base-uncased": 66_985_530,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "clip-vit-base-patch16": 149_620_737,
+    "clip-vit-large-patch14": 427_616_513,
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+
+
+def count(name: str) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in fourfold.create(name).parameters())
+
+
+def test_every_name_has_a_recipe_or_a_count() -> None:
+    assert RECIPES.keys() | COUNTS.keys() == MODELS.keys()
+    assert not RECIPES.keys() & COUNTS.keys()
+
+
+@pytest.mark.parametrize(("name", "recipe"), RECIPES.items())
+def test_config_and_parameter_count_equal_the_recipe(name: str, recipe: str) -> None:
+    options = yaml.safe_load((ROOT / "configs" / f"{recipe}.yaml").read_text())["model"]
+    model_class, config = MODELS[name]
+    given: dict[str, Any] = options["init_args"]["config"]
+    assert config == type(config)(**given)
+    golden = yaml.safe_load((ROOT / "tests/golden/parameters.yaml").read_text())[recipe]
+    assert count(name) == golden
+    assert model_class.__name__ in ("ViT", "CausalLM", "MaskedLM", "EncoderDecoder", "T5", "CLIP")
+
+
+@pytest.mark.parametrize(("name", "parameters"), COUNTS.items())
+def test_parameter_count_equals_the_reference(name: str, parameters: int) -> None:
+    assert count(name) == parameters
+
+
+def test_overrides_become_config_fields() -> None:
+    model = fourfold.create("vit_tiny_patch16_224", n_classes=10, n_layers=1, image_size=32)
+    assert (model.config.n_classes, model.config.n_layers, model.config.d_model) == (10, 1, 192)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert model.training
+
+
+def test_list_models_filters_by_pattern() -> None:
+    assert fourfold.list_models() == sorted(MODELS)
+    assert fourfold.list_models("gpt2*") == ["gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
+    assert fourfold.list_models("no_such_*") == []
+
+
+def test_unknown_names_raise_with_the_closest_ones() -> None:
+    with pytest.raises(InputError, match=r"gpt2-median is not a known model.*gpt2-medium"):
+        fourfold.create("gpt2-median")
+    with pytest.raises(InputError, match=r"num_classes is not a known ViTConfig field.*n_classes"):
+        fourfold.create("vit_tiny_patch16_224", num_classes=10)
+    with pytest.raises(InputError, match="n_layers must be at least 1, got 0"):
+        fourfold.create("gpt2", n_layers=0)

@@ -1,0 +1,240 @@
+"""Tests of the command line of the benchmarks, and of each workload with tiny models."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fourfold.cli import run_main
+from scripts.benchmarks import memory, train_steps, workers
+from scripts.benchmarks.__main__ import main, make_parser, measure
+from scripts.benchmarks.memory import MeasurementFailed
+from scripts.benchmarks.workloads import (
+    FAMILIES,
+    SIZES,
+    Settings,
+    Shape,
+    count_tokens,
+    make_batches,
+)
+
+TINY = Settings(size="tiny", peers=("transformers", "timm"), rounds=2)
+
+
+class InProcessWorker:
+    """Replacement of `Worker` that needs no subprocess."""
+
+    def __init__(
+        self,
+        workload: str,
+        contender: str,
+        family: str,
+        shape: Shape,
+        settings: Settings,
+        *,
+        compile: bool,
+    ) -> None:
+        job = {
+            "workload": workload,
+            "contender": contender,
+            "family": family,
+            "compile": compile,
+        }
+        self.step, self.n_parameters = workers.make_step(job, shape, settings)
+
+    def __call__(self) -> None:
+        self.step()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_steps, "Worker", InProcessWorker)
+    monkeypatch.setattr(workers, "disable_malloc_trim", lambda: True)
+
+
+@pytest.fixture
+def fixed_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the measurement of memory: peers need 3 MiB, and fail above length 8."""
+
+    def peak_memory(contender: str, family: str, shape: Shape, settings: Settings) -> int:
+        if contender != "fourfold" and shape.length > 8:
+            raise MeasurementFailed("out of memory")
+        return 2**20 * (1 if contender == "fourfold" else 3)
+
+    monkeypatch.setattr(memory, "peak_memory", peak_memory)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size", "tiy"], "argument --size: invalid choice: 'tiy'"),
+        (["--family", "bert"], "argument --family: invalid choice: 'bert'"),
+        (["--work", "train", "fit"], "argument --work: invalid choice: 'fit'"),
+        (["--growth", "depth"], "argument --growth: invalid choice: 'depth'"),
+        (["--peers", "tim"], "argument --peers: invalid choice: 'tim'"),
+        (["--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
+        (["--sise", "tiny"], "unrecognized arguments: --sise tiny"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--dropout", "1"], "--dropout must lie in [0, 1), got 1.0"),
+        (["--time_limit", "0"], "--time_limit must be positive, got 0"),
+        (["--size", "wide", "--family", "vit"], "--family must be one of causal_lm, masked_lm"),
+        (["--family", "vit", "--work", "beam"], "--family must include one of encoder_decoder"),
+        (["--nanogpt", "none.py"], "--nanogpt must be an existing file, got none.py"),
+    ],
+)
+def test_invalid_options_are_rejected(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(main, arguments) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_help_describes_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(main, ["--help"]) == 0
+    assert capsys.readouterr().out == make_parser().format_help()
+    assert all(action.help for action in make_parser()._actions)
+
+
+def test_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "bench"
+    options = ["--size", "tiny", "--peers", "none", "--rounds", "1", "--device", "cpu"]
+    selection = ["--work", "train", "evaluate", "--family", "causal_lm", "vit"]
+    assert run_main(main, [*options, *selection, "--out", str(out)]) == 0
+    page = (out / "bench.md").read_text()
+    assert page in capsys.readouterr().out
+    assert page.startswith("# Benchmark, size tiny")
+    measurements = json.loads((out / "bench.json").read_text())["measurements"]
+    assert [(m["workload"], m["family"]) for m in measurements] == [
+        ("train", "causal_lm"),
+        ("train", "vit"),
+        ("evaluate", "causal_lm"),
+        ("evaluate", "vit"),
+    ]
+    assert (out / "bench.png").stat().st_size > 1000
+
+
+def test_terminated_run_in_another_directory_writes_its_report(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(root / "scripts" / "benchmarks"), "--size", "tiny"]
+    command += ["--family", "causal_lm", "--work", "memory", "train", "--peers", "none"]
+    command += ["--rounds", "1000000000", "--device", "cpu", "--out", "report"]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("memory: causal_lm, fourfold, ")
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    measurements = json.loads((tmp_path / "report/bench.json").read_text())["measurements"]
+    assert [m["workload"] for m in measurements] == ["memory"]
+    assert (tmp_path / "report/bench.md").read_text() in out
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("workload", ["train", "evaluate"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_are_measured_relative_to_fourfold(workload: str, family: str) -> None:
+    settings = replace(TINY, workloads=(workload,), families=(family,))
+    reference, *others = measure(settings)
+    assert reference.contender == "fourfold"
+    assert reference.ratios == [1.0, 1.0]
+    for measurement in [reference, *others]:
+        if not measurement.note:
+            assert len(measurement.values) == 2
+            assert len(measurement.utilization) == 2
+            assert min(measurement.utilization) > 0
+
+
+def write_sentences(folder: Path) -> None:
+    (folder / "glue/SST-2").mkdir(parents=True)
+    (folder / "translation/multi30k").mkdir(parents=True)
+    sentences = [f"a {'small ' * (i % 5)}dog {i % 7}" for i in range(300)]
+    with gzip.open(folder / "glue/SST-2/train.tsv.gz", "wt") as file:
+        file.write("\n".join(["sentence\tlabel", *(f"{line}\t0" for line in sentences)]))
+    for language in ("de", "en"):
+        path = folder / f"translation/multi30k/train.{language}.gz"
+        with gzip.open(path, "wt") as file:
+            file.write("\n".join(sentences))
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("family", ["masked_lm", "encoder_decoder"])
+def test_all_contenders_train_on_the_same_sentences(
+    family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_sentences(tmp_path)
+    monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
+    settings = replace(TINY, workloads=("sentences",), families=(family,), peers=("transformers",))
+    reference, peer = measure(settings)
+    assert len(reference.values) == 2
+    assert peer.note or len(peer.ratios) == 2
+    shape = SIZES["tiny"][family]
+    counts = {
+        count_tokens(make_batches(name, family, shape, settings))
+        for name in ("fourfold", "transformers")
+    }
+    assert len(counts) == 1
+
+
+def test_missing_dataset_gives_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
+    settings = replace(TINY, workloads=("sentences",), families=("masked_lm",))
+    (measurement,) = measure(settings)
+    assert "train" in measurement.note
+    assert not measurement.values
+
+
+def test_decoding_is_measured_with_equal_outputs() -> None:
+    pytest.importorskip("transformers")
+    settings = replace(TINY, workloads=("greedy", "beam"), precision="fp32", rounds=1)
+    measurements = list(measure(settings))
+    assert [m.contender for m in measurements] == ["fourfold", "transformers"] * 3
+    assert {m.note for m in measurements} == {"", "100 % of the rows are equal"}
+    has_utilization = [bool(m.utilization) for m in measurements]
+    assert has_utilization == [True, True, False, False, False, False]
+
+
+@pytest.mark.usefixtures("fixed_peak_memory")
+def test_failed_memory_measurement_gives_a_note() -> None:
+    pytest.importorskip("transformers")
+    settings = replace(TINY, workloads=("memory",), peers=("transformers", "nanogpt"))
+    measurements = list(measure(replace(settings, families=("causal_lm",))))
+    assert [(m.contender, m.values, m.note) for m in measurements] == [
+        ("fourfold", [1.0], ""),
+        ("transformers", (), "out of memory"),
+        ("nanogpt", (), "requires --nanogpt FILE"),
+    ]
+
+
+@pytest.mark.usefixtures("fixed_peak_memory", "in_process")
+def test_growth_stops_measuring_a_contender_that_runs_out_of_memory() -> None:
+    pytest.importorskip("transformers")
+    settings = replace(TINY, workloads=("growth",), growth_axes=("length",))
+    measurements = list(measure(settings))
+    assert [(m.axis_value, m.contender, m.unit, m.note) for m in measurements] == [
+        (8, "fourfold", "MiB", ""),
+        (8, "transformers", "MiB", ""),
+        (8, "fourfold", "ms per step", ""),
+        (8, "transformers", "ms per step", ""),
+        (16, "fourfold", "MiB", ""),
+        (16, "transformers", "MiB", "out of memory"),
+        (16, "fourfold", "ms per step", ""),
+    ]
+    assert measurements[1].ratios == [3.0]

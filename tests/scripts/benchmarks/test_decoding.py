@@ -1,0 +1,31 @@
+"""Tests of the decoding benchmarks."""
+
+import pytest
+import torch
+
+from scripts.benchmarks.decoding import CASES
+from scripts.benchmarks.workloads import NUM_BEAMS, SIZES, Settings
+
+CPU = torch.device("cpu")
+FAMILY = {"greedy": "causal_lm", "beam": "encoder_decoder"}
+
+
+@pytest.mark.parametrize("workload", CASES)
+def test_fourfold_and_transformers_decode_the_same_tokens(workload: str) -> None:
+    pytest.importorskip("transformers")
+    settings = Settings(size="tiny", precision="fp32")
+    shape = SIZES["tiny"][FAMILY[workload]]
+    for case in CASES[workload](settings, shape, CPU, True):
+        assert list(case.functions) == ["fourfold", "transformers"]
+        assert case.equal_rows() == 1.0
+        shapes = {function().shape for function in case.functions.values()}
+        assert shapes == {(case.batch_size, case.n_new)}
+        assert case.weight_bytes == 4 * sum(p.numel() for p in case.model.parameters())
+
+
+def test_precision_is_the_data_type_of_the_weights() -> None:
+    settings = Settings(size="tiny", precision="bf16")
+    (case,) = CASES["beam"](settings, SIZES["tiny"]["encoder_decoder"], CPU, False)
+    assert list(case.functions) == ["fourfold"]
+    assert case.name == f"batch 4, beam {NUM_BEAMS}"
+    assert {p.dtype for p in case.model.parameters()} == {torch.bfloat16}

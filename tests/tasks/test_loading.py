@@ -1,0 +1,172 @@
+"""Tasks loaded from checkpoints, among them tasks and DataModules of a user."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import LightningDataModule, Trainer
+from torch.utils.data import DataLoader
+
+import fourfold
+from fourfold.data.loading.batches import CausalBatch
+from fourfold.errors import InputError
+from fourfold.models import CausalLMConfig
+from fourfold.tasks import load_task
+from fourfold.tasks.loading import find_task_class
+from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL
+
+V = 11
+# A user's package, with an option that is stored in an attribute of the same name.
+PACKAGE = """
+from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.tasks import CausalLanguageModeling
+
+
+class ScaledLM(CausalLM):
+    scale = 1.0
+
+    def hidden(self, *args, **kwargs):
+        return self.scale * super().hidden(*args, **kwargs)
+
+
+class ScaledTask(CausalLanguageModeling):
+    model_class = ScaledLM
+
+    def __init__(self, config: CausalLMConfig, optimizer: OptimizerConfig,
+                 schedule: ScheduleConfig, scale: float = 1.0, **options):
+        super().__init__(config, optimizer, schedule, **options)
+        self.scale = scale
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        self.model.scale = self.scale
+
+
+class FixedTask(CausalLanguageModeling):
+    def __init__(self, config: CausalLMConfig):
+        super().__init__(config, OptimizerConfig(name="sgd"), ScheduleConfig("constant"))
+"""
+
+
+class PlainData(LightningDataModule):
+    """A DataModule without splits, artifacts, vocab_size or batch_class."""
+
+    def loader(self) -> DataLoader[Any]:
+        ids = torch.arange(40).view(4, 10) % V
+        batch = CausalBatch(ids, ids.roll(-1, 1), n_bytes=40, n_words=8)
+        return DataLoader([batch], batch_size=None)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.loader()
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.loader()
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self.loader()
+
+
+def make_trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def scaled_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class `usermodels.ScaledTask`."""
+    (tmp_path / "usermodels.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "usermodels", raising=False)
+    from usermodels import ScaledTask
+
+    return ScaledTask
+
+
+def test_task_of_the_user_is_loaded_if_allowed(scaled_task: Any, tmp_path: Path) -> None:
+    config = CausalLMConfig(**SMALL, vocab_size=V, max_len=16)
+    task = scaled_task(config, SGD, FLAT, scale=0.5)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(task, PlainData())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["fourfold"]
+    assert saved["task"]["class"] == "usermodels.ScaledTask"
+    assert saved["task"]["init_args"]["scale"] == 0.5
+    assert saved["model"]["class"] == "usermodels.ScaledLM"
+    with pytest.raises(InputError, match=r"a\.ckpt: .*--allow_class usermodels\.ScaledTask"):
+        load_task(tmp_path / "a.ckpt")
+    ids = torch.randint(V, (2, 5))
+    for allowed in (scaled_task, "usermodels.ScaledTask"):
+        again: Any = load_task(tmp_path / "a.ckpt", classes=[allowed])
+        assert type(again) is scaled_task
+        assert again.scale == 0.5
+        with torch.no_grad():
+            assert torch.equal(again.model(ids), task.model.eval()(ids))
+    with pytest.raises(InputError, match=r"--allow_class usermodels\.ScaledLM"):
+        fourfold.load(tmp_path / "a.ckpt")
+
+
+def test_task_trains_and_resumes_with_a_plain_datamodule(scaled_task: Any, tmp_path: Path) -> None:
+    config = CausalLMConfig(**SMALL, vocab_size=V, max_len=16)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(scaled_task(config, SGD, FLAT), PlainData())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    task = scaled_task(config, SGD, FLAT)
+    resumed = make_trainer(tmp_path)
+    resumed.fit_loop.max_epochs = 2
+    resumed.fit(task, PlainData(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert resumed.global_step == 2
+    resumed.test(task, PlainData(), verbose=False)
+    assert task.summary["test/loss"] > 0
+
+
+def test_constructor_without_optimizer_is_called(scaled_task: Any, tmp_path: Path) -> None:
+    fixed_task = sys.modules["usermodels"].FixedTask
+    trainer = make_trainer(tmp_path)
+    trainer.fit(fixed_task(CausalLMConfig(**SMALL, vocab_size=V, max_len=16)), PlainData())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    task = load_task(tmp_path / "a.ckpt", classes=["usermodels.FixedTask"])
+    assert task.optimizer_config.name == "sgd"
+    assert type(fourfold.load(tmp_path / "a.ckpt")).__name__ == "CausalLM"
+
+
+def test_config_must_be_complete_without_sizes_from_the_data(
+    scaled_task: Any, tmp_path: Path
+) -> None:
+    config = CausalLMConfig(**SMALL, vocab_size=None, max_len=16)
+    message = r"model\.config\.vocab_size must be given: PlainData has no attribute vocab_size"
+    with pytest.raises(InputError, match=message):
+        make_trainer(tmp_path).fit(scaled_task(config, SGD, FLAT), PlainData())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fourfold.tasks.loading.load_task", "fourfold.tasks.nothing.Task", "fourfold.tasks.convert"],
+)
+def test_only_tasks_of_the_package_are_imported(name: str) -> None:
+    with pytest.raises(InputError, match="is not a task"):
+        find_task_class(name, Path("a.ckpt"))
+
+
+def test_classes_outside_of_the_package_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "danger.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"allow its import with --allow_class danger\.Task"):
+        find_task_class("danger.Task", Path("a.ckpt"))
+    with pytest.raises(InputError, match="there is no module nowhere"):
+        find_task_class("danger.Task", Path("a.ckpt"), ["nowhere.Task"])
+    with pytest.raises(InputError, match="must be an import path"):
+        find_task_class("danger.Task", Path("a.ckpt"), ["Task"])

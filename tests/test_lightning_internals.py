@@ -1,0 +1,338 @@
+"""Private attributes of Lightning behave as `fourfold.lightning_internals` expects."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    model_parallel,
+)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from fourfold.lightning_internals import (
+    LightningCLIInternals,
+    WandbLoggerInternals,
+    attached_trainer,
+    can_stop_early,
+    clear_restart_flags,
+    ddp_options,
+    dump_checkpoint,
+    is_accumulating,
+    log_step_metrics,
+    logger_step,
+    set_average_device,
+    set_data_parallel_size,
+    training_epoch_is_done,
+    will_validate,
+)
+
+
+class Model(LightningModule):
+    """One weight, trained on four batches an epoch; counts its batches and validations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.events: list[str] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.events.append("train")
+        loss = (self.weight - batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.events.append("val")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(torch.ones(4, 1))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(torch.ones(1, 1))  # type: ignore[arg-type]
+
+
+class Record(Callback):
+    """Calls a function after each training batch and keeps its results."""
+
+    def __init__(self, function: Callable[[Trainer], Any]) -> None:
+        self.function = function
+        self.results: list[Any] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.results.append(self.function(trainer))
+
+
+class ListLogger(DummyLogger):
+    """Keeps the step numbers of logged metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int | None] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:  # type: ignore[override]
+        self.steps.append(step)
+
+
+def make_trainer(folder: Path, **options: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 1,
+        "logger": False,
+        "default_root_dir": folder,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(**{**defaults, **options})
+
+
+def record(folder: Path, function: Callable[[Trainer], Any], **options: Any) -> list[Any]:
+    """Values of `function` after each batch of one training."""
+    callback = Record(function)
+    make_trainer(folder, callbacks=[callback], **options).fit(Model())
+    return callback.results
+
+
+def test_attached_trainer(tmp_path: Path) -> None:
+    model = Model()
+    assert attached_trainer(model) is None
+    trainer = make_trainer(tmp_path)
+    trainer.fit(model)
+    assert attached_trainer(model) is trainer
+
+
+def test_is_accumulating(tmp_path: Path) -> None:
+    assert record(tmp_path, is_accumulating) == [False] * 4
+    # The last batch of an epoch always completes a step.
+    results = record(tmp_path, is_accumulating, accumulate_grad_batches=3)
+    assert results == [True, True, False, False]
+
+
+def test_training_epoch_is_done(tmp_path: Path) -> None:
+    assert record(tmp_path, training_epoch_is_done) == [False, False, False, True]
+    assert record(tmp_path, training_epoch_is_done, max_steps=2) == [False, True]
+
+
+def test_will_validate_predicts_validation(tmp_path: Path) -> None:
+    callback = Record(will_validate)
+    model = Model()
+    options: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1}
+    make_trainer(tmp_path, callbacks=[callback], **options).fit(model)
+    assert callback.results == [False, True, False, True]
+    assert model.events == ["train", "train", "val", "train", "train", "val"]
+
+
+def test_will_validate_is_false_after_resuming_from_validation(tmp_path: Path) -> None:
+    """A checkpoint saved during a validation is resumed behind that validation."""
+
+    class SaveInValidation(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    options: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1}
+    make_trainer(tmp_path, callbacks=[SaveInValidation()], **options).fit(Model())
+    model = Model()
+    callback = Record(will_validate)
+    trainer = make_trainer(tmp_path, callbacks=[callback], **options)
+    trainer.fit(model, ckpt_path=tmp_path / "a.ckpt")
+    assert model.events == ["train", "train", "val"]
+    assert callback.results == [False, True]
+
+
+def test_can_stop_early(tmp_path: Path) -> None:
+    results = record(tmp_path, can_stop_early, min_steps=3, min_epochs=0)
+    assert results == [False, False, True, True]
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_clear_restart_flags(tmp_path: Path, clear: bool) -> None:
+    """With `max_steps`, Lightning skips the epoch after a checkpoint of an epoch's end."""
+
+    class Save(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    class Clear(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            loop = trainer.fit_loop
+            assert loop.restarted_on_epoch_end
+            if clear:
+                loop.epoch_progress.increment_completed()
+                loop.reset_restart_stage()
+                clear_restart_flags(trainer)
+
+    options: dict[str, Any] = {"max_epochs": -1}
+    make_trainer(tmp_path, callbacks=[Save()], max_steps=4, **options).fit(Model())
+    model = Model()
+    epochs = Record(lambda trainer: trainer.current_epoch)
+    trainer = make_trainer(tmp_path, callbacks=[Clear(), epochs], max_steps=8, **options)
+    trainer.fit(model, ckpt_path=tmp_path / "a.ckpt")
+    assert (epochs.results == [1] * 4) is clear
+
+
+def test_dump_checkpoint(tmp_path: Path) -> None:
+    model = Model()
+    trainer = make_trainer(tmp_path)
+    trainer.fit(model)
+    checkpoint = dump_checkpoint(trainer, weights_only=True)
+    assert torch.equal(checkpoint["state_dict"]["weight"], model.weight)
+    assert {"loops", "epoch", "global_step"} <= checkpoint.keys()
+    assert "optimizer_states" not in checkpoint
+    assert "optimizer_states" in dump_checkpoint(trainer, weights_only=False)
+
+
+def test_logger_step_is_the_logged_step(tmp_path: Path) -> None:
+    logger = ListLogger()
+    options: dict[str, Any] = {"accumulate_grad_batches": 2, "logger": logger, "max_epochs": 2}
+    results = record(tmp_path, logger_step, **options)
+    assert results == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert logger.steps == [0, 1, 2, 3]
+
+
+def test_log_step_metrics_to_some_loggers(tmp_path: Path) -> None:
+    loggers = [ListLogger(), ListLogger()]
+    steps: list[Any] = []
+
+    def log_to_first(trainer: Trainer) -> None:
+        log_step_metrics(trainer, loggers[:1])
+        assert trainer.loggers == loggers
+        steps.append([logger.steps[:] for logger in loggers])
+
+    record(tmp_path, log_to_first, logger=loggers, max_steps=2)
+    assert steps == [[[0], []], [[0, 0, 1], [0]]]
+    assert [logger.steps for logger in loggers] == [[0, 0, 1, 1], [0, 1]]
+
+
+def test_log_step_metrics_to_all_loggers(tmp_path: Path) -> None:
+    loggers = [ListLogger(), ListLogger()]
+    record(tmp_path, log_step_metrics, logger=loggers, max_steps=1)
+    assert [logger.steps for logger in loggers] == [[0, 0], [0, 0]]
+
+
+def test_wandb_logger(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="needs the package wandb")
+
+    class Logger(WandbLoggerInternals, WandbLogger):
+        pass
+
+    logger = Logger(save_dir=tmp_path, offline=True, notes="text")
+    assert logger.is_offline
+    assert logger.started_run is None
+    logger.remove_init_argument("notes")
+    logger.remove_init_argument("absent")
+    run = logger.experiment
+    assert logger.started_run is run
+    assert run.notes is None
+    run.finish()
+    logger.forget_run()
+    assert logger.started_run is None
+
+
+def test_set_average_device(tmp_path: Path) -> None:
+    meta = torch.device("meta")
+    callback = EMAWeightAveraging()
+    set_average_device(callback, meta)
+    model = Model()
+    callback.setup(make_trainer(tmp_path), model, "fit")
+    averaged: Any = vars(callback)["_average_model"]
+    assert averaged.module.weight.device == meta
+    chosen = EMAWeightAveraging(device="cpu")
+    set_average_device(chosen, meta)
+    chosen.setup(make_trainer(tmp_path), model, "fit")
+    assert vars(chosen)["_average_model"].module.weight.device == torch.device("cpu")
+
+
+def test_set_data_parallel_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device mesh is built from the size that was set."""
+    sizes: list[Any] = []
+
+    class Strategy(ModelParallelStrategy):
+        def setup_environment(self) -> None:
+            set_data_parallel_size(self, 3)
+            super().setup_environment()
+
+    def setup_device_mesh(data_parallel_size: int, *others: Any) -> None:
+        sizes.append(data_parallel_size)
+        raise RuntimeError("the size was recorded")
+
+    monkeypatch.setattr(ModelParallelStrategy, "_setup_distributed", lambda self: None)
+    monkeypatch.setattr(model_parallel, "_setup_device_mesh", setup_device_mesh)
+    trainer = make_trainer(tmp_path, strategy=Strategy(tensor_parallel_size=1), devices=1)
+    with pytest.raises(RuntimeError, match="the size was recorded"):
+        trainer.fit(Model())
+    assert sizes == [3]
+
+
+def test_ddp_options() -> None:
+    options = {"find_unused_parameters": True}
+    assert ddp_options(DDPStrategy(**options)) == options
+    assert ddp_options(DDPStrategy()) == {}
+    assert ddp_options(SingleDeviceStrategy()) is None
+
+
+def test_lightning_cli(tmp_path: Path) -> None:
+    """Overridden methods are called, and a checkpoint does not change the config."""
+
+    class Configurable(Model):
+        def __init__(self, size: int = 1) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    class CLI(LightningCLIInternals, LightningCLI):
+        def before_instantiate_classes(self) -> None:
+            self.size = self.config_as_dict()["model"]["size"]
+            self.options = self.subcommand_parser("validate").get_defaults()
+
+        def run_subcommand(self, subcommand: str) -> None:
+            self.name = subcommand
+            super().run_subcommand(subcommand)
+
+        def before_validate(self) -> None:
+            self.size_of_model = self.model.hparams["size"]
+
+        def subcommand_arguments(self, subcommand: str) -> dict[str, Any]:
+            self.arguments = super().subcommand_arguments(subcommand)
+            return {**self.arguments, "ckpt_path": None, "verbose": False}
+
+    model = Configurable(size=5)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(model)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    trainer_options = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "default_root_dir": str(tmp_path),
+    }
+    args = ["validate", "--model.size=3", f"--ckpt_path={tmp_path / 'a.ckpt'}"]
+    cli = CLI(
+        Configurable,
+        save_config_callback=None,
+        trainer_defaults=trainer_options,
+        args=args,
+    )
+    assert (cli.size, cli.size_of_model, cli.name) == (3, 3, "validate")
+    assert cli.options["model"]["size"] == 1
+    assert cli.arguments["ckpt_path"] == str(tmp_path / "a.ckpt")
+    assert cli.arguments["model"] is cli.model
+    assert "val" in cli.model.events
