@@ -1,1 +1,1 @@
-"""The commands translate, generate, fill and classify."""
+"""Inference commands: translate, generate, fill and classify."""

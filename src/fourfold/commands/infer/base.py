@@ -1,30 +1,29 @@
-"""Base classes of the inference commands: from a line of input to a line of output.
+"""Base classes of the line processors, which turn lines of input into lines of output.
 
-Shapes: B lines of a batch, T tokens.
+Shapes: B lines of a batch, T tokens, K classes, N outputs per line.
 """
 
 from argparse import Namespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fourfold.commands.infer.line_io import Item
 from fourfold.errors import InputError
+from fourfold.generation import beam_search
 from fourfold.tokenization.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 
 class LineProcessor:
-    """Prepare single lines, and run batches of prepared lines.
+    """Base class that prepares single lines and runs the model on batches of prepared lines.
 
     Args:
-        task: Task from a checkpoint.
-        options: Options of the command.
+        task: Task that was loaded from a checkpoint.
+        options: Parsed options of the command.
     """
 
-    # Batches read ahead, so that lines of similar length are batched together.
+    # Number of batches that are read ahead, so that lines of similar length share a batch.
     batches_ahead = 64
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -34,7 +33,7 @@ class LineProcessor:
         self.device = next(task.model.parameters()).device
 
     def prepare(self, line: str) -> Item:
-        """Return the model's input for a line that is not empty.
+        """Return the input of the model for a line that is not empty.
 
         Raises:
             InputError: The model cannot read the line.
@@ -47,7 +46,7 @@ class LineProcessor:
 
 
 class TextProcessor(LineProcessor):
-    """`LineProcessor` whose lines are text.
+    """Base class of line processors whose lines are text.
 
     Raises:
         InputError: The tokenizer has more entries than the model has embeddings.
@@ -68,37 +67,84 @@ class TextProcessor(LineProcessor):
         # Largest number of tokens that the model reads, special tokens included.
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
 
-    def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Return ids that leave space for `n_special` tokens, truncated if `--truncate` is given.
+    def check_max_new(self, limit: int | None) -> None:
+        """Raise InputError if `--max-new` exceeds `limit` tokens; None means no limit."""
+        max_new = self.options.max_new
+        if limit is not None and max_new is not None and max_new > limit:
+            raise InputError(
+                f"must be at most {limit}, the length of the model, got {max_new}",
+                option="--max-new",
+            )
+
+    def truncated_length(self, n_tokens: int) -> int:
+        """Return how many of `n_tokens` tokens, special tokens included, are given to the model.
 
         Raises:
-            InputError: The ids are too long, and `--truncate` is not given.
+            InputError: The model reads fewer tokens, and `--truncate` is not given.
         """
         limit = self.max_len
-        if limit is None or len(ids) + n_special <= limit:
-            return ids
+        if limit is None or n_tokens <= limit:
+            return n_tokens
         if not self.options.truncate:
             raise InputError(
-                f"has {len(ids) + n_special} tokens, but the model reads {limit}; --truncate"
-                " removes the end",
+                f"has {n_tokens} tokens, but the model reads {limit}; --truncate shortens it",
                 option="the text",
             )
-        return ids[: limit - n_special]
+        return int(limit)
+
+    def truncate(self, ids: list[int], n_special: int) -> list[int]:
+        """Return the first of `ids`, which leave space for `n_special` special tokens.
+
+        Raises:
+            InputError: As `truncated_length`.
+        """
+        return ids[: self.truncated_length(len(ids) + n_special) - n_special]
 
     def pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return ids (B, T) padded on the right, and the mask (B, T) of real tokens."""
+        """Return ids (B, T) padded on the right, and the mask (B, T), which is True for tokens."""
         width = max(map(len, rows))
         pad_id = self.tokenizer.pad_id
         ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
         return ids.to(self.device), mask.to(self.device)
 
+    def beam_search(self, ids: Tensor, mask: Tensor, **defaults: Any) -> Tensor:
+        """Return the N best sequences (B, N, T) for source tokens or prompts (B, T).
 
-def with_default(value: T | None, default: T) -> T:
-    """Return `value`, or `default` if it is None."""
-    return default if value is None else value
+        Args:
+            ids: Token ids (B, T).
+            mask: Mask (B, T), True for tokens.
+            **defaults: Arguments of `fourfold.generation.beam_search`, of which the options
+                --beam, --length-penalty and --length-penalty-type replace those of their name.
+        """
+        n_best = self.options.n_best
+        names = ("beam", "length_penalty", "length_penalty_type")
+        options = {name: getattr(self.options, name) for name in names}
+        given = {name: value for name, value in options.items() if value is not None}
+        best, _ = beam_search(
+            self.model,
+            ids,
+            src_mask=mask,
+            n_best=n_best,
+            eos_id=self.tokenizer.eos_id,
+            pad_id=self.tokenizer.pad_id,
+            **(defaults | given),
+        )
+        return best.reshape(len(ids), n_best, -1)
+
+
+def format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
+    """Return the `top_k` most probable classes of logits (B, K), each followed by its probability.
+
+    Columns are separated by tabs.
+    """
+    best, classes = logits.float().softmax(-1).topk(min(top_k, logits.shape[-1]))
+    return [
+        "\t".join(f"{names[n]}\t{p:.4f}" for p, n in zip(row, numbers, strict=True))
+        for row, numbers in zip(best.tolist(), classes.tolist(), strict=True)
+    ]
 
 
 def escape(text: str) -> str:
-    """Escape backslashes, tabs and line breaks, which separate lines and columns of the output."""
+    """Escape backslashes, tabs and line breaks, since tabs and line breaks separate outputs."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

@@ -1,4 +1,4 @@
-"""`fourfold classify` for images: from the path of a file to class and probability.
+"""`fourfold classify` for images: read paths of image files, write classes and probabilities.
 
 Shapes: B images of a batch, C channels, H height, W width, K classes.
 """
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from fourfold.commands.infer.base import LineProcessor, escape
+from fourfold.commands.infer.base import LineProcessor, escape, format_classes
 from fourfold.commands.infer.line_io import Item
 from fourfold.data.vision.transforms import eval_transform
 from fourfold.hub.preprocessing import default_class_names
 
 
 class ImageClassifier(LineProcessor):
-    """Classification of one image per line, preprocessed as in evaluation."""
+    """Line processor that classifies an image file, preprocessed as in evaluation."""
 
     batches_ahead = 1  # images have one size and need memory
 
@@ -26,19 +26,14 @@ class ImageClassifier(LineProcessor):
         self.names: list[str] = task.artifacts["class_names"] or default_class_names(n_classes)
 
     def prepare(self, line: str) -> Item:
-        """Return the image (C, H, W) of a file."""
+        """Return the image (C, H, W) of the file whose path is `line`."""
         return Item((line, self.load(line)), 0)
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return path, class and probability, or K classes and probabilities, tab-separated."""
+        """Return the path of each image and its `--top-k` classes with probabilities."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
-        probabilities = self.model(images).float().softmax(-1)  # (B, K)
-        top_k = min(self.options.top_k, probabilities.shape[-1])
-        best, classes = probabilities.topk(top_k)
-        lines = []
-        for item, row, numbers in zip(items, best.tolist(), classes.tolist(), strict=True):
-            columns = [f"{self.names[n]}\t{p:.4f}" for p, n in zip(row, numbers, strict=True)]
-            lines.append("\t".join([escape(item.content[0]), *columns]))
-        return lines
+        classes = format_classes(self.model(images), self.names, self.options.top_k)
+        paths = [escape(item.content[0]) for item in items]
+        return [f"{path}\t{columns}" for path, columns in zip(paths, classes, strict=True)]

@@ -1,4 +1,4 @@
-"""`fourfold classify` for text: from a sentence, or a pair separated by a tab, to class or value.
+"""`fourfold classify` for text: classify sentences, or pairs of sentences separated by a tab.
 
 Shapes: B lines of a batch, T tokens, K classes.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.commands.infer.base import TextProcessor
+from fourfold.commands.infer.base import TextProcessor, format_classes
 from fourfold.commands.infer.line_io import Item
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.data.loading.ragged import RaggedArray
@@ -18,7 +18,10 @@ from fourfold.errors import InputError
 
 
 class TextClassifier(TextProcessor):
-    """Classification or regression of one sentence or pair per line, encoded as in training."""
+    """Line processor that classifies a sentence or a pair, encoded as in training.
+
+    A model with one output is a regression, whose value is written instead of a class.
+    """
 
     def __init__(self, task: Any, options: Namespace) -> None:
         super().__init__(task, options)
@@ -26,7 +29,11 @@ class TextClassifier(TextProcessor):
         self.n_separators: int = task.artifacts.get("n_separators", 1)
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of a line, truncated only with `--truncate`."""
+        """Return the ids of a line and the number of tokens in its first segment.
+
+        Raises:
+            InputError: The line has too many tokens, or another number of texts than in training.
+        """
         texts = line.split("\t")
         wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
         if len(texts) > 2 or len(texts) != (wanted or len(texts)):
@@ -36,33 +43,23 @@ class TextClassifier(TextProcessor):
             )
         encoded = [self.tokenizer.encode(text) for text in texts]
         n_special = n_special_tokens(len(encoded), self.n_separators)
-        n_tokens = sum(map(len, encoded)) + n_special
-        limit = self.max_len
-        if limit is not None and n_tokens > limit and not self.options.truncate:
-            raise InputError(
-                f"has {n_tokens} tokens, but the model reads {limit}; --truncate shortens it",
-                option="the text",
-            )
+        n_tokens = self.truncated_length(sum(map(len, encoded)) + n_special)
         columns = [
             RaggedArray.from_lengths(np.array(p, np.int64), np.array([len(p)])) for p in encoded
         ]
-        rows, first = join_segments(columns, self.tokenizer, limit or n_tokens, self.n_separators)
+        rows, first = join_segments(columns, self.tokenizer, n_tokens, self.n_separators)
         ids = rows[0].tolist()
         return Item((ids, int(first[0])), len(ids))
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return class and probability, or K of both separated by tabs; or the predicted value."""
+        """Return the `--top-k` classes of each line with their probabilities, or its value."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
         unused = torch.zeros(len(items), dtype=torch.long, device=self.device)
         batch = SequenceBatch(ids, unused, segments, mask, unused)
-        logits = self.task.logits(batch).float()
+        logits = self.task.logits(batch).float()  # (B, K)
         if logits.shape[-1] == 1:
             return [f"{number:.4f}" for number in logits.squeeze(-1).tolist()]
-        p, k = logits.softmax(-1).topk(min(self.options.top_k, logits.shape[-1]))
-        return [
-            "\t".join(f"{self.names[c]}\t{x:.4f}" for x, c in zip(row, classes, strict=True))
-            for row, classes in zip(p.tolist(), k.tolist(), strict=True)
-        ]
+        return format_classes(logits, self.names, self.options.top_k)

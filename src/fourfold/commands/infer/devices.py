@@ -1,4 +1,4 @@
-"""Choice of the device and of the numeric precision that a checkpoint is used with."""
+"""Devices and numeric precisions with which a checkpoint is used."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,10 +10,10 @@ from fourfold.errors import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is the GPU if there is one, otherwise the CPU.
+    """Return the device called `name`; "auto" means the first GPU, or the CPU without a GPU.
 
     Raises:
-        InputError: The name is unknown, or this machine has no such device.
+        InputError: The name is not that of a device, or this machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,7 +36,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
     """Move a module to a device, and convert its weights to the data type of the precision.
 
     Raises:
-        InputError: The device cannot compute in that precision.
+        InputError: The precision is unknown, or the device is a CPU and computes in float16.
     """
     dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
     if dtypes.compute == "float16" and device.type == "cpu":
@@ -49,7 +49,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return the autocast context of a "-mixed" precision, and a null context of any other."""
+    """Return a context that runs torch.autocast for a "-mixed" precision, or else does nothing."""
     dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
     if dtypes.weights == dtypes.compute:
         return nullcontext()

@@ -1,6 +1,6 @@
 """`fourfold generate`: continue prompts, greedily, by sampling or by beam search.
 
-Shapes: B lines of a batch, N continuations of each, T tokens of the longest prompt, t new tokens.
+Shapes: B lines of a batch, N continuations per line, T tokens of the longest prompt, t new tokens.
 """
 
 from argparse import Namespace
@@ -9,56 +9,54 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.commands.infer.base import TextProcessor, escape, with_default
+from fourfold.commands.infer.base import TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
 from fourfold.errors import InputError
-from fourfold.generation import beam_search, generate
+from fourfold.generation import generate
 
-DEFAULT_MAX_NEW = 50
+DEFAULT_MAX_NEW = 50  # tokens
 
 
 class PromptContinuer(TextProcessor):
-    """Continuation of one prompt per line."""
+    """Line processor that continues a prompt.
+
+    Raises:
+        InputError: `--max-new` exceeds the length of the model.
+    """
 
     def __init__(self, task: Any, options: Namespace) -> None:
         super().__init__(task, options)
-        # Occurrences of each prompt in all batches, so that repeated prompts are sampled anew.
+        self.check_max_new(self.max_len)
+        # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies: Counter[tuple[int, ...]] = Counter()
 
     def prepare(self, line: str) -> Item:
-        """Return prompt ids and the number of new tokens, by which lines are grouped."""
+        """Return the ids of the prompt and its number of new tokens, by which lines are grouped."""
         ids = self.tokenizer.encode(line)
-        max_new = self.options.max_new
-        limit = self.max_len
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
-        if limit is None:
-            return self._item(ids, with_default(max_new, DEFAULT_MAX_NEW))
-        # The last generated token is not read. Without --max-new, fill the model's length.
-        n_new = with_default(max_new, 1)
-        max_prompt = limit + 1 - n_new
-        if max_prompt < 1:
-            raise InputError(
-                f"must be at most {limit}, the length of the model, got {n_new}", option="--max-new"
-            )
-        if len(ids) > max_prompt:
-            if not self.options.truncate:
-                raise InputError(
-                    f"has {len(ids)} tokens, which leaves no space for {n_new} new ones in the"
-                    f" model's {limit}; --truncate removes the beginning",
-                    option="the prompt",
-                )
-            ids = ids[-max_prompt:]
-        available = limit + 1 - len(ids)
-        return self._item(ids, min(with_default(max_new, DEFAULT_MAX_NEW), available))
-
-    def _item(self, ids: list[int], max_new: int) -> Item:
+        max_new = self.options.max_new or DEFAULT_MAX_NEW
+        if self.max_len is not None:
+            ids = self._truncate_prompt(ids, self.options.max_new or 1)
+            # Without --max-new, fewer tokens than the default may fit. The last one is not read.
+            max_new = min(max_new, self.max_len + 1 - len(ids))
         # Padding would change the state of an LSTM, so its batches have prompts of one length.
         group = len(ids) if self.model.is_recurrent else max_new
         return Item((ids, max_new), len(ids), group)
 
+    def _truncate_prompt(self, ids: list[int], n_new: int) -> list[int]:
+        """Return the last of `ids`, which leave space for `n_new` new tokens."""
+        max_prompt = self.max_len + 1 - n_new
+        if len(ids) > max_prompt and not self.options.truncate:
+            raise InputError(
+                f"has {len(ids)} tokens, which leaves no space for {n_new} new ones in the"
+                f" model's {self.max_len}; --truncate removes the beginning",
+                option="the prompt",
+            )
+        return ids[-max_prompt:]
+
     def run(self, items: list[Item]) -> list[str]:
-        """Return each prompt with its continuation, or N of them separated by tabs."""
+        """Return each prompt with its `--n-best` continuations, separated by tabs."""
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
         output = self._generate(ids, mask, items[0].content[1])  # (B, N, T + t)
@@ -69,39 +67,24 @@ class PromptContinuer(TextProcessor):
         ]
 
     def _generate(self, ids: Tensor, mask: Tensor, max_new: int) -> Tensor:
-        """Continue prompts (B, T) N times each; returns (B, N, T + t)."""
+        """Return prompts (B, T) with N continuations each (B, N, T + t)."""
         options = self.options
-        n_best = options.n_best
-        eos_id = self.tokenizer.eos_id
-        pad_id = self.tokenizer.pad_id
-        if with_default(options.beam, 1) > 1:
-            output, _ = beam_search(
-                self.model,
-                ids,
-                src_mask=mask,
-                beam=options.beam,
-                max_len=max_new,
-                n_best=n_best,
-                length_penalty=with_default(options.length_penalty, 0.6),
-                length_penalty_type=with_default(options.length_penalty_type, "gnmt"),
-                eos_id=eos_id,
-                pad_id=pad_id,
-            )
-        else:
-            output = generate(
-                self.model,
-                ids.repeat_interleave(n_best, 0),
-                mask=mask.repeat_interleave(n_best, 0),
-                max_new=max_new,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                top_p=options.top_p,
-                seed=options.seed,
-                eos_id=eos_id,
-                pad_id=pad_id,
-                copies=self.copies,
-            )
-        return output.reshape(len(ids), n_best, -1)
+        if (options.beam or 1) > 1:
+            return self.beam_search(ids, mask, max_len=max_new)
+        output = generate(
+            self.model,
+            ids.repeat_interleave(options.n_best, 0),
+            mask=mask.repeat_interleave(options.n_best, 0),
+            max_new=max_new,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+            eos_id=self.tokenizer.eos_id,
+            pad_id=self.tokenizer.pad_id,
+            copies=self.copies,
+        )
+        return output.reshape(len(ids), options.n_best, -1)
 
     def _decode(self, prompt: list[int], new: list[int]) -> str:
         # Decoded together with the prompt, on which the spaces between tokens depend.

@@ -1,7 +1,7 @@
-"""Batched processing of lines: one line of output per line of input, in the same order."""
+"""Reading of lines from standard input, and their processing in batches of similar length."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from fourfold.errors import InputError
@@ -10,12 +10,12 @@ STDIN = "<stdin>"  # name of standard input in messages
 
 
 class Item(NamedTuple):
-    """Line that is prepared for the model.
+    """Line of input that is prepared for the model.
 
-    Attributes:
-        content: Input of the model: ids or an image.
-        size: Length by which lines are sorted.
-        group: Lines of different groups never share a batch.
+    Args:
+        content: Input of the model, such as token ids or an image.
+        size: Length by which lines are sorted, in tokens.
+        group: Number of the line's group; lines of different groups never share a batch.
     """
 
     content: Any
@@ -48,49 +48,36 @@ def process(
     batch_size: int,
     chunk_size: int,
 ) -> None:
-    """Write one line to `out` for each of `lines`; an empty line stays empty.
+    """Write one line to `out` for each line of input, in the same order.
+
+    An empty line of input becomes an empty line of output.
 
     Args:
-        lines: The input.
+        lines: Lines of input.
         prepare: Function from a line to an item.
-        run: Function from a batch of items to their lines of output.
-        out: The output.
+        run: Function from the items of a batch to their lines of output.
+        out: Stream that the output is written to.
         batch_size: Maximum number of items in a batch.
         chunk_size: Number of lines that are read and sorted by length at a time.
 
     Raises:
-        InputError: A line cannot be prepared.
+        InputError: `prepare` rejects a line; the error has the number of the line.
     """
     numbered = enumerate(lines, 1)
     while chunk := list(islice(numbered, chunk_size)):
         answers = [""] * len(chunk)
-        items = {
-            index: _prepare(prepare, number, line)
-            for index, (number, line) in enumerate(chunk)
-            if line.strip()
-        }
+        items = {}
+        for index, (number, line) in enumerate(chunk):
+            if line.strip():
+                try:
+                    items[index] = prepare(line)
+                except InputError as error:
+                    raise error.in_file(STDIN, number) from error
         # Lines of similar length share a batch, which saves padding.
         order = sorted(items, key=lambda index: (items[index].group, items[index].size))
-        for batch in _batches(order, items, batch_size):
-            for index, answer in zip(batch, run([items[i] for i in batch]), strict=True):
-                answers[index] = answer
+        for _, group in groupby(order, key=lambda index: items[index].group):
+            while batch := list(islice(group, batch_size)):
+                for index, answer in zip(batch, run([items[i] for i in batch]), strict=True):
+                    answers[index] = answer
         out.writelines(answer + "\n" for answer in answers)
         out.flush()
-
-
-def _prepare(prepare: Callable[[str], Item], number: int, line: str) -> Item:
-    try:
-        return prepare(line)
-    except InputError as error:
-        raise error.in_file(STDIN, number) from error
-
-
-def _batches(order: list[int], items: dict[int, Item], batch_size: int) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) == batch_size or items[index].group != items[batch[0]].group):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

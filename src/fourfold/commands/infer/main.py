@@ -8,12 +8,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
 from fourfold.core.precision import PRECISIONS
-from fourfold.core.validation import check_choice
+from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.errors import InputError
 
 DESCRIPTIONS = {
@@ -39,7 +39,6 @@ PROCESSORS = {
         "TokenClassification": ("tag_tokens", "WordTagger"),
     },
 }
-DEFAULT_BATCH_SIZE = {"translate": 32, "generate": 32, "fill": 32, "classify": 64}
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
 LENGTH_PENALTIES = ("gnmt", "power", "none")
 
@@ -52,7 +51,7 @@ def make_parser(command: str) -> OptionParser:
     add = parser.add_argument
     add("--checkpoint", required=True, metavar="PATH", help="checkpoint file or run directory")
     parser.add_allow_class()
-    batch_size = DEFAULT_BATCH_SIZE[command]
+    batch_size = 64 if command == "classify" else 32
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     add("--precision", default="32-true", choices=tuple(PRECISIONS), help="(%(default)s)")
@@ -83,16 +82,13 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
     """Parse the arguments of an inference command.
 
     Raises:
-        InputError: An option is unknown or has an invalid value.
+        InputError: An option is unknown, has an invalid value, or has no effect.
     """
     options = make_parser(command).parse_args(list(arguments))
-    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
-        value = getattr(options, name, None)
-        if value is not None and value < 1:
-            raise InputError(f"must be at least 1, got {value}", option=_option(name))
-    _check_ranges(options)
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    _check_ranges(given)
     if command == "generate":
-        _check_conflicting_options(options)
+        _check_conflicting_options(given)
     return options
 
 
@@ -100,59 +96,54 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check_ranges(options: Namespace) -> None:
-    """Check values that the generation functions would reject at the first line only."""
-    values = vars(options)
-    temperature = values.get("temperature")
-    if temperature is not None and not 0.0 <= temperature < inf:
-        raise InputError(
-            f"must be at least 0 and finite, got {temperature}", option="--temperature"
-        )
-    top_p = values.get("top_p")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
+def _check_ranges(given: dict[str, Any]) -> None:
+    """Check values that the generation functions would reject only at the first line."""
+    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
+        check_positive(_option(name), given.get(name))
+    check_range("--temperature", given.get("temperature", 0.0), minimum=0.0)
+    top_p = given.get("top_p", 1.0)
+    if not 0.0 < top_p <= 1.0:
         raise InputError(f"must lie in (0, 1], got {top_p}", option="--top-p")
-    penalty_type = values.get("length_penalty_type")
-    if penalty_type is not None:
-        check_choice("--length-penalty-type", penalty_type, LENGTH_PENALTIES)
-    alpha = values.get("length_penalty")
-    if alpha is not None and not isfinite(alpha):
+    penalty_type = given.get("length_penalty_type", "none")
+    check_choice("--length-penalty-type", penalty_type, LENGTH_PENALTIES)
+    alpha = given.get("length_penalty", 0.0)
+    if not isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="--length-penalty")
-    beam = values.get("beam")
-    if beam is not None and beam > 1 and options.n_best > beam:
-        raise InputError(f"must be at most --beam {beam}, got {options.n_best}", option="--n-best")
+    beam = given.get("beam", 1)
+    if 1 < beam < given["n_best"]:
+        raise InputError(f"must be at most --beam {beam}, got {given['n_best']}", option="--n-best")
 
 
-def _check_conflicting_options(options: Namespace) -> None:
-    """Check that no option of `generate` is without effect because of another one."""
-    uses_beams = (options.beam or 1) > 1
-    if options.temperature and uses_beams:
+def _check_conflicting_options(given: dict[str, Any]) -> None:
+    """Raise InputError if an option of `generate` has no effect because of another option."""
+    beam = given.get("beam", 1)
+    samples = given["temperature"] > 0
+    if samples and beam > 1:
         raise InputError("cannot be combined with --beam", option="--temperature")
-    if options.n_best > (options.beam or 1) and not options.temperature:
+    if given["n_best"] > beam and not samples:
         raise InputError("needs --temperature, or a --beam of that width", option="--n-best")
     for name in ("top_k", "top_p", "seed"):
-        if getattr(options, name) is not None and not options.temperature:
+        if name in given and not samples:
             raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
     for name in ("length_penalty", "length_penalty_type"):
-        if getattr(options, name) is not None and not uses_beams:
+        if name in given and beam == 1:
             raise InputError("needs a --beam of at least 2", option=_option(name))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run an inference command on standard input.
+    """Load the checkpoint and write one line for each line of standard input.
 
     Args:
-        argv: The command and its options.
+        argv: The command, such as "translate", and its options.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         InputError: An option, the checkpoint or a line is invalid.
     """
     command, *arguments = argv
-    run(command, parse(command, arguments))
-    return 0
-
-
-def run(command: str, options: Namespace) -> None:
-    """Load the checkpoint and write one line for each line of standard input."""
+    options = parse(command, arguments)
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
     from fourfold.commands.train.run_directory import RunDirectory
@@ -174,6 +165,7 @@ def run(command: str, options: Namespace) -> None:
     with autocast(device, options.precision):
         lines = read_lines(sys.stdin.buffer)
         process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
+    return 0
 
 
 def make_processor(command: str, task: Any, options: Namespace) -> Any:

@@ -1,9 +1,10 @@
-"""`fourfold classify` for taggers: from a sentence to the tags of its words.
+"""`fourfold classify` for token classifiers: write the tag of each word of a sentence.
 
-Shapes: B lines of a batch, T tokens, K tags.
+Shapes: B lines of a batch, T tokens.
 """
 
 from argparse import Namespace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,22 +14,21 @@ from fourfold.commands.infer.line_io import Item
 
 
 class WordTagger(TextProcessor):
-    """Tags of whitespace-separated words; the tag of a word is that of its first token."""
+    """Line processor that tags words, which are separated by spaces.
+
+    The tag of a word is the tag that the model predicts for the first token of the word.
+    """
 
     def __init__(self, task: Any, options: Namespace) -> None:
         super().__init__(task, options)
         self.tags: list[str] = task.artifacts["class_names"]
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of a line and the position of each word's first token."""
+        """Return the ids of a line, and the position of the first token of each word."""
         (words,) = self.tokenizer.encode_words([line.split()])
         ids = self.truncate([token for word in words for token in word], n_special=2)
-        positions = []
-        position = 1
-        for word in words:
-            if position <= len(ids):
-                positions.append(position)
-            position += len(word)
+        starts = accumulate(map(len, words[:-1]), initial=1)  # after the token CLS
+        positions = [start for start in starts if start <= len(ids)]
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return Item((ids, positions), len(ids))
 
