@@ -12,6 +12,8 @@ Commands that create an environment do not run. README.md and CONTRIBUTING.md be
 suite, docs/ to `make test-slow`.
 """
 
+import doctest
+import importlib
 import os
 import re
 import shlex
@@ -20,15 +22,18 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from lightning import Trainer
+
+from tests.fixtures import tiny_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *GUIDES)
 RUN = ("sh", "console", "python")
-SHOWN = ("text", "yaml", "json", "toml", "csv", "mermaid")
+SHOWN = ("text", "pycon", "yaml", "json", "toml", "csv", "mermaid")
 TAGS = {"", "recipe"}
 
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -91,7 +96,7 @@ ALL = [b for page in PAGES for b in blocks(page, (ROOT / page).read_text(encodin
 
 
 def as_test(page: str) -> object:
-    marks = [pytest.mark.readme]
+    marks = [pytest.mark.readme, pytest.mark.timeout(900)]  # README.md trains a model
     # Parsing one command takes seconds, and the pages in docs/ contain many commands.
     if page in GUIDES:
         marks += [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -135,6 +140,51 @@ def test_the_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
             result = execute([sys.executable, "-"], copy, block.text)
         output = f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
         assert result.returncode == 0, f"{block.page}:{block.line}\n{output}"
+
+
+MODULES = sorted(
+    path.relative_to(ROOT / "src")
+    .with_suffix("")
+    .as_posix()
+    .replace("/", ".")
+    .removesuffix(".__init__")
+    for path in (ROOT / "src").rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_of_a_module_run(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.failed == 0
+
+
+def test_a_checkpoint_of_each_family_gives_a_decoded_result_in_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = tiny_tasks.write_texts(tmp_path)
+    runs = {"causal_lm": "causal", "masked_lm": "masked", "vit": "images"}
+    for run, family in {**runs, "translation": "translation"}.items():
+        trainer = Trainer(
+            max_steps=1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            limit_val_batches=0,
+            use_distributed_sampler=False,
+        )
+        task, data = tiny_tasks.FAMILIES[family](texts)
+        trainer.fit(task, data)
+        trainer.save_checkpoint(tmp_path / "runs" / run / "checkpoints" / "last.ckpt")
+    (block,) = (b for b in ALL if b.page == "docs/python.md" and b.language == "pycon")
+    names: dict[str, Any] = {}
+    example = doctest.DocTestParser().get_doctest(block.text, names, block.page, None, block.line)
+    result = doctest.DocTestRunner().run(example, clear_globs=False)
+    assert result.failed == 0
+    assert isinstance(example.globs["text"], str)
+    assert isinstance(example.globs["class_name"], str)
 
 
 def test_no_command_hides_in_an_unmarked_block() -> None:
