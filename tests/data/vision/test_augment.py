@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.counter_rng import bits, unit
-from fourfold.data.vision.augment import Augmentation, MixupCutmix, pad_and_crop, seeded_rng
+from fourfold.data.vision.augment import Augmentation, MixupCutmix, pad_and_crop
 from fourfold.data.vision.transforms import TransformConfig
 
 EVERYTHING: dict[str, Any] = {
@@ -41,21 +41,6 @@ def test_seeds_are_uniform_and_independent() -> None:
     off_diagonal = np.corrcoef(draws.T) - np.eye(draws.shape[1])
     assert abs(off_diagonal).max() < 0.03
     assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 0.03
-
-
-def test_seeded_rng_restores_the_random_state() -> None:
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    with seeded_rng(1):
-        inside = torch.rand(3)
-    assert torch.equal(torch.rand(3), expected)
-    with seeded_rng(1):
-        assert torch.equal(torch.rand(3), inside)
-    with pytest.raises(RuntimeError, match="size"), seeded_rng(2):
-        torch.rand(2).add_(torch.rand(3))
-    torch.manual_seed(7)
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_pad_and_crop_equals_a_loop() -> None:

@@ -228,7 +228,7 @@ def test_auto_cache_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     data = ImageData(str(folder), batch_size=4)
     data.train_dataloader()
     assert data.split("train").decoded is None
-    data.cache = "memory"
+    data = ImageData(str(folder), batch_size=4, cache="memory")
     data.train_dataloader()
     assert data.split("train").decoded is not None
 

@@ -55,7 +55,7 @@ def test_class_names_as_labels(tmp_path: Path) -> None:
     assert splits["train"].class_names == splits["val"].class_names == ["cat", "dog"]
     assert splits["val"].labels.tolist() == [1]
     write_parquet(tmp_path / "validation.parquet", cells[:2], ["dog", "cow"])
-    with pytest.raises(InputError, match=r"split val, row 1: .* training class, got 'cow'"):
+    with pytest.raises(InputError, match=r"split val, row 1: .* one of cat, dog, got 'cow'"):
         open_path(tmp_path)
 
 

@@ -45,6 +45,9 @@ class BatchedDataset(Dataset[Any]):
         assert isinstance(self.order, LengthBucketedOrder)
         return int(self.order.lengths.max(initial=0))
 
+    def prepare(self) -> None:
+        """Prepare data that worker processes share, such as a cache, before they are started."""
+
     @abstractmethod
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
         """Return the batch of the given rows, with `epoch` and `position` as its last fields.
@@ -198,6 +201,7 @@ class ResumableDataModule(LightningDataModule):
 
     def _loader(self, name: str, start: Position) -> DataLoader[Any]:
         dataset = self.split(name)
+        dataset.prepare()
         rank, world_size = self._rank_and_size()
         if len(dataset) < world_size:
             message = f"must be at most the {len(dataset)} rows of the {name} split"

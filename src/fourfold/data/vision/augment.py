@@ -7,8 +7,7 @@ restored afterwards. Neither workers, nor batch sizes, nor a resume can therefor
 Shapes: B images, C channels, H height, W width, K classes.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,21 +21,6 @@ from fourfold.data.vision.transforms import Normalize, TransformConfig, resize_a
 _N_NUMBERS = 5
 _CROP_ROW, _CROP_COLUMN, _FLIP, _TORCHVISION, _ERASE = range(_N_NUMBERS)
 _PAIR = 2  # distinguishes the generators of pairs from those of rows
-
-
-@contextmanager
-def seeded_rng(seed: int) -> Iterator[None]:
-    """Seed the CPU's global generator, and restore its state afterwards.
-
-    `torch.manual_seed` would also seed the GPU's generator, and with it dropout.
-    """
-    generator = torch.default_generator
-    state = generator.get_state()
-    generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        generator.set_state(state)
 
 
 def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) -> Tensor:
@@ -71,6 +55,7 @@ class Augmentation:
 
         self.config = config
         self.size = size
+        self.n_channels = n_channels
         self.seed = seed
         self.normalize = Normalize(config.mean, config.std, n_channels)
         self.per_image = self._per_image_transform()
@@ -88,15 +73,8 @@ class Augmentation:
             steps.append(v2.RandomResizedCrop(self.size, scale, interpolation=mode, antialias=True))
         if config.rand_augment:
             n_operations, magnitude = config.rand_augment
-            steps.append(
-                v2.RandAugment(
-                    n_operations,
-                    round(3 * magnitude),
-                    num_magnitude_bins=31,
-                    interpolation=InterpolationMode.BILINEAR,
-                    fill=fill,
-                )
-            )
+            level = round(3 * magnitude)
+            steps.append(v2.RandAugment(n_operations, level, 31, InterpolationMode.BILINEAR, fill))
         elif config.aa:
             policy = v2.AutoAugmentPolicy(config.aa)
             steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
@@ -116,13 +94,13 @@ class Augmentation:
             (B, C, size, size) float32.
         """
         numbers = bits(self.seed, epoch, rows, _N_NUMBERS)
-        if self.config.train_crop == "none":
-            pixels = self._resized(pixels)
-        elif self.config.train_crop == "pad_crop":
-            padding = max(1, self.size // 8)
-            offsets = unit(numbers[:, [_CROP_ROW, _CROP_COLUMN]]) * (2 * padding + 1)
-            rows_columns = torch.from_numpy(offsets.astype(np.int64)).unbind(1)
-            pixels = pad_and_crop(self._resized(pixels), padding, *rows_columns)
+        if self.config.train_crop != "random_resized_crop":
+            pixels = resize_and_crop(pixels, self.size, self.config.interpolation)
+            if self.config.train_crop == "pad_crop":
+                padding = max(1, self.size // 8)
+                offsets = unit(numbers[:, [_CROP_ROW, _CROP_COLUMN]]) * (2 * padding + 1)
+                rows_columns = torch.from_numpy(offsets.astype(np.int64)).unbind(1)
+                pixels = pad_and_crop(pixels, padding, *rows_columns)
         if self.per_image:
             pixels = _apply_seeded(self.per_image, pixels, numbers[:, _TORCHVISION])
         assert isinstance(pixels, Tensor)  # all images have one size
@@ -132,18 +110,18 @@ class Augmentation:
         images = self.normalize(pixels)
         return _apply_seeded(self.erase, images, numbers[:, _ERASE]) if self.erase else images
 
-    def _resized(self, pixels: Tensor | list[Tensor]) -> Tensor:
-        if isinstance(pixels, Tensor):
-            return resize_and_crop(pixels, self.size, 1.0, self.config.interpolation)
-        return torch.cat([self._resized(image[None]) for image in pixels])
-
 
 def _apply_seeded(
     transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
+    """Transform each image under its own seed of the CPU's global generator.
+
+    `torch.manual_seed` would also seed the GPU's generator, and with it dropout.
+    """
     results = []
-    for image, seed in zip(images, seeds.tolist(), strict=True):
-        with seeded_rng(seed):
+    with torch.random.fork_rng(devices=[]):
+        for image, seed in zip(images, seeds.tolist(), strict=True):
+            torch.default_generator.manual_seed(seed)
             results.append(transform(image))
     return torch.stack(results)
 
@@ -189,35 +167,26 @@ class MixupCutmix:
         )
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """Return the share of the image itself in each pixel, (B, 1, H, W)."""
+        """Return the share of the image itself in each pixel, (B, 1, H, W).
+
+        CutMix replaces a rectangle, which is clipped at the edges of the image. Without clipping,
+        the rectangle has a share of 1 - lam of the image.
+        """
+        config = self.config
+        cutmix_probability = config.mixup_switch if config.mixup else 1.0
+        if not config.cutmix:
+            cutmix_probability = 0.0
         distinct, index = np.unique(pairs, return_inverse=True)
         shares = torch.ones(len(distinct), 1, height, width)
         for share, pair in zip(shares, distinct.tolist(), strict=True):
             rng = np.random.default_rng([self.seed, epoch, pair, _PAIR])
-            if rng.random() < self._cutmix_probability():
-                lam = rng.beta(self.config.cutmix, self.config.cutmix)
+            if rng.random() < cutmix_probability:
+                lam = rng.beta(config.cutmix, config.cutmix)
                 y, x = int(rng.integers(height)), int(rng.integers(width))
-                rows, columns = _rectangle(lam, y, x, share.shape)
-                share[:, rows, columns] = 0
+                half_height = round(0.5 * height * (1 - lam) ** 0.5)
+                half_width = round(0.5 * width * (1 - lam) ** 0.5)
+                rows = slice(max(0, y - half_height), y + half_height)
+                share[:, rows, max(0, x - half_width) : x + half_width] = 0
             else:
-                share.fill_(rng.beta(self.config.mixup, self.config.mixup))
+                share.fill_(rng.beta(config.mixup, config.mixup))
         return shares[torch.from_numpy(index)]
-
-    def _cutmix_probability(self) -> float:
-        if self.config.mixup and self.config.cutmix:
-            return self.config.mixup_switch
-        return 1.0 if self.config.cutmix else 0.0
-
-
-def _rectangle(lam: float, y: int, x: int, shape: torch.Size) -> tuple[slice, slice]:
-    """Return rows and columns of a rectangle around (y, x) with a share of 1 - lam of the image.
-
-    The rectangle is clipped at the edges.
-    """
-    height, width = shape[-2:]
-    half_height = round(0.5 * height * (1 - lam) ** 0.5)
-    half_width = round(0.5 * width * (1 - lam) ** 0.5)
-    return (
-        slice(max(0, y - half_height), y + half_height),
-        slice(max(0, x - half_width), x + half_width),
-    )

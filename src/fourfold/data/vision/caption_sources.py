@@ -4,16 +4,15 @@
 """
 
 import os
-import zipfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 
 from fourfold.data.readers.text_table import TextTable, get_column, read_json_lines
-from fourfold.data.vision.image_stores import FileStore, ImageStore
+from fourfold.data.vision.image_stores import FileStore, ImageStore, ZipStore, open_zip
 from fourfold.data.vision.sources import SPLIT_NAMES, digits
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
@@ -38,36 +37,6 @@ class CaptionedImages:
     counts: np.ndarray
 
 
-class _Record(NamedTuple):
-    """Path of an image, its captions, and the line that names them."""
-
-    image: str
-    texts: list[str]
-    line: int
-
-
-class ZipStore(ImageStore):
-    """Images in a zip archive, which each process opens anew."""
-
-    def __init__(self, archive: Path, members: list[str]) -> None:
-        self.archive = archive
-        self.members = members
-        self._opened: tuple[int, zipfile.ZipFile] | None = None
-        super().__init__(np.zeros(len(members)), [""], str(archive))
-
-    def location(self, row: int) -> str:
-        return f"{self.archive}/{self.members[row]}"
-
-    def encoded(self, row: int) -> bytes:
-        process = os.getpid()
-        if self._opened is None or self._opened[0] != process:  # forks would share a file offset
-            self._opened = (process, zipfile.ZipFile(self.archive))
-        return self._opened[1].read(self.members[row])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-
 def read_captions(
     source: str, table: str, folder: str, columns: tuple[str, str, str]
 ) -> dict[str, CaptionedImages]:
@@ -75,50 +44,44 @@ def read_captions(
 
     Args:
         source: Folder or archive; a relative path may also lie under $FOURFOLD_DATA.
-        table: JSON-lines file in it, with a line for each image.
-        folder: Folder of the images in it; "" for the folder of the file.
+        table: JSON-lines file in the source, with a line for each image.
+        folder: Folder of the images in the source; "" for the folder of the file.
         columns: Keys of the image's path, of its split, and of its caption or list of captions.
 
     Returns:
         "train", and "val" and "test" if the file has them.
 
     Raises:
-        InputError: If the source or an image is missing, or if a line is invalid.
+        InputError: The source or an image is missing, or a line is invalid.
     """
     root = resolve(source)
     path = f"{source}/{table}"
-    members = _members(root) if root.suffix == ".zip" else None
-    records: dict[str, list[_Record]] = {}
+    is_zip = root.suffix == ".zip"
+    members = set(open_zip(str(root), os.getpid()).namelist()) if is_zip else set()
+    records: dict[str, list[tuple[str, list[str], int]]] = {}
     for line, record in read_json_lines(path):
         image, split, texts = _parse_record(record, columns, f"{path}:{line}")
         image = f"{folder}/{image}" if folder else image
-        exists = image in members if members is not None else (root / image).is_file()
-        if not exists:
+        if not (image in members if is_zip else (root / image).is_file()):
             raise InputError(f"there is no image {image} in {source}", file=path, line=line)
-        records.setdefault(split, []).append(_Record(image, texts, line))
+        records.setdefault(split, []).append((image, texts, line))
     if "train" not in records:
         raise InputError(f"there are no training images, only {', '.join(records)}", file=path)
     splits = {}
     for split, of_split in records.items():
-        names = [record.image for record in of_split]
-        counts = [len(record.texts) for record in of_split]
-        images: ImageStore = ZipStore(root, names)
-        if members is None:
-            files = [root / name for name in names]
-            images = FileStore(files, np.zeros(len(names)), [""], source)
-        texts = [text for record in of_split for text in record.texts]
-        lines = np.repeat([record.line for record in of_split], counts).tolist()
-        captions = TextTable.from_columns([texts], f"{path}:", lines)
-        splits[split] = CaptionedImages(images, captions, np.array(counts))
+        names, texts_of_images, lines = zip(*of_split, strict=True)
+        labels = np.zeros(len(names))
+        images: ImageStore
+        if is_zip:
+            images = ZipStore(names, labels, [""], str(root))
+        else:
+            images = FileStore([root / name for name in names], labels, [""], source)
+        counts = np.array([len(texts) for texts in texts_of_images])
+        captions = TextTable.from_columns(
+            [list(chain(*texts_of_images))], f"{path}:", np.repeat(lines, counts).tolist()
+        )
+        splits[split] = CaptionedImages(images, captions, counts)
     return splits
-
-
-def _members(archive: Path) -> set[str]:
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            return set(opened.namelist())
-    except (zipfile.BadZipFile, OSError) as error:
-        raise InputError(f"the archive cannot be read: {error}", file=archive) from error
 
 
 def _parse_record(
@@ -133,11 +96,10 @@ def _parse_record(
         raise InputError(message, file=location)
     texts = record.get(columns[2])
     texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
+    is_list = isinstance(texts, list) and texts
+    if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
         message = f"column {columns[2]!r} must be a text or a list of texts, got {texts!r}"
         raise InputError(message, file=location)
-    if not texts:
-        raise InputError(f"the image {image} has no text", file=location)
     return image, split, texts
 
 
@@ -153,23 +115,18 @@ def digit_captions() -> dict[str, CaptionedImages]:
     captioned = {}
     for name, images in splits.items():
         ink, slant = (np.searchsorted(terciles[:, k], measured[name][:, k]) for k in (0, 1))
-        texts = [
-            text
-            for label, i, j in zip(images.labels.tolist(), ink, slant, strict=True)
-            for text in _describe(NUMBERS[label], STROKES[i], SLANTS[j])
-        ]
+        texts = []
+        for label, i, j in zip(images.labels.tolist(), ink, slant, strict=True):
+            number, stroke, direction = NUMBERS[label], STROKES[i], SLANTS[j]
+            texts += [
+                f"a {stroke} handwritten {number}, {direction}",
+                f"the digit {number} in {stroke} strokes, {direction}",
+                f"{direction} and {stroke}: a {number}",
+            ]
         counts = np.full(len(images), len(texts) // len(images))
         table = TextTable.from_columns([texts], f"digits, {name}, text ")
         captioned[name] = CaptionedImages(images, table, counts)
     return captioned
-
-
-def _describe(number: str, stroke: str, slant: str) -> list[str]:
-    return [
-        f"a {stroke} handwritten {number}, {slant}",
-        f"the digit {number} in {stroke} strokes, {slant}",
-        f"{slant} and {stroke}: a {number}",
-    ]
 
 
 def _ink_and_slant(images: ImageStore) -> np.ndarray:

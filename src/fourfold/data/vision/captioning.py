@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 from fourfold.core.validation import check_choice
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.loading.sampler import Position
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule
-from fourfold.data.vision.augment import Augmentation
 from fourfold.data.vision.caption_sources import CaptionedImages, digit_captions, read_captions
-from fourfold.data.vision.dataset import ImageDataset
-from fourfold.data.vision.image_classification import check_channels, native_size
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig
+from fourfold.data.vision.dataset import ImageDataset, check_channels, make_transforms
+from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -70,6 +65,10 @@ class CaptionDataset(BatchedDataset):
     def max_length(self) -> int:
         """Number of tokens of the longest caption."""
         return int(self.ids.lengths.max())
+
+    def prepare(self) -> None:
+        """Fill the cache of the images."""
+        self.images.prepare()
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
         """Return the images of `rows`, each with its caption of this epoch."""
@@ -175,9 +174,9 @@ class CaptionData(TextDataModule):
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
-        train = splits["train"].images
-        self._n_channels = self._n_channels or train.n_channels
-        self._image_size = self.transform.size or native_size(train, self._n_channels)
+        self._augmentation, self._evaluation = make_transforms(
+            self.transform, splits["train"].images, self._n_channels, self.seed
+        )
         return splits
 
     def training_texts(self, raw: CaptionedImages) -> Sequence[str]:
@@ -191,36 +190,20 @@ class CaptionData(TextDataModule):
                 f"must have different tokens for BOS and EOS, got id {tokenizer.eos_id} for both",
                 option="data.tokenizer",
             )
-        assert self._n_channels is not None
         texts = raw.texts.columns[0]
         encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(texts))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
         is_train = name == "train"
-        transform: Augmentation | EvalTransform
-        if is_train:
-            transform = Augmentation(self.transform, self._image_size, self._n_channels, self.seed)
-        else:
-            transform = EvalTransform(self.transform, self._image_size, self._n_channels)
-        order = LengthBucketedOrder(
-            np.ones(len(raw.images)),
-            max_rows=self.batch_sizes["train" if is_train else "other"],
-            seed=self.seed,
-            shuffle=is_train,
-        )
+        transform = self._augmentation if is_train else self._evaluation
+        batch_size = self.batch_sizes["train" if is_train else "other"]
         return CaptionDataset(
-            ImageDataset(raw.images, order, self._n_channels, transform),
+            ImageDataset(raw.images, transform, batch_size, self.seed, self.cache),
             ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
             texts,
             raw.counts,
             tokenizer.pad_id,
             self.seed if is_train else None,
         )
-
-    def _loader(self, name: str, start: Position) -> DataLoader[Any]:
-        split = self.split(name)
-        assert isinstance(split, CaptionDataset)
-        split.images.fill_cache(self.cache)
-        return super()._loader(name, start)
 
     def references(self, split: str) -> list[list[str]]:
         """Return all captions of each image of a split, not truncated."""
@@ -233,6 +216,4 @@ class CaptionData(TextDataModule):
     def artifacts(self) -> dict[str, Any]:
         """Return the tokenizer, the maximum length and the settings of the evaluation transform."""
         text_artifacts = super().artifacts()  # reads the data
-        assert self._n_channels is not None
-        transform = EvalTransform(self.transform, self._image_size, self._n_channels)
-        return {**text_artifacts, "max_len": self.max_len, **transform.artifacts()}
+        return {**text_artifacts, "max_len": self.max_len, **self._evaluation.artifacts()}

@@ -47,11 +47,12 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
     Raises:
         UnreadableImage: The file does not exist, is not an image, or is incomplete.
     """
-    if isinstance(image, str | Path) and not _is_file(image):
-        raise UnreadableImage("there is no such image file", file=location)
     try:
-        opened = image if isinstance(image, Image.Image) else _open(image)
-        pixels = np.array(_convert(opened, PIL_MODES[n_channels]))
+        if not isinstance(image, Image.Image):
+            image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        pixels = np.array(_convert(image, PIL_MODES[n_channels]))
+    except FileNotFoundError as error:
+        raise UnreadableImage("there is no such image file", file=location) from error
     except Exception as error:  # Pillow's decoders raise many types
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
@@ -59,17 +60,6 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
         raise UnreadableImage(f"the image cannot be read: {reason}", file=location) from error
     tensor = torch.from_numpy(pixels)
     return tensor[None] if n_channels == 1 else tensor.permute(2, 0, 1).contiguous()
-
-
-def _is_file(path: str | Path) -> bool:
-    try:
-        return Path(path).is_file()
-    except OSError:  # the name is too long
-        return False
-
-
-def _open(image: bytes | str | Path) -> Image.Image:
-    return Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:

@@ -2,21 +2,16 @@
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from fourfold.core.validation import check_positive
-from fourfold.data.loading.batch_order import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
-from fourfold.data.loading.sampler import Position
-from fourfold.data.vision.augment import Augmentation, MixupCutmix
-from fourfold.data.vision.dataset import ImageDataset
-from fourfold.data.vision.decoding import PIL_MODES
+from fourfold.data.vision.augment import MixupCutmix
+from fourfold.data.vision.dataset import ImageDataset, check_channels, make_transforms
 from fourfold.data.vision.image_stores import ImageStore, stratified_split
 from fourfold.data.vision.sources import Splits, open_source
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig
+from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 
 
@@ -106,20 +101,19 @@ class ImageData(ResumableDataModule):
         stores = self._complete_splits(opened)
         train = stores["train"]
         config = self.transform
-        self._class_names = train.class_names
-        self._n_channels = channels = self._n_channels or train.n_channels
-        self._image_size = size = config.size or native_size(train, channels)
-        evaluation = EvalTransform(config, size, channels)
+        augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
+        options: dict[str, Any] = {"seed": self.seed, "cache": self.cache}
+        n_rows = self.batch_sizes["other"]
         splits: dict[str, BatchedDataset] = {
-            name: ImageDataset(images, self._order(images, shuffle=False), channels, evaluation)
+            name: ImageDataset(images, self._evaluation, n_rows, **options)
             for name, images in stores.items()
         }
-        augmentation = Augmentation(config, size, channels, self.seed)
         mix = None
         if config.mixup or config.cutmix:
             mix = MixupCutmix(config, len(train.class_names), self.seed)
-        order = self._order(train, shuffle=True)
-        splits["train"] = ImageDataset(train, order, channels, augmentation, mix)
+        options |= {"mix": mix, "aug_repeats": self.aug_repeats}
+        splits["train"] = ImageDataset(train, augmentation, self.batch_sizes["train"], **options)
+        self._class_names = train.class_names
         self.split_sources = stores
         return splits
 
@@ -148,19 +142,6 @@ class ImageData(ResumableDataModule):
         _check_classes(subset)
         return subset
 
-    def _order(self, images: ImageStore, shuffle: bool) -> LengthBucketedOrder:
-        n = len(images)
-        rows = self.batch_sizes["train" if shuffle else "other"]
-        if shuffle and self.aug_repeats > 1:
-            return RepeatedAugmentationOrder(n, self.aug_repeats, max_rows=rows, seed=self.seed)
-        return LengthBucketedOrder(np.ones(n), max_rows=rows, seed=self.seed, shuffle=shuffle)
-
-    def _loader(self, name: str, start: Position) -> DataLoader[Any]:
-        split = self.split(name)
-        if isinstance(split, ImageDataset):
-            split.fill_cache(self.cache)
-        return super()._loader(name, start)
-
     @property
     def class_names(self) -> list[str]:
         """Names of the K classes."""
@@ -176,19 +157,18 @@ class ImageData(ResumableDataModule):
     def image_size(self) -> int:
         """Height and width of the model's input."""
         self.setup()
-        return self._image_size
+        return self._evaluation.size
 
     @property
     def n_channels(self) -> int:
         """Number of channels of the model's input."""
         self.setup()
-        assert self._n_channels is not None
-        return self._n_channels
+        return self._evaluation.n_channels
 
     def artifacts(self) -> dict[str, Any]:
         """Return the class names and the settings of the evaluation transform."""
-        transform = EvalTransform(self.transform, self.image_size, self.n_channels)
-        return {"class_names": list(self.class_names), **transform.artifacts()}
+        class_names = self.class_names  # reads the data
+        return {"class_names": list(class_names), **self._evaluation.artifacts()}
 
 
 def _check_classes(train: ImageStore) -> None:
@@ -200,24 +180,3 @@ def _check_classes(train: ImageStore) -> None:
     if not counts.all():
         name = train.class_names[int(counts.argmin())]
         raise InputError(f"the class {name} has no training images", file=train.origin)
-
-
-def check_channels(n_channels: int | None) -> None:
-    """Raise InputError unless the number of channels is None, 1 or 3."""
-    if n_channels is not None and n_channels not in PIL_MODES:
-        raise InputError(f"must be 1 or 3, got {n_channels}", option="data.n_channels")
-
-
-def native_size(images: ImageStore, n_channels: int) -> int:
-    """Return the height and width of the first image.
-
-    Raises:
-        InputError: The image is not square.
-    """
-    height, width = images.pixels(0, n_channels).shape[-2:]
-    if height != width:
-        raise InputError(
-            f"must be given, since {images.location(0)} is not square ({width}x{height})",
-            option="data.transform.size",
-        )
-    return int(height)

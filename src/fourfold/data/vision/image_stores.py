@@ -1,11 +1,13 @@
-"""Labelled images by row, stored as arrays, Arrow columns or files, and their stratified split.
+"""Image stores: labelled images of a split, decoded when requested, and their stratified split.
 
 Shapes: N images, C channels, H height, W width.
 """
 
+import copy
+import functools
 import hashlib
 import os
-from abc import ABC, abstractmethod
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,27 +28,37 @@ class UnlabelledImages(InputError):
     """All labels are -1, as in test splits whose labels are not published."""
 
 
-class ImageStore(ABC):
-    """N images of one split with labels; an image is decoded when it is requested.
+class ImageStore:
+    """N labelled images of one split; each image is decoded when it is requested.
+
+    This class stores opened images. Subclasses store files, members of an archive, Arrow columns
+    or the items of a dataset.
 
     Args:
+        images: N images, in the form of the subclass.
         labels: N class numbers.
-        class_names: K names.
+        class_names: K names of classes.
         origin: File, folder or dataset, for error messages.
         n_channels: Number of channels of the stored images.
 
     Raises:
-        InputError: There are no images, or a label is not a class number.
+        InputError: There are no images, the numbers of images and labels differ, or a label is not
+            a class number.
     """
 
     def __init__(
-        self, labels: Labels, class_names: list[str], origin: str, n_channels: int = 3
+        self, images: Any, labels: Labels, class_names: list[str], origin: str, n_channels: int = 3
     ) -> None:
+        self.images = images
         self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64))
         self.class_names = class_names
         self.origin = origin
         self.n_channels = n_channels
-        if not len(self.labels):
+        self.rows = np.arange(len(self.labels))  # index in `images` of each image
+        if len(images) != len(self):
+            message = f"there are {len(images)} images, but {len(self)} labels"
+            raise InputError(message, file=origin)
+        if not len(self):
             raise InputError("there are no images", file=origin)
         if (self.labels == -1).all():
             raise UnlabelledImages("there are no labels, all of them are -1", file=origin)
@@ -62,13 +74,23 @@ class ImageStore(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def subset(self, rows: np.ndarray) -> "ImageStore":
+        """Return the images with the given row numbers, numbered from 0."""
+        chosen = copy.copy(self)
+        chosen.rows = self.rows[rows]
+        chosen.labels = self.labels[torch.from_numpy(rows)]
+        return chosen
+
+    def _stored(self, row: int) -> Any:
+        return self.images[int(self.rows[row])]
+
     def location(self, row: int) -> str:
         """Return the location of an image, for error messages."""
-        return f"{self.origin}, row {row}"
+        return f"{self.origin}, row {self.rows[row]}"
 
-    @abstractmethod
     def encoded(self, row: int) -> bytes | Path | Image.Image:
-        """Return an image as it is stored."""
+        """Return an image as encoded bytes, as the path of a file, or opened."""
+        return self._stored(row)
 
     def pixels(self, row: int, n_channels: int) -> Tensor:
         """Return an image as (C, H, W) uint8.
@@ -78,9 +100,9 @@ class ImageStore(ABC):
         """
         return decode(self.encoded(row), n_channels, self.location(row))
 
-    def quick_hash(self, row: int) -> bytes:
-        """Return bytes that are equal for identical images, and faster to compute than `digest`."""
-        return b""
+    def quick_hash(self, row: int) -> int:
+        """Return a number that is equal for identical images, and computed faster than `digest`."""
+        return 0
 
     def digest(self, row: int) -> bytes:
         """Return a hash of the content, equal for identical images only."""
@@ -92,95 +114,57 @@ class ImageStore(ABC):
         return hashlib.blake2b(content, digest_size=16).digest()
 
 
-class ArrayStore(ImageStore):
-    """Images in a uint8 array, (N, H, W) or (N, H, W, 3)."""
+class FileStore(ImageStore):
+    """Images in files of their own; `images` are the paths."""
 
-    def __init__(
-        self, array: np.ndarray, labels: Labels, class_names: list[str], origin: str
-    ) -> None:
-        self.array = array
-        _check_lengths(len(array), len(labels), origin)
-        super().__init__(labels, class_names, origin, n_channels=1 if array.ndim == 3 else 3)
+    def location(self, row: int) -> str:
+        return str(self._stored(row))
 
-    def encoded(self, row: int) -> Image.Image:
-        return Image.fromarray(self.array[row])
+    def quick_hash(self, row: int) -> int:
+        """Return the size in bytes: files of a unique size are never read to find copies."""
+        return self._stored(row).stat().st_size
+
+
+class ZipStore(ImageStore):
+    """Images in the zip archive `origin`; `images` are the names of its members."""
+
+    def location(self, row: int) -> str:
+        return f"{self.origin}/{self._stored(row)}"
+
+    def encoded(self, row: int) -> bytes:
+        return open_zip(self.origin, os.getpid()).read(self._stored(row))
+
+
+@functools.lru_cache(maxsize=8)
+def open_zip(archive: str, process: int) -> zipfile.ZipFile:
+    """Open an archive once in each process, since forked processes would share its file offset.
+
+    Raises:
+        InputError: The archive cannot be read.
+    """
+    try:
+        return zipfile.ZipFile(archive)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise InputError(f"the archive cannot be read: {error}", file=archive) from error
 
 
 class ColumnStore(ImageStore):
     """Encoded images in an Arrow column of {bytes, path}, the storage of `datasets.Image`."""
 
-    def __init__(self, column: Any, labels: Labels, class_names: list[str], origin: str) -> None:
-        self.column = column
-        super().__init__(labels, class_names, origin)
-
     def encoded(self, row: int) -> bytes | Path:
-        cell = self.column[row].as_py() or {}
+        cell = self._stored(row).as_py() or {}
         if cell.get("bytes") is not None:
-            content: bytes = cell["bytes"]
-            return content
+            return cell["bytes"]
         if cell.get("path"):
             return Path(cell["path"])
         raise UnreadableImage("the image has neither bytes nor a path", file=self.location(row))
 
 
-class FileStore(ImageStore):
-    """Images in files of their own."""
-
-    def __init__(
-        self, files: list[Path], labels: Labels, class_names: list[str], origin: str
-    ) -> None:
-        self.files = files
-        super().__init__(labels, class_names, origin)
-
-    def location(self, row: int) -> str:
-        return str(self.files[row])
-
-    def encoded(self, row: int) -> Path:
-        return self.files[row]
-
-    def quick_hash(self, row: int) -> bytes:
-        """Return size and last 64 bytes, so that most files are never read completely."""
-        with self.files[row].open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 64))
-            return b"%d " % size + file.read()
-
-
 class DatasetStore(ImageStore):
     """Images of a map-style dataset whose items start with an opened image, as torchvision's do."""
 
-    def __init__(self, dataset: Any, labels: Labels, class_names: list[str], origin: str) -> None:
-        self.dataset = dataset
-        _check_lengths(len(dataset), len(labels), origin)
-        super().__init__(labels, class_names, origin)
-
     def encoded(self, row: int) -> Image.Image:
-        image: Image.Image = self.dataset[row][0]
-        return image
-
-
-def _check_lengths(n_images: int, n_labels: int, origin: str) -> None:
-    if n_images != n_labels:
-        raise InputError(f"there are {n_images} images, but {n_labels} labels", file=origin)
-
-
-class SubsetStore(ImageStore):
-    """Some rows of another store, numbered from 0."""
-
-    def __init__(self, images: ImageStore, rows: np.ndarray) -> None:
-        self.images = images
-        self.rows = rows
-        labels = images.labels[torch.from_numpy(rows)]
-        super().__init__(labels, images.class_names, images.origin, images.n_channels)
-
-    def location(self, row: int) -> str:
-        return self.images.location(int(self.rows[row]))
-
-    def encoded(self, row: int) -> bytes | Path | Image.Image:
-        return self.images.encoded(int(self.rows[row]))
-
-    def quick_hash(self, row: int) -> bytes:
-        return self.images.quick_hash(int(self.rows[row]))
+        return self._stored(row)[0]
 
 
 def stratified_split(
@@ -189,7 +173,7 @@ def stratified_split(
     """Split a store in two, with equal shares of each class and no image on both sides.
 
     Identical images, which collected photographs often contain, stay on one side even if their
-    labels differ. Libraries that split by row leak them into the held-out side.
+    labels differ. Libraries that split by row leak such images into the held-out side.
 
     Args:
         images: Store to split.
@@ -208,7 +192,7 @@ def stratified_split(
         )
     quick_hashes = [images.quick_hash(row) for row in range(len(images))]
     n_equal = Counter(quick_hashes)
-    copies: dict[tuple[bytes, bytes], list[int]] = {}
+    copies: dict[tuple[int, bytes], list[int]] = {}
     for row, quick_hash in enumerate(quick_hashes):
         digest = images.digest(row) if n_equal[quick_hash] > 1 else b""
         copies.setdefault((quick_hash, digest), []).append(row)
@@ -230,7 +214,4 @@ def stratified_split(
             f"{len(images)} images are too few to hold out a share of {fraction} of each class",
             file=images.origin,
         )
-    return (
-        SubsetStore(images, np.flatnonzero(~held_out)),
-        SubsetStore(images, np.flatnonzero(held_out)),
-    )
+    return images.subset(np.flatnonzero(~held_out)), images.subset(np.flatnonzero(held_out))

@@ -6,15 +6,17 @@ Labels are read at once; images are decoded when they are requested.
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from fourfold.data.readers.labels import encode_labels
+from fourfold.data.readers.text_table import TextTable
 from fourfold.data.vision.image_stores import (
-    ArrayStore,
     ColumnStore,
     DatasetStore,
     FileStore,
@@ -41,14 +43,14 @@ def digits() -> Splits:
 
     Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
     """
-    try:
+    with _loading("digits"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise _missing_package("digits", "scikit-learn", "demo") from error
     data = load_digits()
     array = np.round(data.images * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
     names = [str(name) for name in data.target_names]
-    rest, test = stratified_split(ArrayStore(array, data.target, names, "digits"), 0.2, seed=0)
+    images = [Image.fromarray(pixels) for pixels in array]
+    complete = ImageStore(images, data.target, names, "digits", n_channels=1)
+    rest, test = stratified_split(complete, 0.2, seed=0)
     train, val = stratified_split(rest, 0.125, seed=0)
     return {"train": train, "val": val, "test": test}
 
@@ -74,29 +76,29 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
     if source == "digits":
         return digits()
     if library == "torchvision" and name:
-        return _from_torchvision(name, os.environ.get("FOURFOLD_DATA", "."), download)
+        return _from_torchvision(name, download)
+    columns = (image_column, label_column)
     if library == "datasets" and name:
-        loaded = _load(source, lambda: _import_datasets(source).load_dataset(*name.split(":")))
-        return _from_datasets(loaded, source, image_column, label_column)
+        with _loading(source):
+            loaded = _import_datasets().load_dataset(*name.split(":"))
+        return _from_datasets(loaded, source, columns)
     path = resolve(source)
     if files := _parquet_files(path):
-        return _from_datasets(_read_parquet(files), str(path), image_column, label_column)
+        return _from_datasets(_read_parquet(files), str(path), columns)
     folders = {split: _subfolder(path, names) for split, names in SPLIT_NAMES.items()}
-    if any(folders.values()):
-        return _open_each(folders, _class_folders)
-    return {"train": _class_folders(path)}
+    return _open_each(folders if any(folders.values()) else {"train": path}, _class_folders)
 
 
 def _open_each(
     sources: Mapping[str, Any], open_split: Callable[[Any, list[str] | None], ImageStore]
 ) -> Splits:
-    """Open the splits that exist; all have the classes of the training split.
+    """Open the splits whose source is not None; all have the classes of the training split.
 
     A test split without labels, such as ImageNet's, is skipped with a warning.
     """
     splits: Splits = {}
     for split, source in sources.items():
-        if not source:
+        if source is None:
             continue
         names = splits["train"].class_names if splits else None
         try:
@@ -120,6 +122,21 @@ def _open_each(
     return splits
 
 
+@contextmanager
+def _loading(origin: str) -> Iterator[None]:
+    """Turn the errors of a library that loads `origin` into InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # networks, mirrors and archives fail with many types
+        reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
+        message = f"the dataset cannot be loaded: {reason}"
+        if isinstance(error, ModuleNotFoundError):
+            message = f"these images need {error.name}: pip install 'fourfold[data,demo]'"
+        raise InputError(message, file=origin) from error
+
+
 # Folders with a subfolder for each class.
 
 
@@ -127,7 +144,7 @@ def _subfolder(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((path for name in names if (path := folder / name).is_dir()), None)
 
 
-def _class_folders(folder: Path, class_names: list[str] | None = None) -> FileStore:
+def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     """Open class folders; without `class_names`, the classes are the subfolders by name."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -172,24 +189,21 @@ def _parquet_files(path: Path) -> dict[str, list[str]]:
 
 def _read_parquet(files: dict[str, list[str]]) -> dict[str, Any]:
     """Load each split for itself: a common schema would hide that class names differ."""
-    return {
-        split: _load(paths[0], partial(_import_datasets(paths[0]).Dataset.from_parquet, paths))
-        for split, paths in files.items()
-    }
+    loaded = {}
+    for split, paths in files.items():
+        with _loading(paths[0]):
+            loaded[split] = _import_datasets().Dataset.from_parquet(paths)
+    return loaded
 
 
-def _import_datasets(origin: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise _missing_package(origin, "datasets", "data") from error
+def _import_datasets() -> Any:
+    import datasets
+
     datasets.disable_progress_bars()
     return datasets
 
 
-def _from_datasets(
-    loaded: Mapping[str, Any], origin: str, image_column: str, label_column: str
-) -> Splits:
+def _from_datasets(loaded: Mapping[str, Any], origin: str, columns: tuple[str, str]) -> Splits:
     names = {
         split: next((name for name in names if name in loaded), None)
         for split, names in SPLIT_NAMES.items()
@@ -197,7 +211,7 @@ def _from_datasets(
 
     def open_split(name: str, class_names: list[str] | None) -> ImageStore:
         location = f"{origin}, split {name}" if len(loaded) > 1 else origin
-        return _column_store(loaded[name], image_column, label_column, location, class_names)
+        return _column_store(loaded[name], *columns, location, class_names)
 
     return _open_each(names, open_split)
 
@@ -218,17 +232,12 @@ def _column_store(
     if None in labels:
         raise InputError("there is no label", file=f"{origin}, row {labels.index(None)}")
     names = getattr(dataset.features[label], "names", None) or class_names
-    if any(isinstance(value, str) for value in labels):
+    if all(isinstance(value, str) for value in labels):
         names = names or sorted(set(labels))
-        numbers = {name: number for number, name in enumerate(names)}
-        for row, value in enumerate(labels):
-            if value not in numbers:
-                raise InputError(
-                    f"the label must be a training class, got {value!r}",
-                    file=f"{origin}, row {row}",
-                )
-        labels = [numbers[value] for value in labels]
-    elif any(not isinstance(value, int) for value in labels):
+        labels = encode_labels(
+            labels, TextTable.from_columns([labels], f"{origin}, row ", 0), names
+        )
+    elif not all(isinstance(value, int) for value in labels):
         raise InputError(f"the column {label} must hold class numbers or names", file=origin)
     names = names or [str(number) for number in range(max(labels, default=-1) + 1)]
     return ColumnStore(images, labels, names, origin)
@@ -237,7 +246,7 @@ def _column_store(
 # torchvision.
 
 
-def _from_torchvision(name: str, root: str, download: bool) -> Splits:
+def _from_torchvision(name: str, download: bool) -> Splits:
     from torchvision import datasets
 
     dataset_class = getattr(datasets, name, None)
@@ -247,26 +256,23 @@ def _from_torchvision(name: str, root: str, download: bool) -> Splits:
         )
     parameters = inspect.signature(dataset_class).parameters
     options: dict[str, Any] = {"download": download} if "download" in parameters else {}
-    if "train" in parameters:
-        choices: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
-    else:
-        choices = {split: {"split": split} for split in SPLIT_NAMES}
+    root = os.environ.get("FOURFOLD_DATA", ".")
     loaded = {}
-    for split, choice in choices.items():
+    for split in ("train", "test") if "train" in parameters else SPLIT_NAMES:
         origin = f"torchvision:{name}, split {split}"
+        options |= {"train": split == "train"} if "train" in parameters else {"split": split}
         try:
-            loaded[split] = _load(origin, partial(dataset_class, root, **choice, **options))
+            with _loading(origin):
+                loaded[split] = (dataset_class(root, **options), origin)
         except InputError as error:
             # A ValueError means that the dataset has no split of this name.
             if split == "train" or not isinstance(error.__cause__, ValueError):
                 raise
-    origins = {
-        id(dataset): f"torchvision:{name}, split {split}" for split, dataset in loaded.items()
-    }
-    return _open_each(loaded, lambda dataset, names: _store(dataset, names, origins[id(dataset)]))
+    return _open_each(loaded, _torchvision_store)
 
 
-def _store(dataset: Any, class_names: list[str] | None, origin: str) -> DatasetStore:
+def _torchvision_store(source: tuple[Any, str], class_names: list[str] | None) -> DatasetStore:
+    dataset, origin = source
     attributes = (getattr(dataset, name, None) for name in ("targets", "_labels", "labels"))
     labels = next((values for values in attributes if values is not None), None)
     if labels is None:
@@ -276,18 +282,3 @@ def _store(dataset: Any, class_names: list[str] | None, origin: str) -> DatasetS
     # ImageNet's classes have several names each.
     names = [name if isinstance(name, str) else ", ".join(name) for name in names]
     return DatasetStore(dataset, labels, names, origin)
-
-
-def _load(origin: str, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except InputError:
-        raise
-    except Exception as error:  # networks, mirrors and archives fail with many types
-        cause = error.__cause__ or error
-        reason = " ".join(str(cause).split()).rstrip(".")
-        raise InputError(f"the dataset cannot be loaded: {reason}", file=origin) from error
-
-
-def _missing_package(origin: str, package: str, extra: str) -> InputError:
-    return InputError(f"these images need {package}: pip install 'fourfold[{extra}]'", file=origin)

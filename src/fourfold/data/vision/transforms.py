@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_choice
+from fourfold.core.validation import check_positive, check_types
 from fourfold.data.vision.decoding import PIL_MODES, decode
 from fourfold.errors import InputError
 
 AUTO_AUGMENT_POLICIES = ("imagenet", "cifar10")
+_TRANSFORM_ARTIFACTS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
 MAX_MAGNITUDE = 10  # of RandAugment in timm and in the paper's code
 
 
@@ -79,33 +81,27 @@ class TransformConfig:
     std: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        crops = ("none", "pad_crop", "random_resized_crop")
-        check_choice("transform.train_crop", self.train_crop, crops)
-        check_choice("transform.crop_mode", self.crop_mode, ("center", "squash"))
-        check_choice("transform.interpolation", self.interpolation, ("bilinear", "bicubic"))
-        if self.size is not None:
-            self._check("size", self.size >= 1, "at least 1")
-        for name in ("reprob", "mixup_switch"):
-            self._check(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        for name in ("color_jitter", "mixup", "cutmix"):
-            self._check(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("scale_min", "crop_pct"):
-            value = getattr(self, name)
-            self._check(name, value is None or 0 < value <= 1, "above 0 and at most 1")
-        self._check("std", len(self.std) > 0 and min(self.std) > 0, "above 0")
-        if self.aa is not None and self.aa not in AUTO_AUGMENT_POLICIES:
-            n_operations, magnitude = self.rand_augment or (0, 0.0)
-            self._check(
-                "aa",
-                n_operations >= 1 and magnitude <= MAX_MAGNITUDE,
-                "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1",
-            )
-
-    def _check(self, name: str, is_valid: bool, allowed: str) -> None:
-        if not is_valid:
-            raise InputError(
-                f"must be {allowed}, got {getattr(self, name)!r}", option=f"transform.{name}"
-            )
+        check_types(self, prefix="transform.")
+        check_positive("transform.size", self.size)
+        n_operations, magnitude = self.rand_augment or (0, 0.0)
+        is_policy = self.aa is None or self.aa in AUTO_AUGMENT_POLICIES
+        crop_pct = self.effective_crop_pct
+        policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
+        requirements = {
+            "scale_min": (0 < self.scale_min <= 1, "above 0 and at most 1"),
+            "aa": (is_policy or (n_operations >= 1 and magnitude <= MAX_MAGNITUDE), policies),
+            "color_jitter": (self.color_jitter >= 0, "at least 0"),
+            "reprob": (0 <= self.reprob <= 1, "between 0 and 1"),
+            "mixup": (self.mixup >= 0, "at least 0"),
+            "cutmix": (self.cutmix >= 0, "at least 0"),
+            "mixup_switch": (0 <= self.mixup_switch <= 1, "between 0 and 1"),
+            "crop_pct": (0 < crop_pct <= 1, "above 0 and at most 1"),
+            "std": (min(self.std, default=0) > 0, "above 0"),
+        }
+        for name, (is_valid, allowed) in requirements.items():
+            if not is_valid:
+                message = f"must be {allowed}, got {getattr(self, name)!r}"
+                raise InputError(message, option=f"transform.{name}")
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
@@ -136,11 +132,8 @@ class Normalize:
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], n_channels: int) -> None:
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, n_channels):
-                raise InputError(
-                    f"must have 1 value or one for each of {n_channels} channels,"
-                    f" got {list(values)}",
-                    option=f"transform.{name}",
-                )
+                message = f"must have 1 value or one for each of {n_channels} channels"
+                raise InputError(f"{message}, got {list(values)}", option=f"transform.{name}")
         self.mean = torch.tensor(mean, dtype=torch.float32).expand(n_channels)
         self.std = torch.tensor(std, dtype=torch.float32).expand(n_channels)
         self._scale = (1 / (255 * self.std))[:, None, None]
@@ -157,34 +150,36 @@ def resized_side(size: int, crop_pct: float) -> int:
 
 
 def resize_and_crop(
-    pixels: Tensor, size: int, crop_pct: float, interpolation: str, crop_mode: str = "center"
+    pixels: Tensor | list[Tensor],
+    size: int,
+    interpolation: str,
+    crop_pct: float = 1.0,
+    crop_mode: str = "center",
 ) -> Tensor:
-    """Resize the shorter side to size / crop_pct and crop the center.
+    """Resize the shorter side of images to size / crop_pct and crop the center.
 
     Args:
-        pixels: (..., C, H, W) uint8.
+        pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
         size: Height and width of the result.
-        crop_pct: Side of the crop divided by the resized shorter side.
         interpolation: "bilinear" or "bicubic".
+        crop_pct: Side of the crop divided by the resized shorter side.
         crop_mode: "center", or "squash" to resize the longer side to the same length.
 
     Returns:
-        (..., C, size, size) uint8.
+        (B, C, size, size) uint8.
     """
+    if isinstance(pixels, list):
+        options = (size, interpolation, crop_pct, crop_mode)
+        return torch.cat([resize_and_crop(image[None], *options) for image in pixels])
     # Importing torchvision takes half a second, which text tasks should not wait for.
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
     side = resized_side(size, crop_pct)
-    squash = crop_mode == "squash"
-    current = {*pixels.shape[-2:]} if squash else {min(pixels.shape[-2:])}
-    if current != {side}:
-        mode = InterpolationMode(interpolation)
-        target = [side, side] if squash else [side]
-        pixels = F.resize(pixels, target, interpolation=mode, antialias=True)
-    if pixels.shape[-2:] != (size, size):
-        pixels = F.center_crop(pixels, [size, size])
-    return pixels
+    target = [side, side] if crop_mode == "squash" else [side]
+    mode = InterpolationMode(interpolation)
+    resized = F.resize(pixels, target, interpolation=mode, antialias=True)
+    return F.center_crop(resized, [size, size])
 
 
 class EvalTransform:
@@ -192,46 +187,47 @@ class EvalTransform:
 
     Args:
         config: Transform options.
-        size: Height and width of the input.
+        size: Height and width of the input in pixels.
         n_channels: Number of channels.
     """
 
     def __init__(self, config: TransformConfig, size: int, n_channels: int) -> None:
+        self.config = config
         self.size = size
-        self.crop_pct = config.effective_crop_pct
-        self.crop_mode = config.crop_mode
-        self.interpolation = config.interpolation
+        self.n_channels = n_channels
         self.normalize = Normalize(config.mean, config.std, n_channels)
-        # Of Python's floats: fp32 tensors would have other digits.
-        self.mean = [float(x) for x in config.mean] * (n_channels // len(config.mean))
-        self.std = [float(x) for x in config.std] * (n_channels // len(config.std))
 
-    def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
+    def __call__(
+        self, pixels: Tensor | list[Tensor], epoch: int = 0, rows: np.ndarray | None = None
+    ) -> Tensor:
         """Transform a batch of images.
 
         Args:
             pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
+            epoch: Unused, present because `Augmentation` has this argument.
+            rows: Unused, as `epoch`.
 
         Returns:
             (B, C, size, size) float32.
         """
-        if isinstance(pixels, Tensor):
-            cropped = resize_and_crop(
-                pixels, self.size, self.crop_pct, self.interpolation, self.crop_mode
-            )
-            return self.normalize(cropped)
-        return torch.cat([self(image[None]) for image in pixels])
+        config = self.config
+        crop_pct = config.effective_crop_pct
+        return self.normalize(
+            resize_and_crop(pixels, self.size, config.interpolation, crop_pct, config.crop_mode)
+        )
 
     def artifacts(self) -> dict[str, Any]:
         """Return the settings from which `eval_transform` builds the same transform."""
+        config = self.config
         return {
             "image_size": self.size,
-            "n_channels": len(self.mean),
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "crop_pct": self.crop_pct,
-            "crop_mode": self.crop_mode,
-            "interpolation": self.interpolation,
+            "n_channels": self.n_channels,
+            # The option's floats, since those of the float32 tensors would have other digits.
+            "mean": [float(x) for x in config.mean] * (self.n_channels // len(config.mean)),
+            "std": [float(x) for x in config.std] * (self.n_channels // len(config.std)),
+            "crop_pct": config.effective_crop_pct,
+            "crop_mode": config.crop_mode,
+            "interpolation": config.interpolation,
         }
 
 
@@ -242,35 +238,25 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
         artifacts: Artifacts of the model's DataModule, as its checkpoint holds them.
 
     Returns:
-        Function from an image file, or an opened image, to the model's input (C, H, W) float32. It
-        raises UnreadableImage if the image cannot be decoded.
+        Function from an image file, or an opened image, to the model's input (C, H, W) float32. The
+        function raises UnreadableImage if the image cannot be decoded.
 
     Raises:
         InputError: The artifacts are not those of an image model.
     """
-    required = ("image_size", "n_channels", "mean", "std", "crop_pct", "crop_mode", "interpolation")
-    for key in required:
+    for key in ("image_size", "n_channels", *_TRANSFORM_ARTIFACTS):
         if key not in artifacts:
-            raise InputError(
-                "must be in the checkpoint to prepare images, got a checkpoint without it",
-                option=key,
-            )
+            message = "must be in the checkpoint to prepare images, got a checkpoint without it"
+            raise InputError(message, option=key)
     n_channels = artifacts["n_channels"]
     if n_channels not in PIL_MODES:
-        raise InputError(
-            f"must be 1 or 3 to read image files, got {n_channels}", option="n_channels"
-        )
-    config = TransformConfig(
-        mean=tuple(artifacts["mean"]),
-        std=tuple(artifacts["std"]),
-        crop_pct=artifacts["crop_pct"],
-        crop_mode=artifacts["crop_mode"],
-        interpolation=artifacts["interpolation"],
-    )
+        message = f"must be 1 or 3 to read image files, got {n_channels}"
+        raise InputError(message, option="n_channels")
+    config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
     transform = EvalTransform(config, artifacts["image_size"], n_channels)
 
     def prepare(image: str | Path | Image.Image) -> Tensor:
-        location = str(image) if isinstance(image, str | Path) else "opened image"
+        location = "opened image" if isinstance(image, Image.Image) else str(image)
         return transform([decode(image, n_channels, location)])[0]
 
     return prepare
