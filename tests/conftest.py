@@ -1,4 +1,4 @@
-"""Fixtures of all tests: no network, one thread a worker, the same seed, and `data_dir`."""
+"""Fixtures of all tests: no network, one thread per worker, a fixed seed, and `data_dir`."""
 
 import os
 import random
@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that takes `data_dir` is a `data` test without saying so."""
+    """Mark tests that use the fixture `data_dir` with `data`."""
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.data)
@@ -39,7 +39,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _same_seed() -> None:
     random.seed(0)
-    # Tests that never import torch should not wait two seconds for it.
+    # Importing torch takes two seconds, which tests without torch do not need.
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
     if numpy := sys.modules.get("numpy"):
@@ -48,13 +48,13 @@ def _same_seed() -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
+    """Return the root of the repository."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The real data sets: $FOURFOLD_DATA, or shared/data inside or beside the checkout."""
+    """Return the directory of the real data sets: $FOURFOLD_DATA or shared/data."""
     named = os.environ.get("FOURFOLD_DATA")
     if named:
         assert Path(named).is_dir(), f"FOURFOLD_DATA names {named}, which is not a directory"
@@ -67,7 +67,7 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what `tests/fixtures/tiny_tasks.py` trains on."""
+    """Return a directory with the data of `tests/fixtures/tiny_tasks.py`."""
     from tests.fixtures.tiny_tasks import write_texts
 
     return write_texts(tmp_path_factory.mktemp("texts"))

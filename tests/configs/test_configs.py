@@ -1,4 +1,4 @@
-"""Every file under configs: it parses, it builds, it has its parameters; what is tiny trains."""
+"""Every recipe in configs parses and builds a model of the expected size; tiny recipes train."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ RECIPES = [name for name in NAMES if not name.startswith("trainer/")]
 OVERLAYS = [name for name in NAMES if name.startswith("trainer/")]
 TINY = [name for name in RECIPES if name.endswith("/tiny")]
 
-# Parameters, and what the data decide of a model: its vocabulary or classes.
+# Number of parameters, and the vocabulary size or number of classes that the data provide.
 GOLDEN = {
     name: entry if isinstance(entry, dict) else {"parameters": entry}
     for name, entry in yaml.safe_load((ROOT / "tests/golden/parameters.yaml").read_text()).items()
@@ -65,11 +65,11 @@ def parser() -> Parser:
     return make_parser("test")
 
 
-def test_every_recipe_has_its_count_and_every_count_its_recipe() -> None:
+def test_parameter_counts_cover_all_recipes() -> None:
     assert sorted(GOLDEN) == RECIPES
 
 
-def test_the_papers_counts_are_golden() -> None:
+def test_parameter_counts_of_the_papers() -> None:
     assert {name: GOLDEN[name] for name in PAPERS} == {
         n: {"parameters": c} for n, c in PAPERS.items()
     }
@@ -88,18 +88,18 @@ def test_a_recipe_builds_and_has_its_parameters(name: str, parser: Parser) -> No
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_fit_takes_every_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_parses_every_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config", path(name), "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["data"]["class_path"].startswith("fourfold.")
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
+def test_recipe_names_its_source_and_command(name: str) -> None:
     text = Path(path(name)).read_text()
     head = text[: text.index("\nmodel:")]
     assert all(line.startswith("#") for line in head.splitlines())
     assert "Expected:" in head
-    # What trains nothing is only measured.
+    # A recipe without training is only tested.
     assert re.search(rf"fourfold (fit|test) --config {name}(\s|$)", head)
     assert len(head.splitlines()[0]) <= 92, "`fourfold recipes` prints the first line"
     for file in re.findall(r"configs/[\w/]+\.yaml", head):
@@ -113,7 +113,7 @@ def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
     "name",
     ["bert/base", "bert/large", "bert/left_to_right", "finetune/bert_glue", "finetune/bert_squad"],
 )
-def test_berts_recipes_have_berts_adam(name: str, parser: Parser) -> None:
+def test_recipes_of_bert_use_the_optimizer_of_bert(name: str, parser: Parser) -> None:
     args = parse(parser, ["--config", path(name)])["model"]["init_args"]
     card = find_card("bert_base").values
     for key in ("bias_correction", "eps", "weight_decay"):
@@ -121,8 +121,10 @@ def test_berts_recipes_have_berts_adam(name: str, parser: Parser) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_is_tested_on_its_validation_data_keeps_no_best(name: str, parser: Parser) -> None:
-    """Of many validations the best would be reported, which no paper does."""
+def test_recipe_tested_on_validation_data_keeps_no_best_checkpoint(
+    name: str, parser: Parser
+) -> None:
+    """Otherwise the best of many validations would be reported, which no paper does."""
     config = parse(parser, ["--config", path(name)])
     kind, args = config["data"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
     parts = args.get("val"), args.get("test")
@@ -133,7 +135,7 @@ def test_what_is_tested_on_its_validation_data_keeps_no_best(name: str, parser: 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("name", TINY)
-def test_an_overlay_goes_with_every_family(overlay: str, name: str, parser: Parser) -> None:
+def test_overlay_works_with_every_family(overlay: str, name: str, parser: Parser) -> None:
     config = parse(parser, ["--config", path(name), "--config", path(overlay)])
     wanted = yaml.safe_load(Path(path(overlay)).read_text())
     for key, value in wanted["trainer"].items():
@@ -142,13 +144,13 @@ def test_an_overlay_goes_with_every_family(overlay: str, name: str, parser: Pars
     assert config["model"] == alone["model"]
 
 
-def test_every_family_has_a_tiny() -> None:
-    families = {name.split("/")[0] for name in RECIPES} - {"quickstart"}  # small as they are
+def test_every_family_has_a_tiny_recipe() -> None:
+    families = {name.split("/")[0] for name in RECIPES} - {"quickstart"}  # these recipes are small
     assert {f"{family}/tiny" for family in families} == set(TINY)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_what_is_tiny_trains(name: str, tmp_path: Path) -> None:
+def test_tiny_recipe_trains(name: str, tmp_path: Path) -> None:
     options = {
         "--trainer.max_steps": "3",
         "--trainer.max_epochs": "-1",

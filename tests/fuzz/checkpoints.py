@@ -1,4 +1,4 @@
-"""Checkpoints and directories of transformers, as a cut download or a stranger leaves them."""
+"""Damaged and malicious checkpoints and Hugging Face directories."""
 
 import io
 import json
@@ -27,7 +27,7 @@ VERBS = {
     "tags": "classify",
     "vit": "classify",
 }
-# What is written into a config.json: sizes that no model has, but none that would be built.
+# Values for config.json. None is a valid size that would allocate a large model.
 SIZES = [
     0,
     -1,
@@ -50,7 +50,7 @@ SIZES = [
 
 
 class Hostile:
-    """Pickled, it would leave a file behind."""
+    """Object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, ("pwned", "w")
@@ -64,7 +64,7 @@ def _saved(content: Any, **options: Any) -> bytes:
 
 @st.composite
 def tensor(draw: Draw, x: torch.Tensor) -> Any:
-    """Another one in its place."""
+    """Tensor of another shape, type or content than `x`, or None."""
     ways = (
         "nan",
         "inf",
@@ -100,7 +100,7 @@ def tensor(draw: Draw, x: torch.Tensor) -> Any:
 
 @st.composite
 def content(draw: Draw, data: bytes) -> bytes:
-    """A checkpoint with something else in it."""
+    """Checkpoint with one changed value or another structure."""
     tree = torch.load(io.BytesIO(data), weights_only=True)
     way = draw(st.integers(0, 5))
     if way == 0:
@@ -138,7 +138,7 @@ def content(draw: Draw, data: bytes) -> bytes:
 
 @st.composite
 def archive(draw: Draw, data: bytes) -> bytes:
-    """A checkpoint's zip file without a member, or with another in its place."""
+    """Checkpoint whose zip archive lacks a member or contains a damaged member."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         names = old.namelist()
@@ -162,7 +162,7 @@ def archive(draw: Draw, data: bytes) -> bytes:
 
 
 def hostile(draw: Draw) -> bytes:
-    """Files that want to run code, or are none at all."""
+    """Return a pickle that runs code, or bytes that are not a checkpoint."""
     options = (
         _saved({"fourfold": Hostile(), "state_dict": {}}),
         _saved(Hostile()),
@@ -181,7 +181,7 @@ def hostile(draw: Draw) -> bytes:
 
 @st.composite
 def ours(draw: Draw, world: "World") -> Case:
-    """A checkpoint of ours, and a command that reads it."""
+    """Command that reads a damaged checkpoint of fourfold."""
     family = draw(st.sampled_from(list(VERBS)))
     data = world.checkpoint(family)
     way = draw(st.integers(0, 9))
@@ -217,7 +217,7 @@ def ours(draw: Draw, world: "World") -> Case:
 
 @st.composite
 def weights(draw: Draw, data: bytes) -> bytes:
-    """model.safetensors, spoilt."""
+    """Damaged model.safetensors."""
     way = draw(st.integers(0, 5))
     if way == 0:
         return draw(spoilt(data))
@@ -241,7 +241,7 @@ def weights(draw: Draw, data: bytes) -> bytes:
 
 @st.composite
 def theirs(draw: Draw, world: "World") -> Case:
-    """A directory of transformers, one of whose files is not as it should be."""
+    """Command that reads a Hugging Face directory with one damaged file."""
     family = draw(st.sampled_from(list(world.exported)))
     files: Files = {f"d/{p.name}": p.read_bytes() for p in world.exported[family].iterdir()}
     name = draw(
@@ -272,5 +272,5 @@ def theirs(draw: Draw, world: "World") -> Case:
 
 
 def cases(world: "World") -> st.SearchStrategy[Any]:
-    """Ours and theirs."""
+    """Return the strategy of damaged checkpoints and Hugging Face directories."""
     return st.booleans().flatmap(lambda mine: ours(world) if mine else theirs(world))

@@ -1,4 +1,4 @@
-"""Configs with a slip of the pen in them, and command lines with one."""
+"""Invalid config files and command lines."""
 
 import copy
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.fuzz.conftest import World
 
 TRAINING = ("fit", "fit", "fit", "validate", "test", "predict", "plan", "plan")
-# Sizes that a machine has, or that none has: what lies between would really be built.
+# Small sizes and impossible sizes. Sizes in between would allocate large models.
 NUMBERS = [
     "-1",
     "0",
@@ -49,7 +49,7 @@ WORDS = [
     "${HOME}",
     "y" * 3000,
 ]
-# Nothing that starts processes, waits for other machines, or trains for longer than a moment.
+# Options that start processes, wait for other machines or extend the training are not changed.
 LEFT_ALONE = (
     "devices",
     "num_nodes",
@@ -77,7 +77,7 @@ MORE = (
 DEVICES = ("-1", "0", "1", "auto", "x", "99", "[]", "[0, 0]", "1.5", "null")
 
 
-# What a number or a word may well be, of the same key or of another.
+# Values that are valid for some option.
 MILD = ("0", "1", "2", "3", "4", "8", "0.1", "0.5", "1.0")
 KNOWN = [
     "relu",
@@ -148,7 +148,7 @@ KNOWN = [
 
 
 def value_for(draw: Draw, good: Any) -> Any:
-    """Something else, mostly of the kind that is expected."""
+    """Return another value, mostly of the type of `good`."""
     kinds: list[Any] = [WORDS, NUMBERS, ODD]
     if isinstance(good, bool):
         kinds += [("true", "false")] * 9
@@ -163,7 +163,7 @@ def value_for(draw: Draw, good: Any) -> Any:
 
 @st.composite
 def yaml_text(draw: Draw, world: "World", family: str) -> str:
-    """A config as a text, spoilt as a tree or as a text."""
+    """YAML text of a config with a changed value or a damaged line."""
     good = world.configs[family].read_text()
     way = draw(st.integers(0, 9))
     if way < 2:
@@ -206,7 +206,7 @@ def yaml_text(draw: Draw, world: "World", family: str) -> str:
 
 
 def ways(tree: Any) -> list[tuple[Any, ...]]:
-    """What of a whole config may be changed without harm to the machine; sections are rarer."""
+    """Return the paths of options that may be changed safely; sections are less frequent."""
     found = []
     for way in paths(tree):
         value = tree
@@ -219,7 +219,7 @@ def ways(tree: Any) -> list[tuple[Any, ...]]:
 
 @st.composite
 def with_file(draw: Draw, world: "World") -> Case:
-    """A config file that is not as it should be."""
+    """Command with an invalid config file."""
     verb = draw(st.sampled_from(TRAINING))
     family = draw(st.sampled_from(list(world.configs)))
     content: bytes | str | None
@@ -261,7 +261,7 @@ def with_file(draw: Draw, world: "World") -> Case:
 
 @st.composite
 def with_options(draw: Draw, world: "World") -> Case:
-    """A good config, and an option or two that are not."""
+    """Command with a valid config file and one or two invalid options."""
     verb = draw(st.sampled_from(TRAINING))
     family = draw(st.sampled_from(list(world.configs)))
     options = []
@@ -288,7 +288,7 @@ def with_options(draw: Draw, world: "World") -> Case:
 
 @st.composite
 def other_verbs(draw: Draw, world: "World") -> Case:
-    """The commands without a config."""
+    """Invalid command lines of the commands without a config file."""
     mt, lm = (str(world.runs[name]) for name in ("mt", "lm"))
     model = str(world.exported["mlm"])
     word = st.sampled_from(
@@ -367,6 +367,6 @@ def other_verbs(draw: Draw, world: "World") -> Case:
 
 
 def cases(world: "World") -> st.SearchStrategy[Any]:
-    """Files, options, and other commands."""
+    """Return the strategy of config files, options and other commands."""
     kinds = (with_file, with_file, with_options, with_options, other_verbs)
     return st.sampled_from(kinds).flatmap(lambda kind: kind(world))

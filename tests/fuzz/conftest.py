@@ -1,4 +1,4 @@
-"""What fuzzed inputs are spoilt from: tiny recipes, trained runs, directories of transformers."""
+"""Valid inputs of the fuzz tests: tiny recipes, run directories, Hugging Face directories."""
 
 import os
 import resource
@@ -25,19 +25,19 @@ LIMITS = {
 }
 
 
-ROOM = 6 << 30  # bytes that an input may make the process grow by
+MEMORY_LIMIT = 6 << 30  # bytes that one input may allocate
 
 
 @dataclass(frozen=True)
 class World:
-    """Good inputs.
+    """Valid inputs.
 
     Args:
-        folder: Where they are.
-        configs: YAML files by family, each of one step.
+        folder: Directory of all files.
+        configs: YAML files by family; each trains for one step.
         runs: Trained run directories by family.
         exported: Directories of transformers by family.
-        whole: Configs with all that they leave to a default, as trees.
+        whole: Complete configs by family, with the default of every option.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class World:
     whole: dict[str, Any]
 
     def checkpoint(self, family: str) -> bytes:
-        """A trained checkpoint."""
+        """Return the bytes of a trained checkpoint."""
         return (self.runs[family] / "checkpoints/last.ckpt").read_bytes()
 
 
@@ -94,23 +94,23 @@ def _make(folder: Path) -> World:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Made once."""
+    """Return the valid inputs, created once per session."""
     return _make(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No example starts a process: what it would be is this one, with pytest's arguments."""
+    """Raise if an input starts a process, and restore the environment after each test."""
     from lightning.pytorch.strategies.launchers import multiprocessing, subprocess_script
 
-    def refuse(*args: object, **options: object) -> None:
+    def raise_error(*args: object, **options: object) -> None:
         raise AssertionError("a process would have been started")
 
     for launcher in (
         multiprocessing._MultiProcessingLauncher,
         subprocess_script._SubprocessScriptLauncher,
     ):
-        monkeypatch.setattr(launcher, "launch", refuse)
+        monkeypatch.setattr(launcher, "launch", raise_error)
     before = dict(os.environ), list(sys.path)
     yield
     os.environ.clear()
@@ -120,9 +120,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """An input that asks for a giant gets an error of the allocator, not the machine's memory."""
+    """Limit the memory of the process, so that a giant model raises an error of the allocator."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)

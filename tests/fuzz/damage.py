@@ -1,4 +1,4 @@
-"""Strategies that spoil bytes and trees of plain values, whatever they mean."""
+"""Hypothesis strategies that damage bytes and nested dictionaries and lists."""
 
 import copy
 import math
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-# What a number, a word or a list is never expected to be.
+# Values that are invalid for most options.
 ODD: list[Any] = [
     None,
     True,
@@ -55,7 +55,7 @@ ODD: list[Any] = [
 
 @st.composite
 def spoilt(draw: Draw, data: bytes) -> bytes:
-    """Some bytes, cut off, turned, doubled, left out or put in."""
+    """Bytes that are truncated, flipped, zeroed, removed, duplicated or inserted."""
     ways = ("cut", "flip", "flip", "zero", "drop", "double", "insert", "empty", "grow")
     way = draw(st.sampled_from(ways))
     at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -78,7 +78,7 @@ def spoilt(draw: Draw, data: bytes) -> bytes:
 
 
 def paths(tree: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to each value in a tree of dictionaries and lists."""
+    """Return the path of keys to each value in nested dictionaries and lists."""
     inside = tree.items() if isinstance(tree, dict) else enumerate(tree[:20])
     found = []
     for key, value in inside:
@@ -90,7 +90,7 @@ def paths(tree: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def changed(draw: Draw, tree: Any, odd: st.SearchStrategy[Any] | None = None) -> Any:
-    """A tree with one key gone, renamed, or holding something odd; and the way to it."""
+    """Nested dictionaries and lists with one key removed, renamed or set to another value."""
     tree = copy.deepcopy(tree)
     *above, last = draw(st.sampled_from(paths(tree)))
     inner = tree

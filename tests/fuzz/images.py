@@ -1,4 +1,4 @@
-"""Images and folders of images, as cameras, crawlers and full disks leave them."""
+"""Damaged images and image folders."""
 
 import io
 import pickle
@@ -32,7 +32,7 @@ NAMES = ("cat", "dog", "a b", "é\u2028", "x" * 200, ".hidden", "-x", "0", "\udc
 
 
 def made(mode: str, form: str, size: tuple[int, int], frames: int = 1) -> bytes:
-    """An image's bytes; of a mode that the format does not have, an image of another mode."""
+    """Return an encoded image; another mode is used if the format does not support `mode`."""
     width, height = size
     grey = np.arange(width * height, dtype=np.uint16).reshape(height, width) % 251
     base = Image.fromarray(grey.astype(np.uint8))
@@ -50,7 +50,7 @@ def made(mode: str, form: str, size: tuple[int, int], frames: int = 1) -> bytes:
 
 
 def announced(width: int, height: int) -> bytes:
-    """A PNG whose header promises more than there is."""
+    """Return a PNG whose header gives a larger size than its data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -64,7 +64,7 @@ def announced(width: int, height: int) -> bytes:
 
 @st.composite
 def image(draw: Draw) -> tuple[bytes, str]:
-    """Bytes, and an ending that may lie."""
+    """Bytes of an image, possibly damaged, and a file extension, possibly wrong."""
     ending = draw(st.sampled_from(list(FORMATS)))
     way = draw(st.integers(0, 9))
     if way == 0:
@@ -83,7 +83,7 @@ def image(draw: Draw) -> tuple[bytes, str]:
 
 @st.composite
 def class_folders(draw: Draw) -> Files:
-    """One folder a class, most of them with good images."""
+    """Image folder with one folder per class; some files are invalid."""
     root = draw(st.sampled_from(("d", "d", "d/train", "d/training")))
     files: Files = {}
     good = made("RGB", "PNG", (8, 8))
@@ -113,7 +113,7 @@ def class_folders(draw: Draw) -> Files:
 
 @st.composite
 def idx(draw: Draw) -> Files:
-    """Files of MNIST in the folder that torchvision reads."""
+    """Files of MNIST for torchvision, possibly damaged."""
     files: Files = {}
     n = draw(st.sampled_from((0, 1, 12, 12)))
     side = draw(st.sampled_from((8, 8, 1, 0)))
@@ -130,7 +130,7 @@ def idx(draw: Draw) -> Files:
 
 
 def archives(draw: Draw) -> tuple[str, Files]:
-    """What a source by name, a table or an archive may be."""
+    """Return a value of `--data.source` with its files."""
     batch = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]})
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w:gz") as opened:
@@ -163,7 +163,7 @@ def archives(draw: Draw) -> tuple[str, Files]:
 
 @st.composite
 def training(draw: Draw, world: "World") -> Case:
-    """A training on a folder."""
+    """Training on an invalid image source."""
     way, source = draw(st.integers(0, 9)), "d"
     if way < 2:
         source, files = archives(draw)
@@ -191,7 +191,7 @@ def training(draw: Draw, world: "World") -> Case:
 
 @st.composite
 def asking(draw: Draw, world: "World") -> Case:
-    """Paths for a trained classifier."""
+    """Classification of invalid image files."""
     files: Files = {"good.png": made("L", "PNG", (8, 8)), "dir.png": None, "loop.png": "loop.png"}
     data, ending = draw(image())
     files[f"odd.{ending}"] = data
@@ -224,5 +224,5 @@ def asking(draw: Draw, world: "World") -> Case:
 
 
 def cases(world: "World") -> st.SearchStrategy[Any]:
-    """As many trainings as questions."""
+    """Return the strategy of trainings and classifications in equal parts."""
     return st.booleans().flatmap(lambda fit: training(world) if fit else asking(world))

@@ -18,24 +18,24 @@ from unittest import mock
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-FOREIGN_ERROR = -1  # in place of an exit code: the error keeps its traceback
-SECONDS = 30.0  # more than this is a hang
-LONGEST = 500  # characters of a sentence
+FOREIGN_ERROR = -1  # exit code of an error that keeps its traceback
+SECONDS = 30.0  # a longer command counts as a hang
+LONGEST = 500  # characters of a message
 
-# A file's content; None is a directory, a text the target of a link.
+# Content of each file. None is a directory, a string is the target of a symbolic link.
 Files = dict[str, bytes | str | None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command with the files that it finds.
+    """Command with its input files.
 
     Args:
-        argv: Of `fourfold`; relative paths are among `files`.
-        files: What lies in the directory that it runs in.
-        stdin: What it reads.
-        names: One of these has to stand in the sentence, if it is refused; none means any.
-        env: Environment variables; a value is a path in that directory.
+        argv: Arguments of `fourfold`; relative paths refer to `files`.
+        files: Files in the working directory of the command.
+        stdin: Standard input.
+        names: If the command rejects its input, the message contains one of these strings.
+        env: Environment variables; each value is a path in the working directory.
     """
 
     argv: tuple[str, ...]
@@ -52,7 +52,7 @@ class Case:
 
 
 class Outcome(NamedTuple):
-    """How a command ended, and what is wrong with that (nothing, if all is well)."""
+    """Exit code and message of a command, and the violations of the invariant."""
 
     code: int | None
     error: str
@@ -60,11 +60,11 @@ class Outcome(NamedTuple):
 
 
 class Hang(BaseException):
-    """A command takes too long."""
+    """Raised if a command exceeds its time limit."""
 
 
 def write(folder: Path, files: Files) -> None:
-    """Make the files of a case."""
+    """Create the files of a case."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +77,12 @@ def write(folder: Path, files: Files) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, int]:
-    """Every path below a folder, and what is in it."""
+    """Return a hash of the content of every path below a folder."""
     found = {}
-    for place, folders, files in os.walk(folder):
-        found |= {os.path.join(place, name): 0 for name in folders}
+    for parent, folders, files in os.walk(folder):
+        found |= {os.path.join(parent, name): 0 for name in folders}
         for name in files:
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             found[path] = 0 if os.path.islink(path) else hash(Path(path).read_bytes())
     return found
 
@@ -102,7 +102,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def call(argv: tuple[str, ...], stdin: bytes = b"") -> tuple[int | None, str, str, str]:
-    """Code, output, errors and traceback (empty, unless something escaped) of a command."""
+    """Return exit code, output, error output and traceback (empty without one) of a command."""
     from fourfold.cli import main
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -126,7 +126,7 @@ def call(argv: tuple[str, ...], stdin: bytes = b"") -> tuple[int | None, str, st
 
 
 def keeps_its_traceback(error: BaseException) -> bool:
-    """Return True for errors that are not InputErrors and still no fault of fourfold.
+    """Return True for errors that are neither InputErrors nor faults of fourfold.
 
     Lightning rejects arguments of the Trainer itself, and the machine may lack memory or a file.
     """
@@ -139,23 +139,23 @@ def keeps_its_traceback(error: BaseException) -> bool:
 
 
 def sentence_faults(err: str, names: tuple[str, ...], begin: str = "error") -> list[str]:
-    """What is wrong with the words of a refusal."""
+    """Return the violations of the message style in an error message."""
     lines = [line for line in err.splitlines() if line.strip()]
     if len(lines) != 1 or not lines[0].startswith(f"fourfold: {begin}: "):
-        return [f"{len(lines)} lines of errors in place of one: {err[-600:]!r}"]
+        return [f"{len(lines)} lines of errors instead of one: {err[-600:]!r}"]
     said = lines[0].removeprefix(f"fourfold: {begin}: ")
     faults = []
     if len(said) > LONGEST:
-        faults.append(f"a sentence of {len(said)} characters: {said[:900]}")
+        faults.append(f"a message of {len(said)} characters: {said[:900]}")
     if found := re.search(r"Traceback|\b[A-Z]\w*(Error|Exception)\b|<class '|object at 0x", said):
-        faults.append(f"{found[0]!r} is no plain language: {said[:600]}")
+        faults.append(f"{found[0]!r} belongs to Python, not to a message: {said[:600]}")
     if names and not any(name in said for name in names):
         faults.append(f"none of {names} is named: {said[:600]}")
     return faults
 
 
 def run(case: Case, folder: Path) -> Outcome:
-    """Run a case in a directory of its own, which is removed again."""
+    """Run a case in a temporary directory."""
     folder.mkdir()
     write(folder, case.files)
     before, here = snapshot(folder), Path.cwd()
@@ -173,15 +173,17 @@ def run(case: Case, folder: Path) -> Outcome:
     if escaped:
         faults.append(escaped)
     elif code == 2:
-        is_help = len(case.argv) < 2 and out and not err  # of a command without arguments
+        is_help = (
+            len(case.argv) < 2 and out and not err
+        )  # a command without arguments prints its help
         faults += [] if is_help else sentence_faults(err, case.names)
-    elif code == 1:  # a loss that is no number, which is kept for `replay`
+    elif code == 1:  # a loss was not finite
         faults += sentence_faults(err, (), "stopped")
     elif code not in (0, FOREIGN_ERROR):
         faults.append(f"ended with {code}: {err[-600:]}")
     new = {path for path in after if before.get(path) != after[path]} | before.keys() - after.keys()
     left = sorted(os.path.relpath(path, folder) for path in new)
-    if code in (0, 1, FOREIGN_ERROR):  # what is never left, whatever happens
+    if code in (0, 1, FOREIGN_ERROR):  # these files must not remain
         left = [path for path in left if re.search(r"\.part\b|pwned", path)]
     if left and not escaped:
         faults.append(f"left behind or changed: {left[:8]}")

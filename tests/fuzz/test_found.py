@@ -1,4 +1,4 @@
-"""Inputs that fuzzing found to end in a traceback, a hang, or words that nobody understands."""
+"""Inputs for which fuzzing found a traceback, a hang or an unclear message."""
 
 import copy
 import io
@@ -14,12 +14,12 @@ import yaml
 from tests.fuzz.conftest import World
 from tests.fuzz.invariant import Case, Files, run
 
-pytestmark = pytest.mark.timeout(300, method="thread")  # SIGALRM is the harness's
+pytestmark = pytest.mark.timeout(300, method="thread")  # the harness uses SIGALRM
 
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[..., str]:
-    """The sentence with which a command is refused, which leaves nothing behind."""
+    """Return a function that runs a command and returns the message of its rejection."""
 
     def call(*argv: object, files: Files | None = None, stdin: bytes = b"") -> str:
         case = Case(tuple(map(str, argv)), files or {}, stdin)
@@ -33,7 +33,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
 
 Refused = Callable[..., str]
 
-# A value in the config of a translation, and what is said of it.
+# Key in the config of a translation: invalid value, and the expected message.
 CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
     ("data",): ({}, "c.yaml:12: data must have a class_path"),
     ("data", "class_path"): (
@@ -73,7 +73,7 @@ CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("place", CONFIGS, ids=".".join)
-def test_configs_are_refused_with_their_line(
+def test_invalid_config_is_rejected_with_its_line(
     place: tuple[str, ...], world: World, refused: Refused
 ) -> None:
     tree = copy.deepcopy(world.whole["mt"])
@@ -88,18 +88,18 @@ def test_configs_are_refused_with_their_line(
     assert error.startswith("fourfold: error: ")
 
 
-def test_a_value_on_the_command_line_is_blamed_on_no_file(world: World, refused: Refused) -> None:
+def test_error_of_a_command_line_option_names_no_file(world: World, refused: Refused) -> None:
     call = ("fit", "--config", world.configs["mt"], "--run_dir=r", "--model.config.n_heads=5")
     assert refused(*call).startswith("fourfold: error: d_model must be divisible by n_heads (5)")
 
 
-def test_a_key_that_is_no_word(world: World, refused: Refused) -> None:
+def test_key_that_is_not_a_string(world: World, refused: Refused) -> None:
     content = world.configs["mt"].read_bytes() + b"? {a: 1}\n: 2\n"
     error = refused("fit", "--config=c.yaml", "--run_dir=r", files={"c.yaml": content})
     assert "c.yaml:32: a key must be a string" in error
 
 
-def test_half_of_a_character_in_a_config(world: World, refused: Refused) -> None:
+def test_lone_surrogate_in_a_config(world: World, refused: Refused) -> None:
     content = world.configs["mt"].read_bytes() + b'wandb_name: "\\ud800"\n'
     error = refused("fit", "--config=c.yaml", "--run_dir=r", files={"c.yaml": content})
     assert "the config: Problems parsing config: while parsing a quoted scalar in" in error
@@ -120,19 +120,19 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.usefixtures("limited")
-def test_options(option: str, world: World, refused: Refused) -> None:
+def test_invalid_option_is_rejected(option: str, world: World, refused: Refused) -> None:
     call = ("fit", "--config", world.configs["mt"], "--run_dir=r", f"--{option}")
     assert OPTIONS[option] in refused(*call)
 
 
 @pytest.mark.usefixtures("limited")
-def test_a_plan_of_what_torch_cannot_count(world: World, refused: Refused) -> None:
+def test_plan_of_a_model_beyond_the_limits_of_torch(world: World, refused: Refused) -> None:
     sizes = ("--model.config.d_model=2147483640", "--model.config.d_ff=2147483640")
     error = refused("plan", "--config", world.configs["lm"], *sizes)
     assert "too little memory" in error
 
 
-def test_a_plan_of_rows_that_the_model_cannot_read(world: World, refused: Refused) -> None:
+def test_plan_of_rows_longer_than_max_len(world: World, refused: Refused) -> None:
     error = refused("plan", "--config", world.configs["tags"], "--model.config.max_len=1")
     assert "model.config.max_len must be at least 16, the tokens of a row of the data," in error
 
@@ -143,7 +143,7 @@ def question(**changes: Any) -> bytes:
     return json.dumps({"data": [{"paragraphs": [{"context": "one", "qas": [asked]}]}]}).encode()
 
 
-# The family that reads a file, the file's name, what is in it, and what is said of that.
+# Family that reads the file, name of the file, its content, and the expected message.
 FILES = [
     ("tags", "f.conll", b"- " * 300 + b"\t\n", "f.conll:1: the word has no tag"),
     ("classes", "f.csv", b'a,b,label\n"' + b"x" * 200_000, "f.csv:2: invalid CSV"),
@@ -184,24 +184,24 @@ FILES = [
 
 
 @pytest.mark.parametrize(("family", "name", "content", "said"), FILES)
-def test_files(
+def test_invalid_data_file_is_rejected(
     family: str, name: str, content: bytes, said: str, world: World, refused: Refused
 ) -> None:
     call = ("fit", "--config", world.configs[family], "--run_dir=r", f"--data.train={name}")
     assert said in refused(*call, files={name: content})
 
 
-def test_the_name_of_an_image_that_no_disk_can_have(world: World, refused: Refused) -> None:
+def test_image_name_longer_than_the_file_system_allows(world: World, refused: Refused) -> None:
     error = refused("classify", "--checkpoint", world.runs["vit"], stdin=b"x" * 5000)
     assert "there is no such image file" in error
 
 
-def test_a_path_that_no_disk_can_have(refused: Refused) -> None:
+def test_checkpoint_path_longer_than_the_file_system_allows(refused: Refused) -> None:
     assert "there is no such checkpoint file" in refused("translate", "--checkpoint", "y" * 300)
 
 
 def changed(world: World, family: str, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """A trained checkpoint with something else in it."""
+    """Return the bytes of a trained checkpoint after a change of its content."""
     content = torch.load(io.BytesIO(world.checkpoint(family)), weights_only=True)
     change(content)
     out = io.BytesIO()
@@ -280,7 +280,9 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("what", RECORDS)
-def test_what_a_checkpoint_says_of_its_training(what: str, world: World, refused: Refused) -> None:
+def test_invalid_training_state_of_a_checkpoint_is_rejected(
+    what: str, world: World, refused: Refused
+) -> None:
     change, said = RECORDS[what]
     call = ("fit", "--config", world.configs["mt"], "--run_dir=r", "--ckpt_path=f.ckpt")
     more = ("--trainer.max_steps=2", "--trainer.max_epochs=2")
@@ -288,13 +290,13 @@ def test_what_a_checkpoint_says_of_its_training(what: str, world: World, refused
     assert said in refused(*call, *more, files=files)
 
 
-def test_a_pickle_that_is_cut_off(refused: Refused) -> None:
+def test_truncated_pickle_is_rejected(refused: Refused) -> None:
     error = refused("translate", "--checkpoint=f.ckpt", files={"f.ckpt": b"\x80\x02."})
     assert "f.ckpt: the checkpoint is corrupted or incomplete" in error
 
 
 @pytest.mark.parametrize("content", [{}, {"a": 1}, {"a": torch.zeros(2)}])
-def test_a_file_of_torch_that_is_no_checkpoint(
+def test_torch_file_without_a_checkpoint_is_rejected(
     content: dict[str, Any], world: World, refused: Refused
 ) -> None:
     out = io.BytesIO()
@@ -304,30 +306,32 @@ def test_a_file_of_torch_that_is_no_checkpoint(
     assert "not a checkpoint written by" in error or "none that fourfold has written" in error
 
 
-def test_a_replay_that_is_none(world: World, refused: Refused) -> None:
+def test_invalid_replay_file_is_rejected(world: World, refused: Refused) -> None:
     data = changed(world, "mt", put("replay", value={"batch": {}}))
     error = refused("replay", "f.ckpt", files={"f.ckpt": data})
     assert "f.ckpt: the file was not written by a stopped training" in error
 
 
-def test_classes_without_names(world: World, refused: Refused) -> None:
+def test_wrong_number_of_class_names_is_rejected(world: World, refused: Refused) -> None:
     data = changed(world, "classes", put("fourfold", "data", "class_names", value=["x"]))
     error = refused("classify", "--checkpoint=f.ckpt", files={"f.ckpt": data}, stdin=b"a\tb\n")
     assert "it has 1 class names for 2 classes" in error
 
 
-def test_words_without_vectors(world: World, refused: Refused) -> None:
-    """The tokenizer of a larger model."""
+def test_tokenizer_with_more_entries_than_embeddings_is_rejected(
+    world: World, refused: Refused
+) -> None:
+    """The tokenizer belongs to a model with a larger vocabulary."""
     other = torch.load(io.BytesIO(world.checkpoint("lm")), weights_only=True)["fourfold"]["data"]
     data = changed(world, "mt", put("fourfold", "data", "tokenizer", value=other["tokenizer"]))
     error = refused("translate", "--checkpoint=f.ckpt", files={"f.ckpt": data}, stdin=b"one\n")
     assert "f.ckpt: the checkpoint has a tokenizer with 300 entries, but a model with" in error
 
 
-def test_imported_weights_are_measured_but_not_resumed(
+def test_imported_weights_can_be_tested_but_not_resumed(
     world: World, refused: Refused, tmp_path: Path
 ) -> None:
-    """They have no training in them, nor the version of Lightning that it asks for first."""
+    """An imported checkpoint contains no state of a training and no version of Lightning."""
     file, there = tmp_path / "f.ckpt", str(world.exported["vit"])
     assert run(Case(("import", there, str(file))), tmp_path / "a").code == 0
     call = ("--config", str(world.configs["vit"]), "--run_dir=r", "--ckpt_path", str(file))
@@ -335,7 +339,7 @@ def test_imported_weights_are_measured_but_not_resumed(
     assert "f.ckpt: the" in refused("fit", *call)
 
 
-# A file of a directory of transformers, a key of it, another value, and what is said of that.
+# Family, file of the Hugging Face directory, key, invalid value, and the expected message.
 FOREIGN = [
     ("mlm", "config.json", "hidden_size", "x", "d_model must be of type int, got 'x'"),
     ("mlm", "config.json", "hidden_size", True, "d_model must be of type int, got 'True'"),
@@ -378,7 +382,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("family", "file", "key", "value", "said"), FOREIGN)
-def test_what_a_directory_of_transformers_says(
+def test_invalid_value_in_a_hugging_face_directory_is_rejected(
     family: str, file: str, key: str, value: Any, said: str, world: World, refused: Refused
 ) -> None:
     files: Files = {f"d/{p.name}": p.read_bytes() for p in world.exported[family].iterdir()}

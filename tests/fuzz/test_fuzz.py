@@ -1,6 +1,6 @@
-"""Input of every kind, spoilt: each is either of use, or refused in one sentence.
+"""Fuzz tests: every damaged input works or is rejected in one line.
 
-A failure prints the command and its files; FOURFOLD_FUZZ_SEED gives the same inputs again.
+A failure prints the command and its files. FOURFOLD_FUZZ_SEED selects the inputs.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.fuzz import checkpoints, configs, images, texts
 from tests.fuzz.conftest import World
 from tests.fuzz.invariant import call, run, snapshot
 
-# Kind: its strategy, inputs of a default test, and of the slow one.
+# Strategy, number of inputs in the default suite and in the slow tests, by kind of input.
 KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
     "text": (texts.cases, 15, 300),
     "images": (images.cases, 12, 200),
@@ -26,11 +26,11 @@ KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
     "checkpoints": (checkpoints.cases, 15, 200),
 }
 SEED = int(os.environ.get("FOURFOLD_FUZZ_SEED", "0"))
-BETWEEN = 50  # inputs between two looks at whether what is good still works
+BETWEEN = 50  # inputs between two checks that valid commands still work
 
 
 def known_good(world: World) -> tuple[Any, ...]:
-    """What good commands say."""
+    """Return exit codes and output of valid commands."""
     runs, last = world.runs, world.runs["mt"] / "checkpoints/last.ckpt"
     return (
         call(("translate", "--checkpoint", str(last)), b"one two\n")[:2],
@@ -40,9 +40,9 @@ def known_good(world: World) -> tuple[Any, ...]:
 
 
 def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
-    """Run `n` inputs of a kind; how many worked and how many were refused.
+    """Run `n` inputs of a kind and count the outcomes.
 
-    All of them, so that one fault does not hide the next.
+    All inputs run before the test fails, so that one fault does not hide another.
     """
     strategy, counts, faults = KINDS[kind][0](world), Counter[str](), list[str]()
     good, state = known_good(world), snapshot(world.folder)
@@ -60,27 +60,29 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
         if sum(counts.values()) == n:
             return
         outcome = run(case, folder / "here")
-        counts[{0: "works", 1: "stopped"}.get(outcome.code, "refused")] += 1
+        counts[{0: "works", 1: "stopped"}.get(outcome.code, "rejected")] += 1
         if os.environ.get("FOURFOLD_FUZZ_SHOW"):
             print(f"\n{case!r:.1200}\n -> {outcome.code} {outcome.error[:600]}")
         if outcome.faults:
             faults.append(f"{case!r}\n -> {outcome.code} " + "\n -> ".join(outcome.faults))
         if sum(counts.values()) % BETWEEN == 0:
-            assert known_good(world) == good, f"good commands do otherwise after\n{case!r}"
+            assert known_good(world) == good, (
+                f"the result of valid commands has changed after\n{case!r}"
+            )
 
     one()
     assert known_good(world) == good
     assert snapshot(world.folder) == state, "an input was written to"
-    said = (f"{counts[how]:>4} {how}" for how in ("works", "refused", "stopped"))
+    said = (f"{counts[how]:>4} {how}" for how in ("works", "rejected", "stopped"))
     print(f"\n{kind:<12} seed {SEED}: {', '.join(said)}, {len(faults):>3} with a fault")
     assert not faults, f"{len(faults)} faults\n\n" + "\n\n".join(faults)
     return counts
 
 
-@pytest.mark.timeout(300, method="thread")  # SIGALRM is ours
+@pytest.mark.timeout(300, method="thread")  # the harness uses SIGALRM
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few(kind: str, world: World, tmp_path: Path) -> None:
+def test_inputs_work_or_are_rejected(kind: str, world: World, tmp_path: Path) -> None:
     n = KINDS[kind][1]
     assert sum(fuzz(kind, n, world, tmp_path).values()) == n
 
@@ -89,8 +91,8 @@ def test_a_few(kind: str, world: World, tmp_path: Path) -> None:
 @pytest.mark.timeout(3600, method="thread")
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("kind", KINDS)
-def test_all(kind: str, world: World, tmp_path: Path) -> None:
+def test_many_inputs_work_or_are_rejected(kind: str, world: World, tmp_path: Path) -> None:
     n = KINDS[kind][2]
     counts = fuzz(kind, n, world, tmp_path)
     assert sum(counts.values()) == n
-    assert min(counts["works"], counts["refused"]) > n / 10, "the inputs are all alike"
+    assert min(counts["works"], counts["rejected"]) > n / 10, "the inputs are too similar"

@@ -1,4 +1,4 @@
-"""Files of text, pairs, tables, tags and questions, as real corpora and broken disks have them."""
+"""Damaged text files: plain text, parallel text, tables, CoNLL columns and SQuAD JSON."""
 
 import bz2
 import gzip
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.fuzz.conftest import World
 
 WORDS = ["one", "two", "three", "four", "five", "six"]
-# What stands inside lines of real corpora, and what should not.
+# Fragments of lines, some of which are invalid.
 PIECES = [
     *WORDS,
     *WORDS,
@@ -66,7 +66,7 @@ plain = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
 
 
 def squad() -> str:
-    """A small good file."""
+    """Return a small valid file."""
     context = "one two three four five six seven eight"
     asked = [
         {
@@ -81,7 +81,7 @@ def squad() -> str:
 
 @st.composite
 def encoded(draw: Draw, text: str) -> bytes:
-    """A text as the bytes of a file."""
+    """Encoded text, with one of several encodings and line ends."""
     ends = draw(st.sampled_from(("\n",) * 5 + ("\r\n", "\r")))
     names = ("utf-8",) * 8 + ("utf-8-sig", "utf-16", "latin-1")
     how = draw(st.sampled_from(names))
@@ -91,14 +91,14 @@ def encoded(draw: Draw, text: str) -> bytes:
 
 @st.composite
 def lines(draw: Draw) -> str:
-    """The lines of a plain file, many of them good."""
+    """Lines of a plain text file, most of them valid."""
     odd = draw(st.lists(line, max_size=6))
     good = draw(st.lists(plain, min_size=0, max_size=12))
     return "\n".join(draw(st.permutations(odd + good))) + draw(st.sampled_from(("\n", "")))
 
 
 def odd_json(draw: Draw) -> str:
-    """A value of JSON, or nearly."""
+    """JSON value, possibly invalid."""
     written = [
         "NaN",
         "Infinity",
@@ -118,7 +118,7 @@ def odd_json(draw: Draw) -> str:
 
 @st.composite
 def table(draw: Draw, kind: str) -> str:
-    """Two texts and a label a row, with or without what a table must have."""
+    """Table with two texts and a label per row, possibly incomplete."""
     labels = st.sampled_from(["yes", "no", "yes", "no", "", "1", "nan", "maybe"])
     rows = draw(st.lists(st.tuples(line | plain, plain, labels), max_size=10))
     rows += draw(st.sampled_from(([("a", "b", "yes"), ("c", "d", "no")], [])))
@@ -138,7 +138,7 @@ def table(draw: Draw, kind: str) -> str:
 
 @st.composite
 def tagged(draw: Draw) -> str:
-    """A word and a tag a line."""
+    """CoNLL file with a word and a tag per line, possibly invalid."""
     tag = st.sampled_from(["O", "B-x", "I-x", "B-", "I-y", "-", "", "é"])
     sep = draw(st.sampled_from("\t\t "))
     made = draw(st.lists(st.tuples(st.sampled_from(WORDS) | line, tag), max_size=12))
@@ -147,7 +147,7 @@ def tagged(draw: Draw) -> str:
 
 @st.composite
 def questions(draw: Draw) -> str:
-    """SQuAD's JSON with something else in it."""
+    """SQuAD JSON with one changed value."""
     good = json.loads(squad())
     tree = draw(changed(good, st.sampled_from(ODD[:-2])))
     text = json.dumps(tree)
@@ -157,7 +157,7 @@ def questions(draw: Draw) -> str:
 
 
 def packed(draw: Draw, name: str, data: bytes) -> tuple[str, Files]:
-    """The option's value and the files behind it: perhaps compressed, perhaps cut off."""
+    """Value of a file option with its files, possibly compressed or truncated."""
     suffix = draw(st.sampled_from(("",) * 5 + (".gz", ".xz", ".bz2", "zip")))
     if suffix == "zip":
         archive = io.BytesIO()
@@ -176,7 +176,7 @@ def packed(draw: Draw, name: str, data: bytes) -> tuple[str, Files]:
 
 @st.composite
 def training(draw: Draw, world: "World") -> Case:
-    """A training, one of whose files is as the strategies above make it."""
+    """Training with one damaged data file."""
     family = draw(st.sampled_from(["mt", "mt", "lm", "mlm", "classes", "classes", "tags", "qa"]))
     kind = draw(st.sampled_from((".tsv", ".csv", ".jsonl")))
     options, name = [], "f.txt"
@@ -198,7 +198,7 @@ def training(draw: Draw, world: "World") -> Case:
     part = draw(st.sampled_from(("train", "train", "train", "val")))
     options += [f"--data.{part}={value}"]
     if part == "train":
-        options.append("--data.test=null")  # whose columns and labels would be others
+        options.append("--data.test=null")  # the test file would have other columns and labels
         options.append("--data.val=" + draw(st.sampled_from(("null", "null", "0.3"))))
     if draw(st.booleans()):
         options.append("--data.tokenizer.kind=" + draw(st.sampled_from(TOKENIZERS)))
@@ -215,7 +215,7 @@ def training(draw: Draw, world: "World") -> Case:
 
 @st.composite
 def asking(draw: Draw, world: "World") -> Case:
-    """Lines for a trained model."""
+    """Inference command with invalid lines as input."""
     verb, family = draw(
         st.sampled_from(
             (
@@ -239,5 +239,5 @@ def asking(draw: Draw, world: "World") -> Case:
 
 
 def cases(world: "World") -> st.SearchStrategy[Any]:
-    """Three trainings for each line of questions."""
+    """Return the strategy of trainings and inference commands, three to one."""
     return st.integers(0, 3).flatmap(lambda n: training(world) if n else asking(world))
