@@ -1,15 +1,14 @@
 import io
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from lightning import LightningDataModule
-from rich.console import Console
 
 from fourfold.callbacks.monitoring.progress import (
-    BarOutput,
-    LineOutput,
+    ProgressOutput,
     describe_step_size,
     format_duration,
 )
@@ -67,7 +66,7 @@ def test_describe_step_size(devices: int, accumulated: int, order: BatchOrder, t
 
 
 def test_line_output_prints_one_line_per_update(capsys: pytest.CaptureFixture[str]) -> None:
-    output = LineOutput()
+    output = ProgressOutput()
     output.start("train", 12000, 0)
     output.update(1500, {"loss": "2.5", "left": "3 s"})
     output.start("test", 7, 0)
@@ -76,18 +75,24 @@ def test_line_output_prints_one_line_per_update(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "step 1,500/12,000  loss 2.5  left 3 s\ntest batch 3/7\n"
 
 
-def test_bar_output_keeps_printed_lines() -> None:
-    output = BarOutput()
-    out = io.StringIO()
-    output._console = Console(file=out, force_terminal=True, width=100, highlight=False)
+def test_bar_output_keeps_printed_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    output = ProgressOutput()
     output.print("before [all]")
     output.start("train", 12000, 0)
     output.update(1500, {"loss": "2.5"})
-    output.print("between")
+    output.print("between [all]")
     output.stop()
     output.stop()
     shown = out.getvalue()
     assert "before [all]" in shown
-    assert "between" in shown
+    assert "between [all]" in shown
     assert "1,500/12,000" in shown
     assert "2.5" in shown

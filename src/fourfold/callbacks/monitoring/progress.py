@@ -5,132 +5,99 @@ Lightning's progress bars write nothing to a file before the end of an epoch.
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich import progress
-from rich.console import Console
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.callbacks.monitoring.throughput import ThroughputMeter
 
-BAR_SECONDS = 0.5  # between two updates of a bar, since reading the loss waits for the device
+BAR_SECONDS = 0.5  # seconds between two updates of a bar; reading the loss waits for the device
 
 
-class ProgressOutput(Protocol):
-    """Destination of progress reports."""
+class ProgressOutput:
+    """Bar of `rich` if standard output is a terminal, and otherwise one plain line per update.
 
-    def start(self, name: str, total: int | None, done: int) -> None:
-        """Start a report of `total` steps (None if unknown), `done` of which are complete."""
-
-    def update(self, step: int, values: dict[str, str]) -> None:
-        """Report the current step and values."""
-
-    def print(self, text: str) -> None:
-        """Print a line that stays."""
-
-    def stop(self) -> None:
-        """End the report."""
-
-
-class LineOutput:
-    """Prints one plain line per update and flushes it, so that a batch job can be watched."""
+    Each line is flushed, so that the log file of a batch job can be watched.
+    """
 
     def __init__(self) -> None:
+        self.enabled = True
+        self._bar: progress.Progress | None = None
         self._label = ""
         self._total = ""
 
     def start(self, name: str, total: int | None, done: int) -> None:
-        self._label = "step" if name == "train" else f"{name} batch"
-        self._total = _format_total(total)
-
-    def update(self, step: int, values: dict[str, str]) -> None:
-        rest = "  ".join(f"{name} {value}" for name, value in values.items())
-        self.print(f"{self._label} {step:,}{self._total}  {rest}".rstrip())
-
-    def print(self, text: str) -> None:
-        print(text, flush=True)
-
-    def stop(self) -> None:
-        pass
-
-
-class BarOutput:
-    """Shows a bar of `rich` below the lines that were printed."""
-
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
-        self._bar: progress.Progress | None = None
-        self._task = progress.TaskID(0)
-
-    def start(self, name: str, total: int | None, done: int) -> None:
+        """Start to report `total` steps (None if unknown), `done` of which are complete."""
         self.stop()
-        self._bar = progress.Progress(
-            progress.TextColumn(name),
-            progress.BarColumn(),
-            progress.TextColumn("{task.completed:,}" + _format_total(total)),
-            progress.TextColumn("{task.fields[values]}"),
-            console=self._console,
-            transient=True,
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task(name, total=total, completed=done, values="")
-        self._bar.start()
+        self._label = "step" if name == "train" else f"{name} batch"
+        self._total = "" if total is None else f"/{total:,}"
+        if self.enabled and sys.stdout.isatty():
+            self._bar = progress.Progress(
+                name,
+                progress.BarColumn(),
+                "{task.completed:,}" + self._total,
+                "{task.fields[values]}",
+                transient=True,
+                refresh_per_second=4,
+            )
+            self._bar.add_task(name, total=total, completed=done, values="")
+            self._bar.start()
 
     def update(self, step: int, values: dict[str, str]) -> None:
-        if self._bar is not None:
-            text = "  ".join(f"{name} [bold]{value}[/bold]" for name, value in values.items())
-            self._bar.update(self._task, completed=step, values=text)
+        """Report the current step and values by name."""
+        text = "  ".join(f"{name} {value}" for name, value in values.items())
+        if self._bar is None:
+            self.print(f"{self._label} {step:,}{self._total}  {text}".rstrip())
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=step, values=text)
 
     def print(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        """Print a line; `rich` moves the bar below the line."""
+        if self.enabled:
+            print(text, flush=True)
 
     def stop(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 class Progress(ProgressBar):
-    """Shows step, epoch, loss, learning rate, throughput, time left and validation metrics.
+    """Reports step, epoch, loss, learning rate, throughput, time left and validation metrics.
 
     Args:
         seconds: Seconds between two lines if the output is not a terminal.
-        meter: Counts the tokens or images of training; `StepMetrics` updates it.
+        meter: Meter that counts the tokens or images of training; `StepMetrics` updates the meter.
     """
 
-    def __init__(self, seconds: float = 10.0, meter: ThroughputMeter | None = None) -> None:
+    def __init__(self, seconds: float, meter: ThroughputMeter) -> None:
         super().__init__()
-        is_terminal = sys.stdout.isatty()
-        self.output: ProgressOutput = BarOutput() if is_terminal else LineOutput()
-        self.seconds = BAR_SECONDS if is_terminal else seconds
-        self.meter = meter or ThroughputMeter()
+        self.output = ProgressOutput()
+        self.seconds = BAR_SECONDS if sys.stdout.isatty() else seconds
+        self.meter = meter
         self._started_at = time.monotonic()
         self._updated_at = self._started_at
         self._reading = self.meter.read()
         self._first_step = 0
         self._total: int | None = 0
         self._trained = False
-        self._enabled = True
 
     def disable(self) -> None:
-        """Disable the output; Lightning calls this on all ranks but the first."""
-        self._enabled = False
-
-    def enable(self) -> None:
-        """Enable the output."""
-        self._enabled = True
+        """Disable the output; Lightning calls this method on all ranks but the first."""
+        self.output.enabled = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print a line between two updates."""
-        if self._enabled:
-            self.output.print(" ".join(str(arg) for arg in args))
+        self.output.print(" ".join(str(arg) for arg in args))
 
     # Training.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what is trained, and start the clock."""
+        """Print the model, the device and the size of a step, and start the clock."""
         self._trained = True
         self._first_step = trainer.global_step
         self._total = pl_module.total_steps()  # type: ignore[operator]
@@ -149,8 +116,7 @@ class Progress(ProgressBar):
         self._started_at = time.monotonic()
         self._updated_at = self._started_at
         self._reading = self.meter.read()
-        if self._enabled:
-            self.output.start("train", self._total, self._first_step)
+        self.output.start("train", self._total, self._first_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -162,7 +128,7 @@ class Progress(ProgressBar):
 
     def _update(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._updated_at = time.monotonic()
-        if not self._enabled:
+        if not self.output.enabled:
             return
         values = {"epoch": f"{trainer.current_epoch + 1}"}
         loss = trainer.callback_metrics.get("train/loss")
@@ -177,23 +143,18 @@ class Progress(ProgressBar):
 
     def _time_left(self, step: int) -> str:
         done = step - self._first_step
-        if self._total is None:
-            return "?"
-        if self._total <= step:
-            return format_duration(0.0)
-        if not done:
+        if self._total is None or not done:
             return "?"
         return format_duration((time.monotonic() - self._started_at) / done * (self._total - step))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the time of the training."""
-        if self._enabled:
-            self.output.stop()
+        self.output.stop()
         seconds = format_duration(time.monotonic() - self._started_at)
         self.print(f"trained to step {trainer.global_step:,} in {seconds}")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Explain why a complete run was not continued."""
+        """Print advice if the run was complete already, so that no step was trained."""
         if self._trained:
             return
         advice = "give a greater --trainer.max_steps or --trainer.max_epochs"
@@ -219,10 +180,8 @@ class Progress(ProgressBar):
         self.print(f"step {trainer.global_step:,}  {'  '.join(values)}")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the report of a test, in batches."""
-        if self._enabled:
-            total = int(sum(trainer.num_test_batches))
-            self.output.start("test", total, 0)
+        """Start to report the batches of a test."""
+        self.output.start("test", int(sum(trainer.num_test_batches)), 0)
 
     def on_test_batch_end(
         self,
@@ -234,7 +193,7 @@ class Progress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         """Update the output if it is due."""
-        if self._enabled and time.monotonic() - self._updated_at >= self.seconds:
+        if time.monotonic() - self._updated_at >= self.seconds:
             self._updated_at = time.monotonic()
             self.output.update(batch_idx + 1, {})
 
@@ -244,7 +203,7 @@ class Progress(ProgressBar):
 
 
 def describe_step_size(trainer: Trainer) -> str:
-    """Describe the size of an optimizer step, such as 8 devices x 2 micro-batches x 512 rows."""
+    """Return the size of an optimizer step, such as "8 devices x 2 micro-batches x 512 rows"."""
     factors = []
     if trainer.world_size > 1:
         factors.append(f"{trainer.world_size} devices")
@@ -262,13 +221,9 @@ def describe_step_size(trainer: Trainer) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as 42 s, 5 min 10 s, 3 h 20 min or 2 d 4 h."""
+    """Format a number of seconds as 42 s, 5 min 10 s, 3 h 20 min or 2 d 4 h."""
     rounded = round(seconds)
     for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
         if rounded >= size:
             return f"{rounded // size} {unit} {rounded % size // lower_size} {lower}"
     return f"{rounded // 60} min {rounded % 60} s" if rounded >= 60 else f"{rounded} s"
-
-
-def _format_total(total: int | None) -> str:
-    return "" if total is None else f"/{total:,}"
