@@ -1,4 +1,4 @@
-"""Atomic writing of files: readers see the complete file or none, even if the process is killed."""
+"""Atomic writing of files: a killed process leaves the complete file, or no file of that name."""
 
 import os
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from pathlib import Path
 def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
     """Yield a temporary path in the folder of `file`, and rename it to `file` at the end.
 
-    The temporary file is deleted if the block raises. It is not in $TMPDIR, because a rename is
-    atomic within one file system only.
+    The temporary file is deleted if the block raises. The folder is not $TMPDIR, because a rename
+    is atomic within one file system only.
 
     Args:
         file: Final path.
-        suffix: Distinguishes several processes that write the same file. Without it, a temporary
-            file that a killed process left is overwritten.
+        suffix: Part of the temporary name that differs between processes that write the same file.
+            Without a suffix, the file that a killed process left is overwritten.
     """
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:

@@ -1,7 +1,7 @@
 r"""Text and JSON files: paths under $FOURFOLD_DATA, compressed files, members of zip archives.
 
-Lines end with "\n" only. Real corpora hold U+0085 and U+2028 inside sentences, at which
-`str.splitlines` would split and shift every later line of one language against the other.
+Lines end with "\n" only. Real corpora contain U+0085 and U+2028 inside sentences. `str.splitlines`
+would split such sentences, and shift all later lines of one language against the other language.
 """
 
 import bz2
@@ -23,15 +23,13 @@ _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFil
 
 
 def resolve(path: str) -> Path:
-    """Return the file or folder at `path`; a relative path may also lie under $FOURFOLD_DATA.
+    """Return the file or folder at `path`, or at a relative path under $FOURFOLD_DATA.
 
     Raises:
-        InputError: If there is no such file.
+        InputError: There is no file or folder at either place.
     """
-    folders = [Path()]
-    if root := os.environ.get("FOURFOLD_DATA"):
-        folders.append(Path(root))
-    for folder in folders:
+    root = os.environ.get("FOURFOLD_DATA", "")
+    for folder in ("", root):
         candidate = folder / Path(path).expanduser()
         if candidate.exists():
             return candidate
@@ -43,7 +41,7 @@ def read_bytes(path: str) -> bytes:
     """Return the decompressed content of a file; `archive.zip/member` reads from an archive.
 
     Raises:
-        InputError: If the file is missing, a folder, an archive of files, or corrupted.
+        InputError: The file is missing, a folder, an archive of files, or corrupted.
     """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
@@ -68,7 +66,7 @@ def read_text(path: str) -> str:
     """Return the content of a UTF-8 file.
 
     Raises:
-        InputError: As `read_bytes`; or if the file is empty or not UTF-8.
+        InputError: As `read_bytes`, or the file is empty or not UTF-8.
     """
     data = read_bytes(path)
     try:
@@ -95,15 +93,15 @@ def read_lines(path: str) -> list[str]:
 
 
 def parse_json(text: str, file: str, line: int | None = None) -> Any:
-    """Parse JSON.
+    """Return the value of a JSON text.
 
     Args:
-        text: Content of a file, or one line of it.
+        text: Content of a file, or one line of a file.
         file: Path of the file, for error messages.
         line: Number of the line; None if `text` is the whole file.
 
     Raises:
-        InputError: If the JSON is invalid, nested too deeply, or holds a number with too many
+        InputError: The JSON is invalid, is nested too deeply, or contains a number with too many
             digits or half of a surrogate pair.
     """
     try:

@@ -1,4 +1,4 @@
-"""`fourfold import` and `fourfold export`: conversion from and to transformers and timm."""
+"""`fourfold import` and `fourfold export`: convert models from and to transformers and timm."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,17 +21,20 @@ whose best.ckpt is used, otherwise average.ckpt, otherwise last.ckpt. Imported m
 written in their original architecture, byte for byte. With timm: before the directory, a
 ViT or DeiT is written for timm.create_model("local-dir:DIRECTORY", pretrained=True)."""
 
+# Description and names of the two arguments.
+COMMANDS = {
+    "import": (IMPORT, "DIRECTORY|FILE", "CHECKPOINT"),
+    "export": (EXPORT, "CHECKPOINT", "[timm:]DIRECTORY"),
+}
+
 
 def make_parser(command: str) -> OptionParser:
-    """Return the parser of `import` or `export`."""
-    if command == "import":
-        parser = OptionParser(prog="fourfold import", description=IMPORT)
-        parser.add_argument("source", metavar="DIRECTORY|FILE")
-        parser.add_argument("target", metavar="CHECKPOINT")
-    else:
-        parser = OptionParser(prog="fourfold export", description=EXPORT)
-        parser.add_argument("source", metavar="CHECKPOINT")
-        parser.add_argument("target", metavar="[timm:]DIRECTORY")
+    """Return the parser of `command`, which is "import" or "export"."""
+    description, source, target = COMMANDS[command]
+    parser = OptionParser(prog=f"fourfold {command}", description=description)
+    parser.add_argument("source", metavar=source)
+    parser.add_argument("target", metavar=target)
+    if command == "export":
         parser.add_allow_class()
     return parser
 

@@ -1,6 +1,6 @@
 """`fourfold plan`: parameters, FLOPs and memory of a recipe, and a micro-batch that fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
 
@@ -25,7 +25,7 @@ from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
 
-GIB = 2**30
+GIB = 2**30  # bytes
 USABLE_FRACTION = 0.9  # of a device's memory; the driver and fragmentation take the rest
 DEFAULT_SENTENCE_LENGTH = 25  # tokens on each side of a sentence pair
 TEXT_PAIR_CONFIGS = (EncoderDecoderConfig, TextToTextConfig)
@@ -46,15 +46,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--memory", type=float | None, default=None)
     parser.add_argument("--length", type=int | None, default=None)
     config = parse(parser, expand_arguments(argv, evaluates=True))
-    devices = config.pop("devices")
-    memory = config.pop("memory")
-    length = config.pop("length")
-    _check_positive("--devices", devices)
-    _check_positive("--memory", memory)
+    devices, memory, length = (config.pop(name) for name in ("devices", "memory", "length"))
     recipe = read_recipe(parser, config)
     length = row_length(recipe, length)
     lines = [
-        *_model_lines(recipe),
+        type(recipe.task.model).__name__,
+        *_table("parameters", "{:,.0f}", 1, parameters(recipe.task.model)),
         "",
         *_compute_lines(recipe, length),
         "",
@@ -64,28 +61,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_positive(option: str, value: float | None) -> None:
-    if value is not None and not 0 < value < inf:
-        raise InputError(f"must be a positive number, got {value}", option=option)
-
-
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
     """Return options of `fit` that keep the global batch on the devices that `argv` names.
 
     Args:
         argv: Options of `fit`.
-        memory: Memory of one device in GiB; None accepts every micro-batch.
+        memory: Memory of one device in GiB; None means that every micro-batch fits.
 
     Returns:
-        Values by key; empty if nothing has to change.
+        Values of options by key; no options if the config keeps the global batch already.
 
     Raises:
-        InputError: No micro-batch fits, or the model has batch norms, whose statistics would be
-            those of a smaller batch.
+        InputError: No micro-batch fits, or the model has batch norms and the micro-batch would be
+            smaller, so that the batch norms would compute other statistics.
     """
     parser = make_parser("fourfold fit")
     recipe = read_recipe(parser, parse(parser, argv))
-    micro, accumulation = _split(recipe, recipe.devices, memory)
+    length = None if memory is None else row_length(recipe, None)
+    micro, accumulation = _split(recipe, recipe.devices, memory, length)
     if (micro, recipe.devices) == (recipe.batch, 1):
         return {}
     modules = recipe.task.model.modules()
@@ -108,19 +101,15 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
     return {**options, f"data.init_args.{recipe.batch_key}": micro}
 
 
-def _command_line(options: Mapping[str, int]) -> str:
-    return " ".join(f"--{key} {value}" for key, value in options.items())
-
-
 def row_length(recipe: Recipe, length: int | None) -> int:
-    """Return the tokens of a row: patches of an image, a sentence, or a block of text.
+    """Return the tokens of a row, which is an image, a sentence or a block of text.
 
     Args:
         recipe: The recipe.
-        length: Value of `--length`.
+        length: Tokens of a row, the value of `--length`; None takes the length of the data.
 
     Raises:
-        InputError: The model does not accept rows of that length.
+        InputError: The model is no transformer or LSTM, or does not accept rows of that length.
     """
     config = recipe.config
     if not isinstance(config, TransformerConfig | RecurrentLMConfig):
@@ -139,7 +128,9 @@ def row_length(recipe: Recipe, length: int | None) -> int:
                 f"must lie between 1 and max_len {limit}, got {length}", option="--length"
             )
         return length
-    row = DEFAULT_SENTENCE_LENGTH if isinstance(config, TEXT_PAIR_CONFIGS) else recipe.length
+    row = recipe.length
+    if isinstance(config, TEXT_PAIR_CONFIGS):
+        row = DEFAULT_SENTENCE_LENGTH
     if row is not None and row > limit:
         raise InputError(
             f"must be at least {row}, the tokens of a row of the data, got {limit}",
@@ -149,7 +140,7 @@ def row_length(recipe: Recipe, length: int | None) -> int:
 
 
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
-    """Return the bytes on one device for a micro-batch of `batch` rows or tokens."""
+    """Return the memory in bytes on one of `devices` for a micro-batch of rows or tokens."""
     tokens = batch if recipe.counts_tokens else batch * length
     source = tokens if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else 0
     if isinstance(recipe.config, IMAGE_TEXT_CONFIGS):
@@ -159,35 +150,33 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
         recipe.n_parameters,
         tokens,
         source,
-        n_trained=recipe.n_trained,
+        n_trained=sum(p.numel() for p in recipe.task.model.parameters() if p.requires_grad),
         precision=recipe.precision,
         optimizer=recipe.task.optimizer_config.name,
         replicated=devices > 1,
     )
 
 
-def _model_lines(recipe: Recipe) -> list[str]:
-    counts = parameters(recipe.task.model)
-    names = ("embeddings", "blocks", "head")
-    rows = [(name, f"{getattr(counts, name):,}") for name in names]
-    title = type(recipe.task.model).__name__
-    return [title, *_table("parameters", f"{counts.total:,}", rows)]
-
-
 def _compute_lines(recipe: Recipe, length: int) -> list[str]:
+    """Describe the FLOPs of a forward pass, of an optimizer step and of the whole training."""
     config = recipe.config
     is_image = isinstance(config, ViTConfig)
-    has_image = is_image or isinstance(config, IMAGE_TEXT_CONFIGS)
     tokens = None if is_image else length
     flops = forward_flops(recipe.task.model, tokens)
-    names = ("embeddings", "blocks", "head")
-    rows = [(name, f"{getattr(flops, name) / 1e9:,.3f} G") for name in names]
     title = f"FLOPs, forward, one {_row_description(config, length)}"
-    lines = _table(title, f"{flops.total / 1e9:,.3f} G", rows)
-    if not has_image:
+    lines = _table(title, "{:,.3f} G", 1e9, flops)
+    if not is_image and not isinstance(config, IMAGE_TEXT_CONFIGS):
         lines.append(_line("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
-    trained = forward_flops(recipe.task.model, tokens, head_fraction=recipe.head_fraction)
-    return [*lines, *_training_lines(recipe, trained, length)]
+    # The head of a masked LM reads the masked tokens alone.
+    head_fraction = float(recipe.arguments.get("masking", {}).get("mlm_probability", 1.0))
+    trained = forward_flops(recipe.task.model, tokens, head_fraction=head_fraction)
+    n_rows = recipe.global_batch / (length if recipe.counts_tokens else 1)
+    step = TRAINING_TO_FORWARD * trained.total * n_rows
+    lines.append(_line("FLOPs, training, one step", f"{step:.3e}"))
+    if recipe.steps is None:
+        return [*lines, "FLOPs of the whole run: unknown, its steps depend on data not available"]
+    total = f"{step * recipe.steps:.3e}"
+    return [*lines, _line(f"FLOPs, training, {recipe.steps:,} steps", total)]
 
 
 def _row_description(config: TransformerConfig, length: int) -> str:
@@ -200,18 +189,8 @@ def _row_description(config: TransformerConfig, length: int) -> str:
     return f"row of {length:,} tokens"
 
 
-def _training_lines(recipe: Recipe, flops: CostBreakdown, length: int) -> list[str]:
-    per_row = length if recipe.counts_tokens else 1
-    step = TRAINING_TO_FORWARD * flops.total * recipe.global_batch / per_row
-    lines = [_line("FLOPs, training, one step", f"{step:.3e}")]
-    if recipe.steps is None:
-        return [*lines, "FLOPs of the whole run: unknown, its steps depend on data not available"]
-    total = step * recipe.steps
-    return [*lines, _line(f"FLOPs, training, {recipe.steps:,} steps", f"{total:.3e}")]
-
-
 def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
-    """Describe micro-batch, accumulation and memory, with the options that set them."""
+    """Describe memory, micro-batch and accumulation, and name the options for this split."""
     total = recipe.global_batch
     if devices % recipe.nodes:
         raise InputError(
@@ -219,18 +198,18 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
         )
     micro, accumulation = _split(recipe, devices, memory, length)
     used = micro_batch_memory(recipe, length, micro, devices)
-    rows = [(f.name, f"{getattr(used, f.name) / GIB:,.2f} GiB") for f in fields(Memory)]
     unit = "tokens" if recipe.counts_tokens else "rows"
     actual = devices * micro * accumulation
     rounded = "" if actual == total else f" (rounded to {actual:,})"
     plural = "s" if devices > 1 else ""
+    options = {"trainer.devices": devices // recipe.nodes}
+    options |= _options(recipe, micro, accumulation)
     lines = [
-        *_table(f"memory, {recipe.precision}, one device", f"{used.total / GIB:,.2f} GiB", rows),
+        *_table(f"memory, {recipe.precision}, one device", "{:,.2f} GiB", GIB, used),
         "",
         f"global batch: {total:,} {unit} = {devices} device{plural} x {micro:,}"
         f" x accumulation {accumulation}{rounded}",
-        f"  --trainer.devices {devices // recipe.nodes}"
-        f" {_command_line(_options(recipe, micro, accumulation))}",
+        "  " + " ".join(f"--{key} {value}" for key, value in options.items()),
     ]
     if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
         lines.append(
@@ -243,7 +222,7 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
 
 
 def _split(
-    recipe: Recipe, devices: int, memory: float | None, length: int | None = None
+    recipe: Recipe, devices: int, memory: float | None, length: int | None
 ) -> tuple[int, int]:
     """Return micro-batch and accumulation that keep the global batch.
 
@@ -254,10 +233,9 @@ def _split(
     def fits(batch: int) -> bool:
         if recipe.counts_tokens and batch < recipe.arguments["max_len"]:
             return False  # the longest row would exceed the batch
-        if memory is None:
+        if memory is None or length is None:
             return True
-        row = row_length(recipe, None) if length is None else length
-        used = micro_batch_memory(recipe, row, batch, devices).total
+        used = micro_batch_memory(recipe, length, batch, devices).total
         return used <= USABLE_FRACTION * GIB * memory
 
     return split_batch(recipe.global_batch, devices, fits, exact=not recipe.counts_tokens)
@@ -267,5 +245,8 @@ def _line(name: str, value: str) -> str:
     return f"{name:<44}{value:>20}"
 
 
-def _table(name: str, total: str, rows: list[tuple[str, str]]) -> list[str]:
-    return [_line(name, total), *(_line(f"  {row}", value) for row, value in rows)]
+def _table(title: str, form: str, unit: float, parts: CostBreakdown | Memory) -> list[str]:
+    """Return a line with the total and a line for each part, in `unit` and formatted by `form`."""
+    values = {title: parts.total}
+    values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}
+    return [_line(name, form.format(value / unit)) for name, value in values.items()]

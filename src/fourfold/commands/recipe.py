@@ -1,6 +1,7 @@
-"""Recipe of a config: model on the meta device, batch size, steps and precision, without a Trainer.
+"""Recipes: a parsed config with its model on the meta device, batch size, steps and precision.
 
-`plan`, `diff` and `reproduce` parse configs as `fit` does, but allocate no memory for weights.
+The commands plan, diff and reproduce parse configs as `fourfold fit` does, but create no Trainer
+and allocate no memory for weights.
 """
 
 from collections.abc import Sequence
@@ -41,13 +42,13 @@ DEFAULT_MAX_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Parsed config whose open sizes are filled in from the data.
+    """Parsed config with a model, whose missing sizes are taken from the data.
 
     Args:
         task: The task, with its model on the meta device.
         data: The DataModule.
         arguments: Arguments of the DataModule.
-        batch_key: The argument that bounds a batch.
+        batch_key: Argument of the DataModule that bounds a batch, a key of `BATCH_KEYS`.
         trainer: Arguments of the Trainer.
     """
 
@@ -65,17 +66,17 @@ class Recipe:
 
     @property
     def counts_tokens(self) -> bool:
-        """True if a batch is bounded by tokens, False if by rows."""
+        """True if a batch is bounded by its tokens, False if it is bounded by its rows."""
         return BATCH_KEYS[self.batch_key]
 
     @property
     def batch(self) -> int:
-        """Rows or tokens of a micro-batch, as configured."""
+        """Rows or tokens of a micro-batch in the config."""
         return int(self.arguments[self.batch_key])
 
     @property
     def global_batch(self) -> int:
-        """Rows or tokens of an optimizer step on one device, which recipes are written for."""
+        """Rows or tokens of an optimizer step on one device, for which recipes are written."""
         return self.batch * self.accumulation
 
     @property
@@ -89,11 +90,6 @@ class Recipe:
         return int(self.trainer["num_nodes"])
 
     @property
-    def head_fraction(self) -> float:
-        """Fraction of tokens that enter the head: the masked ones of a masked LM."""
-        return float(self.arguments.get("masking", {}).get("mlm_probability", 1.0))
-
-    @property
     def length(self) -> int | None:
         """Tokens of a full row of text; None if rows are sentences or images."""
         if self.counts_tokens:
@@ -102,17 +98,12 @@ class Recipe:
 
     @cached_property
     def n_parameters(self) -> int:
-        """Parameters of the model."""
+        """Number of parameters of the model."""
         return parameters(self.task.model).total
-
-    @cached_property
-    def n_trained(self) -> int:
-        """Parameters that are trained."""
-        return sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
 
     @property
     def devices(self) -> int:
-        """Number of processes; "auto" and -1 count as one per node.
+        """Number of processes on all nodes; "auto" and -1 count as one process per node.
 
         Raises:
             InputError: `trainer.devices` is not a number of devices.
@@ -130,7 +121,7 @@ class Recipe:
 
     @cached_property
     def steps(self) -> int | None:
-        """Optimizer steps of the run; None if that depends on data that are not available."""
+        """Optimizer steps of the run; None if the number depends on data that are missing."""
         max_steps = self.trainer["max_steps"]
         max_epochs = self.trainer["max_epochs"]
         if max_steps > 0 and (max_epochs or -1) < 0:
@@ -147,7 +138,7 @@ class Recipe:
 
 
 def make_parser(prog: str) -> Parser:
-    """Return a parser of the keys that `fourfold fit` has."""
+    """Return a parser of the keys of `fourfold fit`, for a program called `prog`."""
     import_all_classes()
     parser = Parser(prog=prog)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; several are merged.")
@@ -163,10 +154,11 @@ def make_parser(prog: str) -> Parser:
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> Any:
-    """Parse arguments as `fourfold fit` does.
+    """Parse arguments as `fourfold fit` does, and return the config.
 
     Raises:
-        InputError: An argument or a config file is invalid; has file and line where possible.
+        InputError: An argument or a config file is invalid; the error has a file and a line if the
+            place in the config file is known.
     """
     arguments = list(arguments)
     keys = {name.split(".")[0] for name in known_options(parser)}
@@ -187,7 +179,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
 
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are
-            not available, or the batch has no bound.
+            missing, or neither tokens nor rows of a batch are given.
     """
     trainer = config.pop("trainer")  # not instantiated: it would require the devices it names
     original: Exception | None = None
@@ -196,7 +188,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
     except Exception as error:
         original = constructor_error(error)
     if original is not None:
-        raise original
+        raise original  # outside of the handler, which would change the context of the exception
     task = built["model"]
     data = built["data"]
     for field in task.inferred_from_data:

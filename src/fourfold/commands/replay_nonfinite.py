@@ -1,6 +1,5 @@
-"""`fourfold replay`: run the batch that stopped a training again and find the first bad module."""
+"""`fourfold replay`: find the module whose output was not finite when a training stopped."""
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,24 +20,19 @@ weights in RUN_DIR/nonfinite_step=N.pt. This command runs the batch again, with 
 dropout, in the same precision and then in fp32, and names the first module whose output
 is not finite."""
 
-# Keys of the section that a stopped training saves.
-REPLAY_KEYS = {"batch_class", "batch", "seed", "step", "precision", "device"}
-
 
 def make_parser() -> OptionParser:
     """Return the parser of the command's options."""
     parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
     parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; default: the training's")
-    parser.add_argument(
-        "--precision", choices=tuple(PRECISIONS), help="default: that of the training"
-    )
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), help="default: the training's")
     parser.add_allow_class()
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the result of running the saved batch again.
+    """Run the saved batch again, and print the first module with a non-finite output.
 
     Raises:
         InputError: The file was not written by a training that stopped.
@@ -47,65 +41,49 @@ def main(argv: Sequence[str]) -> int:
         make_parser().print_help()
         return 2
     options = make_parser().parse_args(list(argv))
-    _replay(options)
-    return 0
-
-
-def _replay(options: Namespace) -> None:
     from fourfold.checkpoints.files import read_file
     from fourfold.commands.infer.devices import choose_device
+    from fourfold.data.loading import batches
     from fourfold.tasks.loading import task_from_checkpoint
 
     content = read_file(options.file)
     record: Any = content.get("replay")
-    batch = _batch(record)
-    if "fourfold" not in content or batch is None:
-        raise InputError("the file was not written by a stopped training", file=options.file)
+    try:
+        batch = getattr(batches, record["batch_class"])(**record["batch"])
+        seed, step = record["seed"], record["step"]
+        device = choose_device(options.device or record["device"])
+        precision = options.precision or record["precision"]
+    except (AttributeError, KeyError, TypeError) as error:
+        message = "the file was not written by a stopped training"
+        raise InputError(message, file=options.file) from error
     task = task_from_checkpoint(content, options.file, classes=tuple(options.allow_class)).train()
-    device = choose_device(options.device or record["device"])
-    precision = options.precision or record["precision"]
-    print(
-        f"step {record['step']:,}, batch {batch.position} of epoch {batch.epoch},"
-        f" {precision} on {device}"
-    )
-    is_finite = run_batch(task, batch, record["seed"], device, precision)
+    print(f"step {step:,}, batch {batch.position} of epoch {batch.epoch}, {precision} on {device}")
+    is_finite = run_batch(task, batch, seed, device, precision)
     if not is_finite and precision != "32-true":
         print("\nthe same batch in 32-true")
-        run_batch(task, batch, record["seed"], device, "32-true")
-
-
-def _batch(record: Any) -> Any:
-    """Return the batch of a saved section; None if the section is invalid."""
-    import fourfold.data.loading.batches as batches
-
-    if not isinstance(record, dict) or not record.keys() >= REPLAY_KEYS:
-        return None
-    batch_class: Any = getattr(batches, str(record["batch_class"]), None)
-    fields = getattr(batch_class, "_fields", None)
-    if fields is None or not isinstance(record["batch"], dict):
-        return None
-    return batch_class(**record["batch"]) if set(fields) == record["batch"].keys() else None
+        run_batch(task, batch, seed, device, "32-true")
+    return 0
 
 
 def move_batch(batch: Any, like: "Tensor") -> Any:
-    """Return the batch on the device of a weight, floating-point fields in its data type."""
+    """Return a batch on the device of a weight, with floating-point tensors in its data type."""
     from torch import Tensor
 
-    tensors = {k: v for k, v in batch._asdict().items() if isinstance(v, Tensor)}
-    return batch._replace(
-        **{k: v.to(like if v.is_floating_point() else like.device) for k, v in tensors.items()}
+    moved = (x.to(like.device) if isinstance(x, Tensor) else x for x in batch)
+    return batch._make(
+        x.to(like.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in moved
     )
 
 
 def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", precision: str) -> bool:
-    """Run the batch and print the first module with a non-finite output.
+    """Run a batch, and print the loss and the first module with a non-finite output.
 
     Args:
         task: The task, in training mode.
-        batch: The batch.
+        batch: Batch of the task, a named tuple.
         seed: Seed of dropout in the step that failed.
-        device: Device to run on.
-        precision: Name of the precision.
+        device: Device that the model and the batch are moved to.
+        precision: Name of the precision, a key of `PRECISIONS`.
 
     Returns:
         True if the loss is finite.
@@ -121,11 +99,7 @@ def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", preci
             print(f"the weights are not finite: {name}")
             break
     torch.manual_seed(seed)
-    with (
-        record_nonfinite(task.model) as found,
-        autocast(device, precision),
-        torch.no_grad(),
-    ):
+    with record_nonfinite(task.model) as found, autocast(device, precision), torch.no_grad():
         total, count = task.step(batch)
     print(f"loss {float(total / count.clamp(min=1))} over {int(count):,} targets")
     if found:
@@ -140,10 +114,11 @@ def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", preci
 
 @contextmanager
 def record_nonfinite(model: "nn.Module") -> Iterator[list[tuple[str, float]]]:
-    """Record modules that turn finite inputs into non-finite outputs, in order of execution.
+    """Record the modules that turn finite inputs into non-finite outputs, in order of execution.
 
     Yields:
-        Names of the modules with the largest magnitude of their inputs; filled while they run.
+        List of pairs: name of a module, and largest magnitude of its inputs. An entry is added
+        whenever such a module runs within the block.
     """
     from torch import Tensor
 

@@ -1,7 +1,7 @@
 """`fourfold seeds`: train and test one recipe with several seeds, and summarise the metrics.
 
-Each seed runs `fit` and `test` in a subprocess, in RUN_DIR/seed_N. A command that was stopped
-resumes when it is run again; seeds that are complete are skipped.
+For each seed N, `fit` and `test` run in subprocesses, with the run directory DIR/seed_N. A command
+that was stopped resumes when the same command is run again, and complete seeds are skipped.
 """
 
 import math
@@ -24,9 +24,12 @@ def main(argv: Sequence[str]) -> int:
     """Train and test with each seed, then print and write mean, standard deviation and best.
 
     Raises:
-        InputError: An option is wrong, or a config file changed while the command ran.
+        InputError: An option is invalid, or a config file changed while the command ran.
     """
-    options, recipe = _parse(argv)
+    options, unknown = make_parser().parse_known_args(list(argv))
+    if any(option.partition("=")[0] == "--seed_everything" for option in unknown):
+        raise InputError("is set by `fourfold seeds`: use --seeds", option="--seed_everything")
+    recipe = expand_arguments(unknown)
     seeds = parse_seeds(options.seeds)
     folder = Path(options.run_dir)
     # Weights & Biases shows the seeds as one group.
@@ -53,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> OptionParser:
-    """Return the parser of the options that `fit` does not have."""
+    """Return the parser of --run_dir and --seeds; all other options are those of `fourfold fit`."""
     parser = OptionParser(
         prog="fourfold seeds",
         usage="fourfold seeds --run_dir DIR [--seeds 0,1,2] --config FILE [--KEY VALUE ...]",
@@ -71,15 +74,8 @@ def make_parser() -> OptionParser:
     return parser
 
 
-def _parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
-    options, recipe = make_parser().parse_known_args(list(argv))
-    if any(option.partition("=")[0] == "--seed_everything" for option in recipe):
-        raise InputError("is set by `fourfold seeds`: use --seeds", option="--seed_everything")
-    return options, expand_arguments(recipe)
-
-
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds of a list such as "0,1,2".
+    """Return the seeds in a text such as "0,1,2".
 
     Raises:
         InputError: An entry is not an integer from 0 to 2**32 - 1, or appears twice.
@@ -99,7 +95,10 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
     """Return mean, standard deviation (n - 1), best and individual values of numeric metrics.
 
     Args:
-        results: Metrics by seed.
+        results: Metrics by name, for each seed.
+
+    Returns:
+        Values under the keys mean, std, best and seeds, for the name of each metric.
     """
     from fourfold.metrics import lower_is_better
 

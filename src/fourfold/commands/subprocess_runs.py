@@ -1,8 +1,8 @@
 """Subprocesses that run `fourfold fit` and `fourfold test`, with signals and locks.
 
-A subprocess per command keeps memory, random state and compiled code of one training out of the
-next. A training that outlives its parent keeps the lock on its run directory, so the next command
-waits for it.
+Each command runs in a subprocess of its own, so that no memory, random state or compiled code of
+one training is left for the next training. A training that outlives its parent process keeps the
+lock on its run directory, and `wait_until_unlocked` waits for the end of that training.
 """
 
 import os
@@ -27,16 +27,16 @@ def run(
 ) -> int:
     """Run `fourfold COMMAND OPTIONS` and return its exit code.
 
-    SIGTERM is forwarded to the child, which saves a checkpoint and ends.
+    SIGTERM is forwarded to the subprocess, which saves a checkpoint and ends.
 
     Args:
-        command: fit or test.
+        command: Name of the command, fit or test.
         options: Command-line options.
-        environment: Environment variables of the child.
-        limit: Seconds after which the child receives SIGTERM; None means no limit.
+        environment: Environment variables of the subprocess.
+        limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
 
     Returns:
-        The exit code, or 128 plus the number of the signal that ended the child.
+        The exit code, or 128 plus the number of the signal that ended the subprocess.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []
@@ -58,7 +58,7 @@ def run(
 
 
 def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
-    """Return the exit code of a child, which receives SIGTERM after `limit` seconds."""
+    """Return the exit code of a subprocess, which receives SIGTERM after `limit` seconds."""
     try:
         code = child.wait(limit)
     except subprocess.TimeoutExpired:
@@ -85,10 +85,10 @@ def wait_until_unlocked(folder: Path, limit: float | None = None) -> None:
 
     Args:
         folder: The run directory, which need not exist.
-        limit: Seconds to wait; None means no limit.
+        limit: Largest number of seconds to wait; None means no limit.
 
     Raises:
-        TimeoutError: Another process held the lock all that time.
+        TimeoutError: Another process held the lock for `limit` seconds.
     """
     run_directory = RunDirectory(folder)
     if not run_directory.is_locked():

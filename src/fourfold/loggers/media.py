@@ -1,4 +1,4 @@
-"""Tables, confusion matrices, image grids and attention maps, saved as CSV and PNG files."""
+"""Media of a run: tables, confusion matrices, images and attention maps as CSV and PNG files."""
 
 import csv
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-MAX_NAMED_CLASSES = 40  # more class names could not be read beside a matrix
+MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside a matrix
 
 
 class Table(NamedTuple):
@@ -35,15 +35,14 @@ class ConfusionMatrix(NamedTuple):
     def save(self, folder: Path, name: str) -> list[Path]:
         """Save NAME.csv and NAME.png and return their paths.
 
-        Colours show the share of each true class, so that rare classes are as visible as frequent
-        ones. torchmetrics' plot colors by counts.
+        The color of a cell shows its share of the true class, so that rare classes are as visible
+        as frequent classes. The plot of torchmetrics shows counts by its colors.
         """
         rows = [[true, *row] for true, row in zip(self.names, self.counts, strict=True)]
         files = Table(["true / predicted", *self.names], rows).save(folder, name)
         show_names = len(self.names) <= MAX_NAMED_CLASSES
         side = 2.0 + 0.3 * (len(self.names) if show_names else 20)
-        figure = _figure(side, side)
-        axis = figure.add_subplot()
+        figure, (axis,) = _figure(side, side)
         shares = [[n / max(1, sum(row)) for n in row] for row in self.counts]
         axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
         if show_names:
@@ -62,7 +61,7 @@ class ConfusionMatrix(NamedTuple):
 
 
 class ImageGrid(NamedTuple):
-    """Images (C, H, W) in a row, each with a caption."""
+    """Images (C, H, W) side by side, each with a caption."""
 
     images: Sequence[Tensor]
     captions: list[str]
@@ -70,10 +69,9 @@ class ImageGrid(NamedTuple):
     def save(self, folder: Path, name: str) -> list[Path]:
         """Save NAME.png and return its path.
 
-        Each image is scaled to its minimum and maximum, since the images are normalized.
+        The pixels of each image are scaled to [0, 1], because images of a batch are normalized.
         """
-        figure = _figure(1.5 * len(self.images), 1.9)
-        axes = figure.subplots(1, len(self.images), squeeze=False)[0]
+        figure, axes = _figure(1.5 * len(self.images), 1.9, len(self.images))
         for axis, image, caption in zip(axes, self.images, self.captions, strict=True):
             pixels = image.float().cpu().numpy()
             pixels = (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-6)
@@ -85,12 +83,20 @@ class ImageGrid(NamedTuple):
 
 
 class AttentionMaps(NamedTuple):
-    """Matrices side by side, such as the attention weights of each layer."""
+    """Matrices side by side, such as the attention weights of each layer.
 
-    maps: Sequence[Tensor]  # (rows, columns) each
-    names: list[str]  # one for each matrix
-    rows: list[str]  # row labels, or empty
-    columns: list[str]  # column labels, or empty
+    Args:
+        maps: Matrices of equal shape (rows, columns).
+        names: Name of each matrix.
+        rows: Labels of the rows, or an empty list.
+        columns: Labels of the columns, or an empty list.
+        title: Title above all matrices.
+    """
+
+    maps: Sequence[Tensor]
+    names: list[str]
+    rows: list[str]
+    columns: list[str]
     title: str = ""
 
     def save(self, folder: Path, name: str) -> list[Path]:
@@ -98,8 +104,7 @@ class AttentionMaps(NamedTuple):
         height, width = self.maps[0].shape
         size = (1 + 0.2 * width, 1.2 + 0.2 * height) if self.rows else (2.0, 2.2)
         aspect = "auto" if self.rows else "equal"
-        figure = _figure(0.5 + len(self.maps) * size[0], size[1])
-        axes = figure.subplots(1, len(self.maps), squeeze=False)[0]
+        figure, axes = _figure(0.5 + len(self.maps) * size[0], size[1], len(self.maps))
         for axis, weights, title in zip(axes, self.maps, self.names, strict=True):
             rows = self.rows if axis is axes[0] else []
             axis.imshow(weights.numpy(), cmap="Blues", vmin=0, aspect=aspect)
@@ -114,15 +119,14 @@ class AttentionMaps(NamedTuple):
 Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps
 
 
-def _figure(width: float, height: float) -> Any:
+def _figure(width: float, height: float, n_axes: int = 1) -> tuple[Any, Any]:
+    """Return a figure of a size in inches, and a row of `n_axes` axes in the figure."""
     # Without pyplot, a figure needs no display and is freed with its last reference. Importing
     # matplotlib takes half a second.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="tight")
-    FigureCanvasAgg(figure)
-    return figure
+    return figure, figure.subplots(1, n_axes, squeeze=False)[0]
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -1,6 +1,6 @@
 """CSV logger that continues metrics.csv when a run is resumed.
 
-Lightning's CSVLogger deletes the file if a run is resumed in the same directory.
+Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory.
 """
 
 import csv
@@ -16,9 +16,9 @@ from fourfold.lightning_internals import log_step_metrics
 
 
 class MetricsCSVLogger(Logger):
-    """Appends a row to metrics.csv for each logged step; new metrics add columns.
+    """Appends a row to metrics.csv for each logged step, and a column for each new metric.
 
-    Every row is written immediately, so that the file of a killed run is complete.
+    Every row is written immediately, so that a killed run leaves the rows of all logged steps.
 
     Args:
         folder: The run directory.
@@ -52,7 +52,7 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append a row, unless it equals the previous one (see `write_metrics_row`)."""
+        """Append a row, unless the row equals the previous row (see `write_metrics_row`)."""
         row = {"step": step, **metrics}
         is_repeated = repr(row) == self._last_row
         self._last_row = repr(row)
@@ -69,7 +69,7 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Remove the rows from `step` on, which a resumed run logs again."""
+        """Remove the rows of `step` and later steps, which a resumed run logs again."""
         columns, rows = self._read()
         if columns:
             kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
@@ -97,7 +97,7 @@ class RewindMetricsCSV(Callback):
     """Removes the rows of metrics.csv that the run is about to log again."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the rows before the restored checkpoint; none if the run starts from scratch."""
+        """Remove the rows after the restored checkpoint, or all rows if no run is resumed."""
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)
@@ -106,8 +106,8 @@ class RewindMetricsCSV(Callback):
 def write_metrics_row(trainer: Trainer) -> None:
     """Write the current step's row of metrics.csv before a checkpoint of that step is saved.
 
-    Lightning logs after all `on_train_batch_end` hooks. If the process were killed in between, the
-    run would resume after this step and its row would be missing.
+    Lightning logs after all `on_train_batch_end` hooks. If the process were killed between the
+    checkpoint and Lightning's logging, the run would resume after this step, without its row.
     """
     loggers = [logger for logger in trainer.loggers if isinstance(logger, MetricsCSVLogger)]
     log_step_metrics(trainer, loggers)

@@ -1,6 +1,6 @@
 """Weights & Biases logger whose run continues when a training is resumed or tested.
 
-`wandb` is imported when the first metric is logged.
+The package `wandb` is imported when the first metric is logged.
 """
 
 import shlex
@@ -21,16 +21,16 @@ MAX_CHART_CELLS = 2500  # larger confusion matrices are uploaded without an inte
 
 
 class WandbRunLogger(WandbLoggerInternals, WandbLogger):
-    """Lightning's WandbLogger with four differences.
+    """WandbLogger of Lightning, changed in four points.
 
     - The step of the history is the optimizer step, so that a resumed run continues its history.
-    - The config of the run is the argument `config`, and not the model's hyper-parameters.
+    - The config of the run is the argument `config` instead of the hyper-parameters of the model.
     - Test metrics are written to the summary only.
-    - The run ends with the training or the test. If it is offline, the command that uploads it is
-      printed.
+    - The run of W&B ends with the training or the test. The command that uploads the run is printed
+      if the run is offline.
 
     Args:
-        testing: True if a trained model is tested.
+        testing: True if a trained model is tested, False if a model is trained.
         **options: Arguments of `WandbLogger` and `wandb.init`.
     """
 
@@ -42,12 +42,12 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """Start the run; its config is already known."""
+        """Start the run, whose config was given to the constructor."""
         _ = self.experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add a row to the history, or in a test update the summary."""
+        """Add a row to the history, or update the summary if a model is tested."""
         if self.testing:
             self.experiment.summary.update({k: v for k, v in metrics.items() if k != "epoch"})
             return
@@ -62,7 +62,7 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
         logged: dict[str, Any] = {}
         if isinstance(media, Table):
-            rows = [[_plain(cell) for cell in row] for row in media.rows]
+            rows = [[x if isinstance(x, int | float) else str(x) for x in r] for r in media.rows]
             logged[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)
         for file in files:
             if file.suffix == ".png":
@@ -86,12 +86,8 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
             print(f"to send this run to Weights & Biases: wandb sync {folders}", flush=True)
 
 
-def _plain(cell: Any) -> Any:
-    return cell if isinstance(cell, int | float) else str(cell)
-
-
 def _confusion_table(wandb: Any, media: ConfusionMatrix) -> Any:
-    """One row for each pair of classes, with the column names of W&B's own confusion matrices."""
+    """Return a table with a row for each pair of classes, as W&B's own confusion matrices have."""
     rows = [
         [true, predicted, count]
         for true, counts in zip(media.names, media.counts, strict=True)
@@ -103,11 +99,11 @@ def _confusion_table(wandb: Any, media: ConfusionMatrix) -> Any:
 class UploadCheckpoints(Checkpoint):
     """Uploads last.ckpt, best.ckpt and average.ckpt as W&B artifacts when training ends.
 
-    It derives from `Checkpoint` because Lightning calls those callbacks after all others, so that
-    the files are complete.
+    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all
+    other callbacks, so that the files are complete.
 
     Args:
-        folder: The run's folder of checkpoints.
+        folder: Folder of the checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +111,7 @@ class UploadCheckpoints(Checkpoint):
         self.trained = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that there are new checkpoints; a complete run that is started again has none."""
+        """Note that the training wrote checkpoints; a run that was complete before writes none."""
         self.trained = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""CheckpointIO plugin that writes checkpoint files atomically."""
+"""Atomic checkpoint files: a CheckpointIO plugin of Lightning."""
 
 import os
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from fourfold.atomic_files import atomic_path
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a checkpoint to a temporary file in the same folder and renames it.
+    """Writes a checkpoint to a temporary file in the same folder, and renames the file.
 
-    Lightning's temporary file lies in $TMPDIR. A rename is atomic only on the same file system; in
-    a test, 10 of 25 killed processes left an incomplete checkpoint.
+    Lightning writes its temporary file to $TMPDIR, but a rename is atomic only within one file
+    system. In a test with Lightning's plugin, 10 of 25 killed processes left an incomplete file.
 
     Args:
         read: Function from a path to the checkpoint's content on the CPU. It raises InputError if
@@ -28,7 +28,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write `checkpoint`; the file has its final name only when it is complete on the disk."""
+        """Write `checkpoint`; the file gets its final name when the content is on the disk."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as part, part.open("wb") as file:
@@ -40,7 +40,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the content of `path` on the CPU, read without running pickled code."""
+        """Return the content of the file, with tensors on the CPU, as `read` returns it."""
         return self._read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -49,7 +49,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk; other systems than POSIX cannot."""
+    """Write the entries of a folder to the disk, on POSIX systems only."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

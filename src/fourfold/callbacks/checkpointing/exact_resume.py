@@ -1,8 +1,8 @@
-"""Callbacks that make a resumed run end bit for bit as one that was never interrupted.
+"""Exact resume: callbacks that make a resumed run equal, bit for bit, to an uninterrupted run.
 
 See "What a run rests on" in CONTRIBUTING.md. Lightning prefetches batches and restores random
-numbers differently after a resume. Here each batch carries its position in the data, and dropout is
-seeded by the number of the step.
+numbers differently after a resume. In this package each batch carries its position in the data, and
+dropout is seeded by the number of the batch.
 """
 
 from typing import Any
@@ -15,17 +15,19 @@ from fourfold.lightning_internals import clear_restart_flags
 
 
 class ExactResume(Callback):
-    """Notes the position of the trained batches in the DataModule and seeds dropout by the step.
+    """Seeds dropout by the number of the batch, and passes its position to the DataModule.
 
-    Ranks get different dropout masks (Lightning seeds them alike), and no random state is saved.
-    With a plain LightningDataModule, whose position is not known, the interrupted epoch restarts.
+    Ranks get different dropout masks, where Lightning gives all ranks the same seed. No random
+    state is saved. With a plain LightningDataModule, which does not note the position, the
+    interrupted epoch restarts.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set Lightning's batch counters to the position in the data.
 
-        Lightning counts the batches of one rank, the DataModule those of all ranks. With the
-        counters of another number of ranks, gradient accumulation would end at wrong batches.
+        Lightning counts the batches of one rank, and the DataModule counts the batches of all
+        ranks. If the interrupted run had another number of ranks, gradient accumulation would end
+        at wrong batches with the restored counters.
         """
         data = resumable_data(trainer)
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -41,7 +43,7 @@ class ExactResume(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed dropout."""
+        """Seed torch's random numbers, which dropout draws from."""
         torch.manual_seed(step_seed(trainer))
 
     def on_train_batch_end(
@@ -54,13 +56,13 @@ class ExactResume(Callback):
 
 
 def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
-    """Return the Trainer's DataModule if it can resume within an epoch."""
+    """Return the DataModule of the Trainer if it is a `ResumableDataModule`, otherwise None."""
     data = getattr(trainer, "datamodule", None)
     return data if isinstance(data, ResumableDataModule) else None
 
 
 def step_seed(trainer: Trainer) -> int:
-    """Return the seed of the current training batch, a function of data seed, batch and rank."""
+    """Return the seed of the current batch, computed from data seed, batch number and rank."""
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
     # Three odd multipliers make seeds of different (seed, number, rank) different; torch's
@@ -70,11 +72,11 @@ def step_seed(trainer: Trainer) -> int:
 
 
 class FixEpochEndResume(Callback):
-    """Makes a run that resumes at the end of an epoch start the next one.
+    """Makes a run that resumes at the end of an epoch start the next epoch.
 
-    With `max_steps`, FitLoop resumes the complete epoch, runs no batch and counts the epoch again.
-    The data of the next epoch would be skipped, and logged steps would be one too high. With
-    `max_epochs`, Lightning starts the next epoch itself.
+    With `max_steps`, Lightning's FitLoop resumes the complete epoch, runs no batch and counts the
+    epoch again. The data of the next epoch would be skipped, and logged steps would be one too
+    high. With `max_epochs`, Lightning starts the next epoch itself.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

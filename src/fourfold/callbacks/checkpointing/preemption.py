@@ -1,8 +1,9 @@
-"""Callbacks that save and stop when a scheduler or the user sends a signal.
+"""Preemption: callbacks that save a checkpoint and stop when the process receives a signal.
 
 On SIGTERM, Lightning ends with exit code 0, as if training were complete, and saves no checkpoint.
-Its SLURM handler saves in the middle of a batch. Both broadcast from inside the signal handler,
-where other processes may not join in. The handlers here only note the signal.
+The SLURM handler of Lightning saves in the middle of a batch. Both handlers communicate with other
+processes, which may not communicate at that moment. The handlers of this module only note the
+signal, and the callbacks act on the signal between two steps.
 """
 
 import signal
@@ -30,20 +31,24 @@ SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal
 class StopOnSignal(Callback):
     """Stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    Any of several processes may receive the signal. It reaches the others together with the number
-    of targets of a step, and all stop after the same step. A second Ctrl-C stops immediately.
-    Requires a module with a `loss_normalizer`, as every task has.
+    Any of several processes may receive the signal. The signal is sent to the other processes
+    together with the number of targets of a step, so all processes stop after the same step. A
+    second Ctrl-C stops immediately. The module must have a `loss_normalizer`, as every task has.
+
+    Args:
+        checkpoints: Callback that writes last.ckpt before the stop; None saves nothing.
 
     Raises:
         SystemExit: When everything is saved, with code 75, or 130 after Ctrl-C. Only the first of
-            several processes ends with this code, the others end with 0.
+            several processes ends with this code; the other processes end with 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: RunCheckpoints | None = None) -> None:
+        self.checkpoints = checkpoints
         self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the signal that stopped an earlier training."""
+        """Reset the number of the signal, which may be that of an earlier training."""
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,41 +102,26 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
-        hint = self._save(trainer)
+        hint = "no checkpoint is saved, since enable_checkpointing is false"
+        if self.checkpoints is not None:
+            self.checkpoints.save_last(trainer)
+            hint = f"run the same command again to resume from {self.checkpoints.last}"
         if trainer.is_global_zero:
             print(f"stopped by a signal after step {trainer.global_step:,}; {hint}", flush=True)
         if not _reports_exit_code(trainer):
             raise SystemExit(0)
         raise SystemExit(INTERRUPTED if self.signal == signal.SIGINT else EXIT_CODE)
 
-    def _save(self, trainer: Trainer) -> str:
-        """Save a checkpoint, if there is one to save, and return what to tell the user."""
-        return "no checkpoint is saved, since enable_checkpointing is false"
-
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
-    """Writes last.ckpt before it stops.
-
-    It derives from `Checkpoint` because Lightning calls those callbacks after all others.
-
-    Args:
-        checkpoints: The callback that writes last.ckpt.
-    """
-
-    def __init__(self, checkpoints: RunCheckpoints) -> None:
-        super().__init__()
-        self.checkpoints = checkpoints
-
-    def _save(self, trainer: Trainer) -> str:
-        self.checkpoints.save_last(trainer)
-        return f"run the same command again to resume from {self.checkpoints.last}"
+    """`StopOnSignal` with checkpoints, called after all callbacks that are no `Checkpoint`."""
 
 
 def _reports_exit_code(trainer: Trainer) -> bool:
     """Return True if the launcher looks at the exit code of this process.
 
-    A launcher may kill all processes when one ends with another code than 0, while the first may
-    still be closing its loggers.
+    A launcher may kill all processes when one process ends with another code than 0, although the
+    first process may still be closing its loggers.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     # With LightningEnvironment, each node is started by a command of its own.

@@ -2,16 +2,18 @@
 
 The earlier last.ckpt is kept as previous.ckpt, in case last.ckpt is damaged on the disk.
 
-Lightning's ModelCheckpoint saves in the middle of gradient accumulation (the gradient so far is
-lost), writes last.ckpt only with a new best score, and uses new file names when a run is resumed.
+Lightning's ModelCheckpoint saves in the middle of gradient accumulation, so that the accumulated
+gradient is lost. ModelCheckpoint also writes last.ckpt only with a new best score, and chooses new
+file names when a run is resumed.
 """
 
 import math
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
@@ -27,35 +29,41 @@ from fourfold.metrics import lower_is_better
 MONITORS = ("val/bleu", "val/top1", "val/loss")  # without `monitor`, the first that is logged
 
 
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Steps and epochs at which `RunCheckpoints` saves, and the metric that ranks checkpoints.
+
+    Args:
+        monitor: Metric that ranks checkpoints; None takes the first metric of val/bleu, val/top1
+            and val/loss that is logged.
+        mode: min or max; None derives the mode from the name of the metric.
+        save_top_k: Number of best checkpoints to keep; 0 keeps none.
+        every_n_steps: Optimizer steps between saves of last.ckpt within an epoch; None saves only
+            at the end of epochs.
+        every_n_epochs: Epochs between saves of last.ckpt; 0 never saves at the end of an epoch.
+    """
+
+    monitor: str | None = None
+    mode: Literal["min", "max"] | None = None
+    save_top_k: int = 1
+    every_n_steps: int | None = 1000
+    every_n_epochs: int = 1
+
+
 class RunCheckpoints(Checkpoint):
     """Saves last.ckpt every few steps and epochs, and the best checkpoints after validations.
 
     Args:
         folder: Folder of the checkpoints.
-        monitor: Metric that decides which checkpoint is best; None means the first of `MONITORS`
-            that is logged.
-        mode: "min" or "max"; None infers it from the name of the metric.
-        save_top_k: Number of best checkpoints to keep, as step=N.ckpt; best.ckpt is the first.
-        every_n_steps: Optimizer steps between two saves of last.ckpt; None saves by epochs only.
-        every_n_epochs: Epochs between two saves of last.ckpt; 0 saves by steps only.
+        **options: Fields of `CheckpointOptions`. The best checkpoints are files step=N.ckpt, and
+            best.ckpt is a hard link to the first of these files.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        monitor: str | None = None,
-        mode: str | None = None,
-        save_top_k: int = 1,
-        every_n_steps: int | None = None,
-        every_n_epochs: int = 1,
-    ) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
-        self.monitor = monitor
-        self.mode = mode
-        self.save_top_k = save_top_k
-        self.every_n_steps = every_n_steps
-        self.every_n_epochs = every_n_epochs
+        self.last = folder / "last.ckpt"
+        self.best = folder / "best.ckpt"
+        self.options = CheckpointOptions(**options)
         self.saved_step = 0  # step of the newest last.ckpt
         self.save_after_validation = False  # last.ckpt is due, but a validation comes first
         self.stop_after_step = False  # a callback asked to stop during gradient accumulation
@@ -63,25 +71,15 @@ class RunCheckpoints(Checkpoint):
         self.stopped = False  # the checkpoint being saved is where a callback ended the run
         self.scores: dict[str, float] = {}  # file name to score
 
-    @property
-    def last(self) -> Path:
-        """Path of the newest checkpoint."""
-        return self.folder / "last.ckpt"
-
-    @property
-    def best(self) -> Path:
-        """Path of the best checkpoint."""
-        return self.folder / "best.ckpt"
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep a run ended that EarlyStopping has ended, and warn if val is also the test split."""
+        """Stop if EarlyStopping has ended the run before, and warn if val is the test split."""
         if self.stopped:
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             reasons = [c.stopping_reason for c in callbacks if isinstance(c, EarlyStopping)]
             trainer.should_stop = any(r != EarlyStoppingReason.NOT_STOPPED for r in reasons)
         self.stopped = False
         data = getattr(trainer, "datamodule", None)
-        selects = self.save_top_k and trainer.enable_validation and trainer.is_global_zero
+        selects = self.options.save_top_k and trainer.enable_validation and trainer.is_global_zero
         if selects and getattr(data, "tests_on_val", False):
             print(
                 "warning: val and test are the same data, so best.ckpt is selected on the test"
@@ -95,12 +93,13 @@ class RunCheckpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save last.ckpt if this batch completes an optimizer step that is due."""
+        """Save last.ckpt if this batch completes an optimizer step after which a save is due."""
         self._delay_stop(trainer)
         step = trainer.global_step
         if step == self.saved_step or is_accumulating(trainer) or self._saves_at_epoch_end(trainer):
             return
-        is_due = self.every_n_steps is not None and step % self.every_n_steps == 0
+        every_n_steps = self.options.every_n_steps
+        is_due = every_n_steps is not None and step % every_n_steps == 0
         # If the run ends inside an epoch, later hooks do not know the position in the data.
         is_end = step == trainer.max_steps or stops_early(trainer)
         if not is_due and not is_end:
@@ -117,32 +116,30 @@ class RunCheckpoints(Checkpoint):
 
         Otherwise the gradient would be lost, and its micro-batches would never be seen again.
         """
-        if is_accumulating(trainer) and trainer.should_stop:
-            trainer.should_stop = False
-            self.stop_after_step = True
-        elif not is_accumulating(trainer) and self.stop_after_step:
-            trainer.should_stop = True
-            self.stop_after_step = False
+        is_requested = trainer.should_stop or self.stop_after_step
+        trainer.should_stop = is_requested and not is_accumulating(trainer)
+        self.stop_after_step = is_requested and is_accumulating(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt if the epoch is complete, and due or the last one."""
+        """Save last.ckpt if the epoch is complete, and a save is due or the run ends."""
         if self._saves_at_epoch_end(trainer):
             self.save_last(trainer)
 
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
-        """Return True if this batch is the last of an epoch at whose end last.ckpt is saved.
+        """Return True if last.ckpt is saved at the end of this epoch, and this batch is the last.
 
-        Then last.ckpt is not saved after the batch or its validation as well: Lightning counts the
-        epoch in between, and a run killed there would end with the lower count.
+        In that case, last.ckpt is not also saved after the batch or its validation. Lightning
+        counts the epoch in between, and a run killed there would end with the lower count.
         """
         is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         n_epochs = trainer.current_epoch + 1
-        is_due = bool(self.every_n_epochs) and n_epochs % self.every_n_epochs == 0
+        every_n_epochs = self.options.every_n_epochs
+        is_due = bool(every_n_epochs) and n_epochs % every_n_epochs == 0
         # The last epoch is saved here, since in `on_train_end` the model holds the moving average.
         return is_complete and (is_due or is_last_batch_of_run(trainer) or stops_early(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt if training ended in any other way."""
+        """Save last.ckpt unless the checkpoint of the last step was saved."""
         if trainer.global_step != self.saved_step:
             self.save_last(trainer)
 
@@ -159,10 +156,10 @@ class RunCheckpoints(Checkpoint):
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a checkpoint if it is among the best, and last.ckpt if that is still due."""
+        """Save a checkpoint if its score is among the best, and last.ckpt if a save is due."""
         if trainer.state.fn != "fit":
             return
-        if self.save_top_k:
+        if self.options.save_top_k:
             self._save_best(trainer)
         if trainer.sanity_checking:
             return
@@ -180,7 +177,8 @@ class RunCheckpoints(Checkpoint):
         score = float(trainer.callback_metrics[name])
         file = f"step={trainer.global_step:08d}.ckpt"
         ranking = self._ranking(name, {**self.scores, file: score})
-        kept, dropped = ranking[: self.save_top_k], ranking[self.save_top_k :]
+        kept = ranking[: self.options.save_top_k]
+        dropped = ranking[self.options.save_top_k :]
         if math.isnan(score) or file not in kept:
             return
         self.scores[file] = score
@@ -196,26 +194,27 @@ class RunCheckpoints(Checkpoint):
                 _link(self.folder / file, self.best)
 
     def _monitored(self, trainer: Trainer) -> str | None:
-        if self.monitor is None:
+        monitor = self.options.monitor
+        if monitor is None:
             return next((name for name in MONITORS if name in trainer.callback_metrics), None)
-        if self.monitor not in trainer.callback_metrics:
+        if monitor not in trainer.callback_metrics:
             names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
             raise InputError(
-                f"must be a metric of the validation ({', '.join(names)}), got {self.monitor}",
+                f"must be a metric of the validation ({', '.join(names)}), got {monitor}",
                 option="checkpoint.monitor",
             )
-        return self.monitor
+        return monitor
 
     def _ranking(self, metric: str, scores: dict[str, float]) -> list[str]:
         """Return file names, the best first; of equal scores the later step comes first."""
-        mode = self.mode or ("min" if lower_is_better(metric) else "max")
+        mode = self.options.mode or ("min" if lower_is_better(metric) else "max")
         sign = -1 if mode == "min" else 1
         return sorted(scores, key=lambda file: (sign * scores[file], file), reverse=True)
 
     # State of the callback in a checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step of last.ckpt, the scores, and how the saved run can continue."""
+        """Return the step of last.ckpt, the scores, and flags that tell how the run continues."""
         return {
             "saved_step": self.saved_step,
             "scores": dict(self.scores),
@@ -224,7 +223,7 @@ class RunCheckpoints(Checkpoint):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; scores of deleted files are dropped."""
+        """Restore the state, except for the scores of files that were deleted."""
         self.saved_step = state_dict["saved_step"]
         self.stopped = state_dict["stopped"]
         scores = state_dict["scores"]

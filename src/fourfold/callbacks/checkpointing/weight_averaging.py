@@ -1,4 +1,4 @@
-"""Averages of weights: over the last checkpoints, and an exponential moving average (EMA)."""
+"""Weight averaging: the mean of the last checkpoints, and an exponential moving average (EMA)."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from fourfold.lightning_internals import (
 
 
 class CheckpointAveraging(Checkpoint):
-    """Average of the last checkpoints' weights (Vaswani et al. 2017, section 6.1).
+    """Writes average.ckpt, the mean weights of the last checkpoints (Vaswani et al. 2017, 6.1).
 
-    Snapshots of the weights are saved during training; when it ends, their mean is written to
-    average.ckpt. Snapshots lie on the disk, so that a resumed run has the earlier ones. The class
-    derives from `Checkpoint` because Lightning calls those callbacks after all others.
+    Snapshots of the weights are saved during training, and average.ckpt is written when training
+    ends. Snapshots are files, so that a resumed run has the snapshots of the interrupted run. The
+    class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
 
     Args:
         n: Number of snapshots (the paper: 5 for the base model, 20 for the big one).
@@ -38,16 +38,16 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete snapshots of later steps than that of the restored checkpoint."""
+        """Delete the snapshots of steps after the step of the restored checkpoint."""
         if trainer.is_global_zero:
-            for step, file in self._snapshot_files():
-                if step > trainer.global_step:
+            for file in self._snapshot_files():
+                if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save a snapshot if this batch completes an optimizer step that is due, or an epoch.
+        """Save a snapshot if this batch completes an epoch, or `every_n_steps` optimizer steps.
 
         `on_train_epoch_end` is not called if a callback stops the run after this batch.
         """
@@ -62,7 +62,7 @@ class CheckpointAveraging(Checkpoint):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a snapshot unless `on_train_batch_end` did so."""
+        """Save a snapshot of the epoch unless `on_train_batch_end` has saved it."""
         if not self.every_n_steps and self._last_step != trainer.global_step:
             self._save_snapshot(trainer)
 
@@ -72,19 +72,16 @@ class CheckpointAveraging(Checkpoint):
         trainer.strategy.save_checkpoint(content, file)
         self._last_step = trainer.global_step
         if trainer.is_global_zero:
-            for _, old in self._snapshot_files()[: -self.n]:
+            for old in self._snapshot_files()[: -self.n]:
                 old.unlink()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write average.ckpt.
-
-        It is also written if a complete run is started again whose process was killed before.
-        """
+        """Write average.ckpt, also if a run is complete but was killed before this hook."""
         # Other processes may not see the files of the first one yet.
         if not trainer.strategy.broadcast(self._average_is_due()):
             return
         checkpoint = dump_checkpoint(trainer, weights_only=True)
-        files = [file for _, file in self._snapshot_files()] if trainer.is_global_zero else []
+        files = self._snapshot_files() if trainer.is_global_zero else []
         checkpoint["state_dict"] = average_state_dicts(files)  # written by the first process
         # At the end of training, Lightning's counters are already those of the next epoch.
         del checkpoint["loops"]
@@ -95,21 +92,21 @@ class CheckpointAveraging(Checkpoint):
         trainer.strategy.save_checkpoint(checkpoint, self.average)
 
     def _average_is_due(self) -> bool:
-        """Return True if there are snapshots, and average.ckpt is missing or older."""
-        files = [file for _, file in self._snapshot_files()]
+        """Return True if there are snapshots, and average.ckpt is missing or older than them."""
+        files = self._snapshot_files()
         if not files or not self.average.is_file():
             return bool(files)
         return self.average.stat().st_mtime_ns < files[-1].stat().st_mtime_ns
 
-    def _snapshot_files(self) -> list[tuple[int, Path]]:
-        files = sorted(self.snapshots.glob("step=*.pt"))
-        return [(int(file.stem.removeprefix("step=")), file) for file in files]
+    def _snapshot_files(self) -> list[Path]:
+        return sorted(self.snapshots.glob("step=*.pt"))
 
 
 def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of the floating-point tensors of snapshots; other tensors are the last's.
+    """Return the mean of the floating-point tensors of snapshots, by name.
 
-    Tensors are summed in float64, one file at a time, so that at most two are in memory.
+    Other tensors are those of the last snapshot. Tensors are summed in float64, one file at a time,
+    so that at most two sets of weights are in memory.
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -125,7 +122,7 @@ class ExponentialMovingAverage(EMAWeightAveraging):
     """Exponential moving average of the weights, used in validation and saved in checkpoints.
 
     The average starts at the first step. With a delayed start, Lightning would validate untrained
-    weights until then, and would replace the trained weights by them if training ended before.
+    weights until the start, and a training that ended earlier would end with untrained weights.
 
     Args:
         decay: Weight of the old average in the new one, for each optimizer step.

@@ -14,11 +14,11 @@ from fourfold.errors import TrainingStopped
 
 
 class SaveNonfiniteBatch(Callback):
-    """Writes nonfinite_step=N.pt when a loss is not finite; `fourfold replay` runs it again.
+    """Writes nonfinite_step=N.pt when a loss is not finite; `fourfold replay` reads this file.
 
-    Requires a module with `loss_normalizer.nonfinite`, as every task has, and batches that are
-    named tuples. The batches of a step are kept until the next step, and are only examined when
-    training has stopped: an examination of each loss would wait for the GPU.
+    The module must have `loss_normalizer.nonfinite`, as every task has, and batches must be named
+    tuples. The batches of a step are kept until the next step. The losses are examined only after
+    training has stopped, because examining each loss would wait for the GPU.
 
     Args:
         folder: The run directory.
@@ -33,13 +33,13 @@ class SaveNonfiniteBatch(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the batch, and drop those of the previous step."""
+        """Keep the batch, and drop the batches of the previous step."""
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._micro_batches = []
         self._batch = batch
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the nonfinite flag of the batch."""
+        """Keep the flag that tells whether the loss of the batch is finite."""
         nonfinite: Any = pl_module.loss_normalizer.nonfinite  # type: ignore[union-attr]
         self._micro_batches.append((self._batch, step_seed(trainer), nonfinite))
 

@@ -17,12 +17,12 @@ from fourfold.metrics.base import gather_objects
 
 
 class PredictionWriter(Callback):
-    """Collects the outputs of all batches and ranks, and writes them to one file.
+    """Collects the outputs of all batches and ranks, and writes these outputs to one file.
 
-    - (row, text) pairs: predictions.txt, one line for each row of the split.
-    - Tensors of batches with row numbers (class probabilities, or one number): predictions.csv.
-    - Results of the task's method `merge_predictions`: predictions.json.
-    - Other outputs: predictions.pt, a list with the output of each batch.
+    - predictions.json: results of the method `merge_predictions`, if the task has one.
+    - predictions.txt: texts, one line for each row of the split, if outputs are (row, text) pairs.
+    - predictions.csv: class probabilities (B, K) or numbers (B, 1), if batches have row numbers.
+    - predictions.pt: otherwise, a list with the output of each batch.
 
     Args:
         folder: Folder of the file.
@@ -59,40 +59,42 @@ class PredictionWriter(Callback):
         rows = list(chain.from_iterable(interleave(gather_objects(self.rows))))
         if not trainer.is_global_zero or not outputs:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         merge = getattr(pl_module, "merge_predictions", None)
+        text = None
         if merge is not None:
+            suffix = "json"
             text = json.dumps(merge(outputs), indent=1, ensure_ascii=False) + "\n"
-            file = self._write("predictions.json", text.encode())
         elif isinstance(outputs[0], list):
+            suffix = "txt"
             texts = texts_in_row_order(pair for output in outputs for pair in output)
             # A line break inside a text would shift all following rows.
-            lines = [" ".join(text.splitlines()) + "\n" for text in texts]
-            file = self._write("predictions.txt", "".join(lines).encode())
+            text = "".join(" ".join(text.splitlines()) + "\n" for text in texts)
         elif rows:
+            suffix = "csv"
             names = getattr(pl_module, "artifacts", {}).get("class_names")
             text = format_csv(rows, torch.cat(outputs), names)
-            file = self._write("predictions.csv", text.encode())
         else:
-            content = io.BytesIO()
-            torch.save(outputs, content)
-            file = self._write("predictions.pt", content.getvalue())
-        print(f"wrote {file}", flush=True)
-
-    def _write(self, name: str, content: bytes) -> Path:
-        file = self.folder / name
+            suffix = "pt"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"predictions.{suffix}"
         with atomic_path(file) as part:
-            part.write_bytes(content)
-        return file
+            if text is None:
+                torch.save(outputs, part)
+            else:
+                part.write_bytes(text.encode())
+        print(f"wrote {file}", flush=True)
 
 
 def interleave(by_rank: list[list[Any]]) -> list[Any]:
-    """Return the ranks' outputs in the order in which batches were distributed to them."""
+    """Return the outputs of all ranks in the order in which batches were given to the ranks."""
     return [item for items in zip_longest(*by_rank) for item in items if item is not None]
 
 
 def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
-    """Sort (row, text) pairs by row; texts of (row, chunk) pairs are joined to one for each row."""
+    """Return the texts of (row, text) pairs in row order.
+
+    If the first entry of a pair is a pair (row, chunk), the chunks of a row are joined by spaces.
+    """
     rows: dict[int, list[str]] = {}
     for name, text in sorted(pairs):
         rows.setdefault(name[0] if isinstance(name, tuple) else name, []).append(text)

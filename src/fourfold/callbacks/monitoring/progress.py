@@ -79,11 +79,7 @@ class Progress(ProgressBar):
         self.output = ProgressOutput()
         self.seconds = BAR_SECONDS if sys.stdout.isatty() else seconds
         self.meter = meter
-        self._started_at = time.monotonic()
-        self._updated_at = self._started_at
-        self._reading = self.meter.read()
-        self._first_step = 0
-        self._total: int | None = 0
+        self._updated_at = time.monotonic()
         self._trained = False
 
     def disable(self) -> None:
@@ -100,7 +96,7 @@ class Progress(ProgressBar):
         """Print the model, the device and the size of a step, and start the clock."""
         self._trained = True
         self._first_step = trainer.global_step
-        self._total = pl_module.total_steps()  # type: ignore[operator]
+        self._total: int | None = pl_module.total_steps()  # type: ignore[operator]
         n_parameters = sum(p.numel() for p in pl_module.parameters())
         device = f"{trainer.strategy.root_device}, {trainer.precision}"
         ranks = f" x {trainer.world_size}" if trainer.world_size > 1 else ""
@@ -113,8 +109,7 @@ class Progress(ProgressBar):
             self.print("there is no validation: best.ckpt will not be written, only last.ckpt")
         if self._first_step:
             self.print(f"resumed after step {self._first_step:,}")
-        self._started_at = time.monotonic()
-        self._updated_at = self._started_at
+        self._started_at = self._updated_at = time.monotonic()
         self._reading = self.meter.read()
         self.output.start("train", self._total, self._first_step)
 

@@ -1,5 +1,6 @@
-"""Callback that writes the config and the tokenizer of a training to the run directory."""
+"""Callback that writes config.yaml and tokenizer.json of a training to the run directory."""
 
+from itertools import count
 from pathlib import Path
 
 from lightning import Callback, LightningModule, Trainer
@@ -10,7 +11,7 @@ from fourfold.atomic_files import write_atomically
 class RunFiles(Callback):
     """Writes config.yaml, or config_resume_N.yaml if the run is resumed, and tokenizer.json.
 
-    The files are written when training starts, so that rejected input leaves none behind.
+    The files are written when training starts, so that invalid input leaves no files behind.
 
     Args:
         folder: The run directory.
@@ -35,7 +36,5 @@ class RunFiles(Callback):
         first = self.folder / "config.yaml"
         if not resumed or not first.exists():
             return first
-        number = 1
-        while (file := self.folder / f"config_resume_{number}.yaml").exists():
-            number += 1
-        return file
+        files = (self.folder / f"config_resume_{number}.yaml" for number in count(1))
+        return next(file for file in files if not file.exists())

@@ -1,21 +1,19 @@
 """Callback that saves sample outputs, attention maps and confusion matrices of a model.
 
-RUN/val/ is written when training ends, RUN/test/ in each test. They hold samples.csv, attention.png
-and other files of the task for the first rows of the split, and confusion.csv and confusion.png of
-all rows of a classification test.
+The folder RUN/val/ is written when training ends, and RUN/test/ in each test. Both folders hold
+samples.csv, attention.png and other files of the task for the first rows of the split. A test of a
+classifier also writes confusion.csv and confusion.png, which count all rows.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import nn
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.generation.step import decoding_mode
 from fourfold.loggers.media import ConfusionMatrix, Media
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
@@ -23,11 +21,11 @@ N_SAMPLES = 8
 
 
 class LogSamples(Callback):
-    """Saves sample outputs of the task, and sends them to Weights & Biases.
+    """Saves sample outputs of the task, and sends these samples to Weights & Biases.
 
     A task with sample outputs has a method `sample_outputs(batch, split)` that returns media by
-    name. It is called on the first rank only, so it must not communicate with other ranks. Only a
-    `ResumableDataModule` can make the batch for it.
+    name. The method is called on the first rank only, and so must not communicate with other ranks.
+    The batch is made by a `ResumableDataModule`; with other DataModules there are no samples.
 
     Args:
         folder: The run directory.
@@ -64,7 +62,7 @@ class LogSamples(Callback):
 
 
 def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict[str, Media]:
-    """Return the confusion matrix and the sample outputs of a split, by name."""
+    """Return the confusion matrix and the sample outputs of a split by name, if there are any."""
     collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")
     if counts is not None:
@@ -82,19 +80,6 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
     batch = dataset.batch(np.arange(min(N_SAMPLES, len(dataset))), 0, 0)
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.strategy.batch_to_device(batch)
-    with evaluation_mode(module), trainer.precision_plugin.forward_context():
+    with trainer.precision_plugin.forward_context(), decoding_mode(module):
         collected |= sample_outputs(batch, split)
     return collected
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Disable dropout and gradients; afterwards every submodule is in its previous mode."""
-    modes = {submodule: submodule.training for submodule in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for submodule, mode in modes.items():
-            submodule.training = mode

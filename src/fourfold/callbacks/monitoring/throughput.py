@@ -9,7 +9,7 @@ from fourfold.lightning_internals import is_accumulating, logger_step
 
 
 class Reading(NamedTuple):
-    """Tokens or images that were trained on, and the seconds that this took."""
+    """Number of tokens or images that were trained on, and the seconds of training."""
 
     units: int
     seconds: float
@@ -21,17 +21,17 @@ class Reading(NamedTuple):
 
 
 class ThroughputMeter:
-    """Counts tokens or images and the time of training, without the time of validations.
+    """Counter of tokens or images, with a clock that excludes validations.
 
-    The clock is the host's, so a reading never waits for a GPU. The GPU's queue is short compared
-    with the time between two readings.
+    The clock is that of the CPU, so a reading never waits for a GPU. The queue of a GPU is short
+    compared with the time between two readings.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start from zero."""
+        """Set the count and the clock to zero, and start the clock."""
         self._units = 0
         self._seconds = 0.0
         self._started: float | None = time.monotonic()
@@ -58,10 +58,10 @@ class ThroughputMeter:
 class StepMetrics(Callback):
     """Logs `train/lr` and `train/tokens_per_second` (or images) every `log_every_n_steps`.
 
-    Requires a module with `unit` and `n_units(batch)`, as every task has.
+    The module must have `unit` ("tokens" or "images") and `n_units(batch)`, as every task has.
 
     Args:
-        meter: Counts the batches; other callbacks may read it.
+        meter: Meter that this callback updates; other callbacks may read the meter.
     """
 
     def __init__(self, meter: ThroughputMeter) -> None:
@@ -91,7 +91,7 @@ class StepMetrics(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch, and log the throughput since it was logged last."""
+        """Count the batch, and log the throughput since the previous logged step."""
         self.meter.add(pl_module.n_units(batch) * trainer.world_size)  # type: ignore[operator]
         if is_logged(trainer) and not is_accumulating(trainer):
             reading = self.meter.read()

@@ -14,16 +14,17 @@ MIN_RECOMPILE_LIMIT = 64
 
 
 def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
-    """Compile each block in place; layers share one graph, and parameter names do not change.
+    """Compile each block of a model in place; parameter names do not change.
 
-    Raises `torch._dynamo.config.recompile_limit` to at least 64 for the process. torch counts the
-    graphs of all blocks together: encoder and decoder, training and evaluation, a last batch of one
-    row. Beyond its default limit of 8, further graphs would run uncompiled.
+    Layers of the same kind share one compiled graph. `torch._dynamo.config.recompile_limit` is set
+    to at least 64 for the process. torch counts the graphs of all blocks together, such as those of
+    encoder and decoder, training and evaluation. Beyond the default limit of 8 graphs, torch would
+    run further graphs uncompiled.
 
     Args:
         model: A model of this package.
-        dynamic: True if sequence lengths differ between batches, False if not; None lets torch
-            detect it.
+        dynamic: True if sequence lengths differ between batches, False if all lengths are equal;
+            None lets torch detect different lengths.
     """
     import torch._dynamo
 
@@ -35,14 +36,15 @@ def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
 
 
 class CompileBlocks(Callback):
-    """Compiles the blocks when training starts.
+    """Compiles the blocks of the model when training starts.
 
-    If lengths differ, one graph serves all of them from the first batch on. Otherwise results would
-    depend on the length of the first batch, which is another one after a resume.
+    If sequence lengths differ, one graph with dynamic shapes serves all lengths from the first
+    batch on. Without dynamic shapes, results would depend on the length of the first batch, and a
+    resumed run has another first batch.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compile the blocks; by now the model exists and has been distributed.
+        """Compile the blocks, after the strategy has moved the model to its device.
 
         Raises:
             InputError: The model runs on a CPU, and there is no C++ compiler.

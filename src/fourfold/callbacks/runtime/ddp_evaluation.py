@@ -8,8 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 class DDPUnevenEvaluation(Callback):
     """Broadcasts buffers once before a validation instead of before each of its batches.
 
-    DDP broadcasts the buffers of rank 0 before every forward pass, in evaluation too. If a rank has
-    a batch more than the others, its broadcast would be received as that of their next step.
+    DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. If a rank
+    had one batch more than the others, the other ranks would receive the broadcast of this batch as
+    that of the next training step.
     """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

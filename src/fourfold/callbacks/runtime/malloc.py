@@ -13,8 +13,8 @@ M_MMAP_MAX = -4
 def disable_malloc_trim() -> bool:
     """Keep freed memory in the process instead of returning it to the operating system.
 
-    glibc requests each block above 32 MiB from the system, which fills it with zeros page by page.
-    A training does so in each step, which takes a fifth of its time (results/LOG.md). The peak of
+    glibc requests each block above 32 MiB from the operating system, which fills the block with
+    zeros. These requests take a fifth of the time of a training step (results/LOG.md). The peak of
     memory does not change. The settings hold for the rest of the process.
 
     Returns:

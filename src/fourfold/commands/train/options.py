@@ -6,7 +6,6 @@ each of them.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
+from fourfold.callbacks.checkpointing.run_checkpoints import CheckpointOptions
 from fourfold.core.validation import check_choice
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
@@ -30,27 +30,6 @@ TRAINER_MINIMA = {
 }
 # Processes allowed on a CPU with fewer cores, to rehearse a training on several devices.
 MAX_CPU_PROCESSES = 8
-
-
-@dataclass(frozen=True)
-class CheckpointOptions:
-    """Schedule and selection of checkpoints.
-
-    Args:
-        monitor: Metric that ranks checkpoints; None takes the first available of val/bleu,
-            val/top1 and val/loss.
-        mode: min or max; None derives it from the metric's name.
-        save_top_k: Number of best checkpoints to keep; 0 keeps none.
-        every_n_steps: Optimizer steps between saves of last.ckpt within an epoch; None saves only
-            at the end of epochs.
-        every_n_epochs: Epochs between saves of last.ckpt; 0 never saves at the end of an epoch.
-    """
-
-    monitor: str | None = None
-    mode: Literal["min", "max"] | None = None
-    save_top_k: int = 1
-    every_n_steps: int | None = 1000
-    every_n_epochs: int = 1
 
 
 # Name: type, default, help.
