@@ -182,7 +182,7 @@ def test_devices(given: str, devices: int) -> None:
         (["--memory", "0.5"], "not even the smallest micro-batch fits"),
         (["--devices", "3"], "--devices must divide the global batch of 512, got 3"),
         (["--devices", "0"], "--devices must divide the global batch of 512, got 0"),
-        (["--length", "2000"], "--length must lie between 1 and max_len 1024, got 2000"),
+        (["--length", "2000"], "length must be at most max_len (1024), got 2000"),
         (["--trainer.precision", "transformer-engine"], "trainer.precision must be one of"),
         (["--model.init_args.config.n_heads", "5"], "d_model must be divisible by n_heads"),
         (["--memry", "3"], "memry"),

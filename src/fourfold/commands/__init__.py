@@ -1,1 +1,1 @@
-"""Commands of the command line; heavy packages are imported when a command runs."""
+"""Commands of the command line, which import torch and Lightning only when a command runs."""

@@ -40,7 +40,7 @@ def make_parser(command: str) -> OptionParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert a model and print a report.
+    """Run `fourfold import` or `fourfold export`, print a report, and return the exit code.
 
     Raises:
         InputError: An argument or a file is invalid.

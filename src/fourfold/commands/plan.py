@@ -1,8 +1,10 @@
-"""`fourfold plan`: parameters, FLOPs and memory of a recipe, and a micro-batch that fits."""
+"""`fourfold plan`: parameters, FLOPs and memory of a recipe, and a micro-batch that fits.
+
+A recipe is the config of a training.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields
-from math import inf
 
 from torch import nn
 
@@ -33,7 +35,7 @@ IMAGE_TEXT_CONFIGS = (CLIPConfig, ImageToTextConfig)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the plan of a config or of a run directory.
+    """Print the plan of a config, or of the config in the directory of an earlier run.
 
     Raises:
         InputError: The config is invalid, or no micro-batch fits into the memory.
@@ -102,14 +104,14 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
 
 
 def row_length(recipe: Recipe, length: int | None) -> int:
-    """Return the tokens of a row, which is an image, a sentence or a block of text.
+    """Return the number of tokens in a row of data: an image, a sentence or a block of text.
 
     Args:
         recipe: The recipe.
-        length: Tokens of a row, the value of `--length`; None takes the length of the data.
+        length: Value of `--length` in tokens; None takes the length of the rows of the data.
 
     Raises:
-        InputError: The model is no transformer or LSTM, or does not accept rows of that length.
+        InputError: The model is no transformer or LSTM, or `length` is given for images.
     """
     config = recipe.config
     if not isinstance(config, TransformerConfig | RecurrentLMConfig):
@@ -121,26 +123,22 @@ def row_length(recipe: Recipe, length: int | None) -> int:
         if length is not None:
             raise InputError("cannot be given for images", option="--length")
         return image_tokens(config)
-    limit: float = config.max_len or inf  # type: ignore[attr-defined]
     if length is not None:
-        if not 1 <= length <= limit:
-            raise InputError(
-                f"must lie between 1 and max_len {limit}, got {length}", option="--length"
-            )
         return length
-    row = recipe.length
     if isinstance(config, TEXT_PAIR_CONFIGS):
-        row = DEFAULT_SENTENCE_LENGTH
-    if row is not None and row > limit:
-        raise InputError(
-            f"must be at least {row}, the tokens of a row of the data, got {limit}",
-            option="model.config.max_len",
-        )
-    return int(row or limit)
+        return DEFAULT_SENTENCE_LENGTH
+    return recipe.length or int(config.max_len)  # type: ignore[attr-defined]
 
 
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
-    """Return the memory in bytes on one of `devices` for a micro-batch of rows or tokens."""
+    """Estimate the memory in bytes that a micro-batch takes on each device.
+
+    Args:
+        recipe: The recipe.
+        length: Tokens of a row.
+        batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in rows.
+        devices: Number of devices.
+    """
     tokens = batch if recipe.counts_tokens else batch * length
     source = tokens if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else 0
     if isinstance(recipe.config, IMAGE_TEXT_CONFIGS):
@@ -190,7 +188,7 @@ def _row_description(config: TransformerConfig, length: int) -> str:
 
 
 def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
-    """Describe memory, micro-batch and accumulation, and name the options for this split."""
+    """Describe memory, micro-batch and gradient accumulation, with the options to set them."""
     total = recipe.global_batch
     if devices % recipe.nodes:
         raise InputError(
@@ -224,7 +222,7 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
 def _split(
     recipe: Recipe, devices: int, memory: float | None, length: int | None
 ) -> tuple[int, int]:
-    """Return micro-batch and accumulation that keep the global batch.
+    """Return the size of the micro-batch and the accumulation that keep the global batch.
 
     Raises:
         InputError: No micro-batch fits.
@@ -246,7 +244,7 @@ def _line(name: str, value: str) -> str:
 
 
 def _table(title: str, form: str, unit: float, parts: CostBreakdown | Memory) -> list[str]:
-    """Return a line with the total and a line for each part, in `unit` and formatted by `form`."""
+    """Return lines for the total and for each part, divided by `unit` and formatted by `form`."""
     values = {title: parts.total}
     values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}
     return [_line(name, form.format(value / unit)) for name, value in values.items()]

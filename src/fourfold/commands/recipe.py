@@ -1,7 +1,7 @@
-"""Recipes: a parsed config with its model on the meta device, batch size, steps and precision.
+"""Recipe: the parsed config of a training, with batch size, optimizer steps and precision.
 
-The commands plan, diff and reproduce parse configs as `fourfold fit` does, but create no Trainer
-and allocate no memory for weights.
+The commands plan, diff and reproduce parse configs as `fourfold fit` does, but create no Trainer.
+The model is on the meta device, so that its weights take no memory.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ DEFAULT_MAX_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Parsed config with a model, whose missing sizes are taken from the data.
+    """Parsed config of a training, with a model whose missing sizes are taken from the data.
 
     Args:
         task: The task, with its model on the meta device.
@@ -86,12 +86,12 @@ class Recipe:
 
     @property
     def nodes(self) -> int:
-        """Number of machines."""
+        """Number of nodes (machines)."""
         return int(self.trainer["num_nodes"])
 
     @property
     def length(self) -> int | None:
-        """Tokens of a full row of text; None if rows are sentences or images."""
+        """Number of tokens in a full row of text; None if rows are sentences or images."""
         if self.counts_tokens:
             return None
         return next((int(self.arguments[k]) for k in LENGTH_KEYS if k in self.arguments), None)
@@ -121,7 +121,7 @@ class Recipe:
 
     @cached_property
     def steps(self) -> int | None:
-        """Optimizer steps of the run; None if the number depends on data that are missing."""
+        """Number of optimizer steps of the run; None if the data that determine it are missing."""
         max_steps = self.trainer["max_steps"]
         max_epochs = self.trainer["max_epochs"]
         if max_steps > 0 and (max_epochs or -1) < 0:
@@ -175,7 +175,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
 
 
 def read_recipe(parser: Parser, config: Any) -> Recipe:
-    """Build the recipe of a parsed config.
+    """Build the task and the DataModule of a parsed config, and return the recipe.
 
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are

@@ -22,7 +22,7 @@ is not finite."""
 
 
 def make_parser() -> OptionParser:
-    """Return the parser of the command's options."""
+    """Return the parser of `fourfold replay`."""
     parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
     parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; default: the training's")
@@ -117,8 +117,8 @@ def record_nonfinite(model: "nn.Module") -> Iterator[list[tuple[str, float]]]:
     """Record the modules that turn finite inputs into non-finite outputs, in order of execution.
 
     Yields:
-        List of pairs: name of a module, and largest magnitude of its inputs. An entry is added
-        whenever such a module runs within the block.
+        List of pairs of the name of a module and the largest magnitude of its inputs. Each such
+        module adds a pair when it runs within the block.
     """
     from torch import Tensor
 

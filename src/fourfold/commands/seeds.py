@@ -21,7 +21,7 @@ from fourfold.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train and test with each seed, then print and write mean, standard deviation and best.
+    """Train and test with each seed, then print and write a summary of the metrics.
 
     Raises:
         InputError: An option is invalid, or a config file changed while the command ran.
@@ -95,10 +95,10 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
     """Return mean, standard deviation (n - 1), best and individual values of numeric metrics.
 
     Args:
-        results: Metrics by name, for each seed.
+        results: For each seed, the values of metrics by name.
 
     Returns:
-        Values under the keys mean, std, best and seeds, for the name of each metric.
+        For each name of a metric, a dict with the keys mean, std, best and seeds.
     """
     from fourfold.metrics import lower_is_better
 

@@ -73,7 +73,7 @@ def is_stop(code: int) -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """Return a phrase that describes the exit code of a failed run."""
+    """Return a phrase for messages that describes the exit code of a failed run."""
     if code <= 128:
         return f"failed with exit code {code}"
     hint = ", possibly for lack of memory" if code - 128 == signal.SIGKILL else ""

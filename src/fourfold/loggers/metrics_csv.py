@@ -16,9 +16,10 @@ from fourfold.lightning_internals import log_step_metrics
 
 
 class MetricsCSVLogger(Logger):
-    """Appends a row to metrics.csv for each logged step, and a column for each new metric.
+    """Logger that appends a row to metrics.csv for each logged step.
 
-    Every row is written immediately, so that a killed run leaves the rows of all logged steps.
+    New metrics add columns. Every row is written immediately, so that a killed run leaves the rows
+    of all logged steps.
 
     Args:
         folder: The run directory.
@@ -33,17 +34,17 @@ class MetricsCSVLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Required by Lightning."""
+        """Name of the logger, which Lightning requires."""
         return ""
 
     @property
     def version(self) -> str:
-        """Required by Lightning."""
+        """Version of the run, which Lightning requires."""
         return ""
 
     @property
     def save_dir(self) -> str:
-        """The run directory."""
+        """Path of the run directory."""
         return str(self.folder)
 
     @rank_zero_only
@@ -94,7 +95,7 @@ class MetricsCSVLogger(Logger):
 
 
 class RewindMetricsCSV(Callback):
-    """Removes the rows of metrics.csv that the run is about to log again."""
+    """Callback that removes the rows of metrics.csv that the run is about to log again."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the rows after the restored checkpoint, or all rows if no run is resumed."""

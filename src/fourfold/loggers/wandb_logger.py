@@ -97,10 +97,10 @@ def _confusion_table(wandb: Any, media: ConfusionMatrix) -> Any:
 
 
 class UploadCheckpoints(Checkpoint):
-    """Uploads last.ckpt, best.ckpt and average.ckpt as W&B artifacts when training ends.
+    """Callback that uploads checkpoints as W&B artifacts when training ends.
 
-    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all
-    other callbacks, so that the files are complete.
+    The files are last.ckpt, best.ckpt and average.ckpt. The class derives from `Checkpoint` because
+    Lightning calls `Checkpoint` callbacks after all other callbacks, when the files are complete.
 
     Args:
         folder: Folder of the checkpoints.

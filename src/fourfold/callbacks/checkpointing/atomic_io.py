@@ -12,7 +12,9 @@ from fourfold.atomic_files import atomic_path
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a checkpoint to a temporary file in the same folder, and renames the file.
+    """Plugin that writes a checkpoint to a temporary file, and renames the complete file.
+
+    The temporary file lies in the same folder as the checkpoint.
 
     Lightning writes its temporary file to $TMPDIR, but a rename is atomic only within one file
     system. In a test with Lightning's plugin, 10 of 25 killed processes left an incomplete file.

@@ -15,7 +15,7 @@ from fourfold.lightning_internals import clear_restart_flags
 
 
 class ExactResume(Callback):
-    """Seeds dropout by the number of the batch, and passes its position to the DataModule.
+    """Callback that seeds dropout by the batch number, and saves the position in the data.
 
     Ranks get different dropout masks, where Lightning gives all ranks the same seed. No random
     state is saved. With a plain LightningDataModule, which does not note the position, the
@@ -72,7 +72,7 @@ def step_seed(trainer: Trainer) -> int:
 
 
 class FixEpochEndResume(Callback):
-    """Makes a run that resumes at the end of an epoch start the next epoch.
+    """Callback with which a run that resumes at the end of an epoch starts the next epoch.
 
     With `max_steps`, Lightning's FitLoop resumes the complete epoch, runs no batch and counts the
     epoch again. The data of the next epoch would be skipped, and logged steps would be one too

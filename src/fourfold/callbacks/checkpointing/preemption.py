@@ -29,7 +29,7 @@ SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal
 
 
 class StopOnSignal(Callback):
-    """Stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
+    """Callback that stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
     Any of several processes may receive the signal. The signal is sent to the other processes
     together with the number of targets of a step, so all processes stop after the same step. A

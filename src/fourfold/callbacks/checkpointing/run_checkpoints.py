@@ -51,7 +51,7 @@ class CheckpointOptions:
 
 
 class RunCheckpoints(Checkpoint):
-    """Saves last.ckpt every few steps and epochs, and the best checkpoints after validations.
+    """Callback that saves last.ckpt regularly, and the best checkpoints after validations.
 
     Args:
         folder: Folder of the checkpoints.

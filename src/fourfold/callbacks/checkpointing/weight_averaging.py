@@ -18,7 +18,9 @@ from fourfold.lightning_internals import (
 
 
 class CheckpointAveraging(Checkpoint):
-    """Writes average.ckpt, the mean weights of the last checkpoints (Vaswani et al. 2017, 6.1).
+    """Callback that writes the mean weights of the last checkpoints to average.ckpt.
+
+    See Vaswani et al. 2017, section 6.1.
 
     Snapshots of the weights are saved during training, and average.ckpt is written when training
     ends. Snapshots are files, so that a resumed run has the snapshots of the interrupted run. The
@@ -92,7 +94,7 @@ class CheckpointAveraging(Checkpoint):
         trainer.strategy.save_checkpoint(checkpoint, self.average)
 
     def _average_is_due(self) -> bool:
-        """Return True if there are snapshots, and average.ckpt is missing or older than them."""
+        """Return True if there are snapshots, and average.ckpt is missing or older."""
         files = self._snapshot_files()
         if not files or not self.average.is_file():
             return bool(files)

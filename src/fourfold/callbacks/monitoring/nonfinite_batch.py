@@ -14,7 +14,7 @@ from fourfold.errors import TrainingStopped
 
 
 class SaveNonfiniteBatch(Callback):
-    """Writes nonfinite_step=N.pt when a loss is not finite; `fourfold replay` reads this file.
+    """Callback that writes nonfinite_step=N.pt, for `fourfold replay`, if a loss is not finite.
 
     The module must have `loss_normalizer.nonfinite`, as every task has, and batches must be named
     tuples. The batches of a step are kept until the next step. The losses are examined only after

@@ -17,7 +17,7 @@ from fourfold.metrics.base import gather_objects
 
 
 class PredictionWriter(Callback):
-    """Collects the outputs of all batches and ranks, and writes these outputs to one file.
+    """Callback that writes the outputs of all batches and ranks to one file.
 
     - predictions.json: results of the method `merge_predictions`, if the task has one.
     - predictions.txt: texts, one line for each row of the split, if outputs are (row, text) pairs.
@@ -34,7 +34,7 @@ class PredictionWriter(Callback):
         self.rows: list[list[int]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the outputs of an earlier prediction."""
+        """Delete the outputs of an earlier prediction."""
         self.outputs = []
         self.rows = []
 

@@ -18,7 +18,7 @@ BAR_SECONDS = 0.5  # seconds between two updates of a bar; reading the loss wait
 
 
 class ProgressOutput:
-    """Bar of `rich` if standard output is a terminal, and otherwise one plain line per update.
+    """Output of progress: a bar of `rich` on a terminal, otherwise one line per update.
 
     Each line is flushed, so that the log file of a batch job can be watched.
     """
@@ -55,7 +55,7 @@ class ProgressOutput:
             self._bar.update(self._bar.task_ids[0], completed=step, values=text)
 
     def print(self, text: str) -> None:
-        """Print a line; `rich` moves the bar below the line."""
+        """Print a line, above the bar if there is a bar."""
         if self.enabled:
             print(text, flush=True)
 
@@ -67,7 +67,9 @@ class ProgressOutput:
 
 
 class Progress(ProgressBar):
-    """Reports step, epoch, loss, learning rate, throughput, time left and validation metrics.
+    """Callback that reports the progress of training and testing.
+
+    The report holds step, epoch, loss, learning rate, throughput, time left and validation metrics.
 
     Args:
         seconds: Seconds between two lines if the output is not a terminal.
@@ -87,7 +89,7 @@ class Progress(ProgressBar):
         self.output.enabled = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print a line between two updates."""
+        """Print values separated by spaces; Lightning calls this method for `self.print`."""
         self.output.print(" ".join(str(arg) for arg in args))
 
     # Training.
@@ -116,7 +118,7 @@ class Progress(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Update the output if it is due, and after the first and the last batch."""
+        """Update the output every `seconds`, and after the first and the last batch."""
         is_end = trainer.fit_loop.total_batch_idx == 0 or trainer.global_step == self._total
         if is_end or time.monotonic() - self._updated_at >= self.seconds:
             self._update(trainer, pl_module)
@@ -143,7 +145,7 @@ class Progress(ProgressBar):
         return format_duration((time.monotonic() - self._started_at) / done * (self._total - step))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the time of the training."""
+        """Remove the bar, and print the duration of the training."""
         self.output.stop()
         seconds = format_duration(time.monotonic() - self._started_at)
         self.print(f"trained to step {trainer.global_step:,} in {seconds}")
@@ -167,7 +169,7 @@ class Progress(ProgressBar):
     # Evaluation.
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the metrics, except in the sanity check before training."""
+        """Print the validation metrics, except in the sanity check before training."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = trainer.callback_metrics.items()
@@ -187,7 +189,7 @@ class Progress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Update the output if it is due."""
+        """Update the output every `seconds`."""
         if time.monotonic() - self._updated_at >= self.seconds:
             self._updated_at = time.monotonic()
             self.output.update(batch_idx + 1, {})

@@ -9,9 +9,10 @@ from fourfold.atomic_files import write_atomically
 
 
 class RunFiles(Callback):
-    """Writes config.yaml, or config_resume_N.yaml if the run is resumed, and tokenizer.json.
+    """Callback that writes config.yaml and tokenizer.json to the run directory.
 
-    The files are written when training starts, so that invalid input leaves no files behind.
+    The config of a resumed run is written to config_resume_N.yaml, with a new number N. The files
+    are written when training starts, so that invalid input leaves no files behind.
 
     Args:
         folder: The run directory.

@@ -21,7 +21,7 @@ N_SAMPLES = 8
 
 
 class LogSamples(Callback):
-    """Saves sample outputs of the task, and sends these samples to Weights & Biases.
+    """Callback that saves sample outputs of the task to files and to Weights & Biases.
 
     A task with sample outputs has a method `sample_outputs(batch, split)` that returns media by
     name. The method is called on the first rank only, and so must not communicate with other ranks.

@@ -50,13 +50,15 @@ class ThroughputMeter:
         self._started = time.monotonic()
 
     def read(self) -> Reading:
-        """Return the totals so far."""
+        """Return the number of tokens or images, and the seconds on the clock."""
         running = 0.0 if self._started is None else time.monotonic() - self._started
         return Reading(self._units, self._seconds + running)
 
 
 class StepMetrics(Callback):
-    """Logs `train/lr` and `train/tokens_per_second` (or images) every `log_every_n_steps`.
+    """Callback that logs `train/lr` and `train/tokens_per_second` or `train/images_per_second`.
+
+    Both metrics are logged every `log_every_n_steps` optimizer steps.
 
     The module must have `unit` ("tokens" or "images") and `n_units(batch)`, as every task has.
 

@@ -36,7 +36,7 @@ def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
 
 
 class CompileBlocks(Callback):
-    """Compiles the blocks of the model when training starts.
+    """Callback that compiles the blocks of the model when training starts.
 
     If sequence lengths differ, one graph with dynamic shapes serves all lengths from the first
     batch on. Without dynamic shapes, results would depend on the length of the first batch, and a

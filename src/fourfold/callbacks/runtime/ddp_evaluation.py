@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class DDPUnevenEvaluation(Callback):
-    """Broadcasts buffers once before a validation instead of before each of its batches.
+    """Callback that broadcasts buffers once per validation instead of before each batch.
 
     DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. If a rank
     had one batch more than the others, the other ranks would receive the broadcast of this batch as

@@ -29,7 +29,7 @@ def disable_malloc_trim() -> bool:
 
 
 class DisableMallocTrim(Callback):
-    """Calls `disable_malloc_trim` if the model runs on a CPU; a GPU's memory is torch's own."""
+    """Callback that calls `disable_malloc_trim` if the model runs on a CPU."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Change the settings before large tensors are allocated."""

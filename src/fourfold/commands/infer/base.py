@@ -77,7 +77,9 @@ class TextProcessor(LineProcessor):
             )
 
     def truncated_length(self, n_tokens: int) -> int:
-        """Return how many of `n_tokens` tokens, special tokens included, are given to the model.
+        """Return the number of tokens that remain of `n_tokens` after truncation.
+
+        Both numbers include special tokens. Only texts that are too long are truncated.
 
         Raises:
             InputError: The model reads fewer tokens, and `--truncate` is not given.
@@ -93,7 +95,7 @@ class TextProcessor(LineProcessor):
         return int(limit)
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Return the first of `ids`, which leave space for `n_special` special tokens.
+        """Return the first of `ids`, at most so many that `n_special` more tokens fit.
 
         Raises:
             InputError: As `truncated_length`.
@@ -109,13 +111,13 @@ class TextProcessor(LineProcessor):
         return ids.to(self.device), mask.to(self.device)
 
     def beam_search(self, ids: Tensor, mask: Tensor, **defaults: Any) -> Tensor:
-        """Return the N best sequences (B, N, T) for source tokens or prompts (B, T).
+        """Search for the N best sequences (B, N, T) of each source or prompt (B, T).
 
         Args:
             ids: Token ids (B, T).
             mask: Mask (B, T), True for tokens.
-            **defaults: Arguments of `fourfold.generation.beam_search`, of which the options
-                --beam, --length-penalty and --length-penalty-type replace those of their name.
+            **defaults: Arguments of `fourfold.generation.beam_search`. The options --beam,
+                --length-penalty and --length-penalty-type replace these arguments if given.
         """
         n_best = self.options.n_best
         names = ("beam", "length_penalty", "length_penalty_type")

@@ -53,7 +53,7 @@ class TextClassifier(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return the `--top-k` classes of each line with their probabilities, or its value."""
+        """Return the `--top-k` classes of each line with probabilities, or the predicted value."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()

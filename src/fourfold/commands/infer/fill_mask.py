@@ -46,7 +46,7 @@ class MaskFiller(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return each line with its masks filled, or its N best fillings separated by tabs."""
+        """Return each line N times, with its masks filled in N ways, separated by tabs."""
         ids, mask = self.pad([item.content[0] for item in items])
         positions = ids.eq(self.mask_id)  # (B, T)
         h = self.model.encode(ids, mask=mask)[positions]  # (M, D)
@@ -62,12 +62,12 @@ class MaskFiller(TextProcessor):
     def fillings(
         self, segments: list[str], scores: list[list[float]], tokens: list[list[int]]
     ) -> list[str]:
-        """Return a line with its masks filled by each of the N most probable combinations.
+        """Return a line N times, with its masks filled by the N most probable combinations.
 
         Args:
             segments: The line split at its masks.
             scores: Log-probabilities of the N most probable tokens of each mask, sorted.
-            tokens: Ids of these tokens.
+            tokens: Ids of the N most probable tokens of each mask.
         """
         n_best = self.options.top_k
         best: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -86,7 +86,7 @@ class MaskFiller(TextProcessor):
         return [escape(self.join(segments, chosen)) for _, chosen in best]
 
     def join(self, segments: list[str], chosen: list[int]) -> str:
-        """Return the line with tokens in place of its masks; masks beyond `--truncate` remain."""
+        """Return the line with tokens in place of its masks; masks that were truncated remain."""
         text = segments[0]
         for number, (mask, after) in enumerate(zip(segments[1::2], segments[2::2], strict=True)):
             if number >= len(chosen):

@@ -31,7 +31,7 @@ class PromptContinuer(TextProcessor):
         self.copies: Counter[tuple[int, ...]] = Counter()
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of the prompt and its number of new tokens, by which lines are grouped."""
+        """Return the ids of the prompt, and the number of new tokens, which groups the lines."""
         ids = self.tokenizer.encode(line)
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
@@ -45,7 +45,7 @@ class PromptContinuer(TextProcessor):
         return Item((ids, max_new), len(ids), group)
 
     def _truncate_prompt(self, ids: list[int], n_new: int) -> list[int]:
-        """Return the last of `ids`, which leave space for `n_new` new tokens."""
+        """Return the last of `ids`, at most so many that `n_new` new tokens fit into the model."""
         max_prompt = self.max_len + 1 - n_new
         if len(ids) > max_prompt and not self.options.truncate:
             raise InputError(
