@@ -201,11 +201,8 @@ class Progress(ProgressBar):
 
 def describe_step_size(trainer: Trainer) -> str:
     """Return the size of an optimizer step, such as "8 devices x 2 micro-batches x 512 rows"."""
-    factors = []
-    if trainer.world_size > 1:
-        factors.append(f"{trainer.world_size} devices")
-    if trainer.accumulate_grad_batches > 1:
-        factors.append(f"{trainer.accumulate_grad_batches} micro-batches")
+    counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
+    factors = [f"{count} {name}" for name, count in counts.items() if count > 1]
     data = resumable_data(trainer)
     order = None if data is None else data.split("train").order
     tokens = getattr(order, "max_tokens", None)
