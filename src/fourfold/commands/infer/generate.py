@@ -37,23 +37,26 @@ class PromptContinuer(TextProcessor):
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
         max_new = self.options.max_new or DEFAULT_MAX_NEW
         if self.max_len is not None:
-            ids = self._truncate_prompt(ids, self.options.max_new or 1)
-            # Without --max-new, fewer tokens than the default may fit. The last one is not read.
+            # The model does not read the last new token, so prompt and new tokens may have one more.
+            ids = self._truncate_prompt(ids, self.max_len + 1 - (self.options.max_new or 1))
             max_new = min(max_new, self.max_len + 1 - len(ids))
         # Padding would change the state of an LSTM, so its batches have prompts of one length.
         group = len(ids) if self.model.is_recurrent else max_new
         return Item((ids, max_new), len(ids), group)
 
-    def _truncate_prompt(self, ids: list[int], n_new: int) -> list[int]:
-        """Return the last of `ids`, at most so many that `n_new` new tokens fit into the model."""
-        max_prompt = self.max_len + 1 - n_new
-        if len(ids) > max_prompt and not self.options.truncate:
+    def _truncate_prompt(self, ids: list[int], limit: int) -> list[int]:
+        """Return the last `limit` ids.
+
+        Raises:
+            InputError: There are more ids, and `--truncate` is not given.
+        """
+        if len(ids) > limit and not self.options.truncate:
             raise InputError(
-                f"has {len(ids)} tokens, which leaves no space for {n_new} new ones in the"
-                f" model's {self.max_len}; --truncate removes the beginning",
+                f"has {len(ids)} tokens, but only {limit} leave space for new tokens in the model;"
+                " --truncate removes the beginning",
                 option="the prompt",
             )
-        return ids[-max_prompt:]
+        return ids[-limit:]
 
     def run(self, items: list[Item]) -> list[str]:
         """Return each prompt with its `--n-best` continuations, separated by tabs."""
