@@ -37,7 +37,7 @@ class PromptContinuer(TextProcessor):
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
         max_new = self.options.max_new or DEFAULT_MAX_NEW
         if self.max_len is not None:
-            # The model does not read the last new token, so prompt and new tokens may have one more.
+            # The model does not read the last new token, which therefore needs no position.
             ids = self._truncate_prompt(ids, self.max_len + 1 - (self.options.max_new or 1))
             max_new = min(max_new, self.max_len + 1 - len(ids))
         # Padding would change the state of an LSTM, so its batches have prompts of one length.
