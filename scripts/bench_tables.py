@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fourfold.reproduce.interleaved_timing import Spread  # noqa: E402
+from scripts.benchmarks.measurements import Spread  # noqa: E402
 from scripts.benchmarks.workloads import FOURFOLD  # noqa: E402
 
 BEGIN = "<!-- tables -->"

@@ -26,9 +26,10 @@ from fourfold.commands.infer.line_io import process
 from fourfold.commands.infer.main import make_processor, parse
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.environment import machine
-from fourfold.reproduce.interleaved_timing import Spread, interleave, ratios
+from fourfold.reproduce.interleaved_timing import interleave
 from fourfold.tasks import load_task
 from scripts.benchmarks.contenders import DTYPES
+from scripts.benchmarks.measurements import Spread, ratios
 from scripts.benchmarks.peers.transformers import load_seq2seq
 
 FOURFOLD = "fourfold"

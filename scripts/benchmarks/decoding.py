@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import fourfold
-from fourfold.reproduce.interleaved_timing import copying, interleave
+from fourfold.reproduce.interleaved_timing import interleave
 from scripts.benchmarks.contenders import DTYPES, causal_lm, encoder_decoder
+from scripts.benchmarks.measurements import copying
 from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
 from scripts.benchmarks.train_steps import Measurement, relative_to_fourfold

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fourfold.reproduce.interleaved_timing import Spread
+from scripts.benchmarks.measurements import Spread
 from scripts.benchmarks.train_steps import Measurement
 from scripts.benchmarks.workloads import GREEDY_DECODING, SIZES, Settings
 

@@ -7,8 +7,9 @@ import torch
 
 from fourfold.errors import InputError
 from fourfold.models.analysis.flops import TRAINING_TO_FORWARD
-from fourfold.reproduce.interleaved_timing import interleave, matrix_product, ratios
+from fourfold.reproduce.interleaved_timing import interleave
 from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
+from scripts.benchmarks.measurements import matrix_product, ratios
 from scripts.benchmarks.peers.registry import PeerUnavailable, peers_with
 from scripts.benchmarks.workers import Worker, worker_processes
 from scripts.benchmarks.workloads import (

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, agrees, exact_cell
 from fourfold.reproduce.exact_values import compute
 from fourfold.reproduce.load_tables import all_tables
@@ -110,12 +109,3 @@ def test_agreement_is_to_the_printed_digit(
 def test_a_coarser_rounding_is_said_by_the_column() -> None:
     assert not agrees(336.2, Printed("340"), Column("c"))
     assert agrees(336.2, Printed("340"), Column("c", step=10))
-
-
-def test_what_cannot_be_computed_is_named() -> None:
-    table = TABLES["vaswani2017/table2"]
-    with pytest.raises(InputError, match="setup must have the key hours"):
-        compute(table, table.rows["base"], "cost", {"devices": 8})
-    odd = replace(table, columns={"cost": Column("c", exact="guess")})
-    with pytest.raises(InputError, match=r"must be one of .*, got guess"):
-        compute(odd, table.rows["base"], "cost")

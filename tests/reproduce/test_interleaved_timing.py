@@ -2,23 +2,7 @@
 
 from collections.abc import Callable
 
-import pytest
-import torch
-
-from fourfold.reproduce import interleaved_timing
-from fourfold.reproduce.interleaved_timing import (
-    Spread,
-    copying,
-    interleave,
-    matrix_product,
-    ratios,
-)
-
-
-@pytest.fixture(autouse=True)
-def _small_reference_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(interleaved_timing.SIDE, "cpu", 32)
-    monkeypatch.setitem(interleaved_timing.COPIED_BYTES, "cpu", 1024)
+from fourfold.reproduce.interleaved_timing import interleave
 
 
 class SimulatedClock:
@@ -62,26 +46,3 @@ def test_order_within_rounds_is_random_and_depends_on_the_seed_only() -> None:
 
     assert calls(0) == calls(0) != calls(1)
     assert len({tuple(calls(0)[i : i + 3]) for i in range(0, 30, 3)}) > 1
-
-
-def test_ratios_are_taken_round_by_round() -> None:
-    seconds = {"base": [1.0, 2.0], "other": [2.0, 4.0]}
-    assert ratios(seconds, "base") == {"base": [1.0, 1.0], "other": [2.0, 2.0]}
-
-
-def test_spread_is_formatted_as_median_and_range() -> None:
-    spread = Spread.of([3.0, 1.0, 2000.0])
-    assert spread == Spread(3.0, 1.0, 2000.0)
-    assert spread.text(1.0, 1) == "3.0 [1.0, 2,000.0]"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_matrix_product_counts_its_flops(dtype: torch.dtype) -> None:
-    product, flops = matrix_product(dtype, torch.device("cpu"))
-    assert product().shape == (32, 32)
-    assert flops == 2 * 32**3
-
-
-def test_copy_counts_bytes_read_and_written() -> None:
-    copy, copied_bytes = copying(torch.device("cpu"))
-    assert 2 * len(copy()) == copied_bytes

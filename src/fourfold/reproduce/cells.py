@@ -1,12 +1,18 @@
-"""Cells of a reproduced table: our values, the printed value, and the verdict of the comparison."""
+"""Cells of a reproduced table: our values, the printed value, and the verdict of the comparison.
+
+A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
+`exact` computes them, `measured` times layers, and the other tiers train or test models.
+"""
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from fourfold.reproduce.load_tables import merged
-from fourfold.reproduce.tables import Column, Printed, Reason, Row, Table
+from fourfold.reproduce.tables import Column, Printed, Row, Table
 
 Value = float | str
 TOLERANCE = 1e-6  # of a rounding step, for floating-point errors
@@ -41,33 +47,39 @@ class Cell:
 
     @property
     def numbers(self) -> list[float]:
-        """Values that are numbers."""
+        """Values that are numbers, in printed units."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
+    def printed_number(self) -> float | None:
+        """Number that the paper prints; None if it prints nothing or a formula."""
+        return None if self.printed is None else Printed(self.printed).number
+
+    @property
     def mean(self) -> float | None:
-        """Mean over seeds."""
+        """Mean over seeds, in printed units."""
         return statistics.fmean(self.numbers) if self.numbers else None
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation over seeds; None for fewer than two."""
-        return std(self.numbers) if len(self.numbers) > 1 else None
+        """Sample standard deviation over seeds in printed units; None for fewer than two seeds."""
+        if len(self.numbers) < 2:
+            return None
+        # statistics.stdev raises AttributeError for inf and nan.
+        is_finite = all(map(math.isfinite, self.numbers))
+        return statistics.stdev(self.numbers) if is_finite else math.nan
 
     @property
     def deviation(self) -> float | None:
         """Relative deviation of the mean from the printed number."""
-        printed = Printed(self.printed).number if self.printed is not None else None
-        if self.mean is None or not printed:
+        if self.mean is None or not self.printed_number:
             return None
-        return self.mean / printed - 1.0
+        return self.mean / self.printed_number - 1.0
 
-
-def std(values: Sequence[float]) -> float:
-    """Sample standard deviation; nan for fewer than two values or if a value is not finite."""
-    # statistics.stdev raises AttributeError for inf and nan.
-    is_defined = len(values) > 1 and all(map(math.isfinite, values))
-    return statistics.stdev(values) if is_defined else math.nan
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields, and mean, standard deviation (`std`) and deviation, by name."""
+        statistic = {"mean": self.mean, "std": self.spread, "deviation": self.deviation}
+        return {**asdict(self), **statistic}
 
 
 def agrees(value: Value, printed: Printed, column: Column, rounding: str = "nearest") -> bool:
@@ -82,11 +94,6 @@ def agrees(value: Value, printed: Printed, column: Column, rounding: str = "near
     return abs(steps - printed_steps) <= 0.5 + TOLERANCE
 
 
-def in_units(value: Value, column: Column) -> Value:
-    """Convert a value to the unit that the paper prints."""
-    return value if isinstance(value, str) else value / column.scale
-
-
 def exact_cell(
     table: Table, row: Row, name: str, compute: Callable[[dict[str, object]], Value]
 ) -> Cell:
@@ -94,70 +101,53 @@ def exact_cell(
 
     Args:
         table: Table.
-        row: Row with a setup.
+        row: Row with a setup, the inputs of the computation.
         name: Name of the column.
         compute: Function from a setup to the value.
     """
     column, printed = table.columns[name], row.printed.get(name)
     assert row.setup is not None, f"{row.name} is not computed"
-    value = in_units(compute(row.setup), column)
+    value = _in_units(compute(row.setup), column)
+    cell = Cell(row.name, name, row.printed_text(name), [value], "not printed")
     if printed is None:
-        return Cell(row.name, name, None, [value], "not printed")
+        return cell
     if agrees(value, printed, column):
-        return Cell(row.name, name, printed.text, [value], "agrees")
+        return replace(cell, verdict="agrees")
     reason = table.reason(row.name, name)
     if reason is None:
-        return Cell(row.name, name, printed.text, [value], "differs")
+        return replace(cell, verdict="differs")
     changed = None
     if reason.changes:
-        changed = in_units(compute(merged(row.setup, reason.changes)), column)
-    verdict = _verdict(reason, value if changed is None else changed, printed, column)
-    return Cell(
-        row.name,
-        name,
-        printed.text,
-        [value],
-        verdict,
-        why=reason.why,
-        source=reason.source,
-        changed=changed,
-    )
+        changed = value = _in_units(compute(merged(row.setup, reason.changes)), column)
+    holds = agrees(value, printed, column, reason.rounding)
+    verdict = "unknown cause" if reason.unknown else "explained" if holds else "differs"
+    return replace(cell, verdict=verdict, why=reason.why, source=reason.source, changed=changed)
 
 
-def _verdict(reason: Reason, value: Value, printed: Printed, column: Column) -> str:
-    """Verdict of an explanation, given the value that results from its change."""
-    if reason.unknown:
-        return "unknown cause"
-    return "explained" if agrees(value, printed, column, reason.rounding) else "differs"
+def _in_units(value: Value, column: Column) -> Value:
+    """Convert a value to the unit that the paper prints."""
+    return value if isinstance(value, str) else value / column.scale
 
 
 def run_cell(
     table: Table, row: Row, name: str, metric: str, metrics_by_seed: dict[int, dict[str, float]]
 ) -> Cell:
     """Return a cell of a training tier from the test metrics of its seeds, if any."""
-    printed = row.printed.get(name)
-    text = None if printed is None else printed.text
-    if not metrics_by_seed:
-        return Cell(row.name, name, text, [], "not run")
     column = table.columns[name]
-    values = [in_units(float(metrics[metric]), column) for metrics in metrics_by_seed.values()]
-    return Cell(row.name, name, text, values, "measured", seeds=list(metrics_by_seed))
+    values = [_in_units(float(metrics[metric]), column) for metrics in metrics_by_seed.values()]
+    return measured_cell(row, name, values, list(metrics_by_seed))
 
 
-def timed_cell(row: Row, name: str, values: list[Value], rounds: int) -> Cell:
-    """Return a cell of the measured tier: one value per round, or one text for all rounds."""
-    printed = row.printed.get(name)
-    text = None if printed is None else printed.text
+def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
+    """Return a cell with one value per seed (or round of the timing), or one text for all seeds."""
     verdict = "measured" if values else "not run"
-    return Cell(row.name, name, text, values, verdict, seeds=list(range(rounds)))
+    return Cell(row.name, name, row.printed_text(name), values, verdict, seeds)
 
 
 def format_number(value: Value | None) -> str:
     """Format a number: integers with all digits, others with five significant digits."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     if float(value).is_integer() and abs(value) < 1e12:
         return f"{value:,.0f}"
     return f"{value:.5g}" if not 1e3 <= abs(value) < 1e12 else f"{value:,.1f}"
@@ -172,5 +162,5 @@ def format_value(value: Value | None, column: Column) -> str:
 
 def count_verdicts(cells: Sequence[Cell]) -> str:
     """Count the cells by verdict, such as "3 agrees, 1 differs"."""
-    verdicts = [cell.verdict for cell in cells]
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    counts = Counter(cell.verdict for cell in cells)
+    return ", ".join(f"{n} {verdict}" for verdict, n in counts.items())

@@ -1,8 +1,8 @@
-"""Functions that compute cells without training: parameters, FLOPs, formulas, schedules, masks.
+"""Computation of table cells without training: parameters, FLOPs, formulas, schedules, masks.
 
-Each function of `EXACT` maps the `setup` of a table row to a number or a formula. A setup contains
-the `family` and `config` of a model and further inputs of the function. A multiply-add counts as
-two FLOPs.
+Each function of `EXACT` maps the `setup` of a table row (line) to a number or a formula, the cell
+of one column. A setup contains the `family` and `config` of a model and further inputs of the
+function. A multiply-add counts as two FLOPs.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,19 +10,8 @@ from typing import Any
 
 import torch
 
+from fourfold import models
 from fourfold.core.config import TransformerConfig
-from fourfold.errors import InputError
-from fourfold.models import (
-    CausalLM,
-    CausalLMConfig,
-    EncoderDecoder,
-    EncoderDecoderConfig,
-    MaskedLM,
-    MaskedLMConfig,
-    Model,
-    ViT,
-    ViTConfig,
-)
 from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
 from fourfold.models.analysis.flops import parameters as count
 from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, path_formula, sequence_formula
@@ -33,15 +22,15 @@ from fourfold.schedules import ScheduleConfig
 
 Setup = Mapping[str, Any]
 
-FAMILIES: dict[str, tuple[Callable[..., Model], Callable[..., TransformerConfig]]] = {
-    "encoder_decoder": (EncoderDecoder, EncoderDecoderConfig),
-    "masked_lm": (MaskedLM, MaskedLMConfig),
-    "causal_lm": (CausalLM, CausalLMConfig),
-    "vit": (ViT, ViTConfig),
+FAMILIES: dict[str, tuple[Callable[..., models.Model], Callable[..., TransformerConfig]]] = {
+    "encoder_decoder": (models.EncoderDecoder, models.EncoderDecoderConfig),
+    "masked_lm": (models.MaskedLM, models.MaskedLMConfig),
+    "causal_lm": (models.CausalLM, models.CausalLMConfig),
+    "vit": (models.ViT, models.ViTConfig),
 }
 
 
-def _model(setup: Setup) -> Model:
+def _model(setup: Setup) -> models.Model:
     model_class, config_class = FAMILIES[setup["family"]]
     with torch.device("meta"):
         return model_class(config_class(**setup["config"]))
@@ -64,7 +53,7 @@ def device_flops(setup: Setup) -> float:
 
 
 def training_flops(setup: Setup) -> float:
-    """Compute the training FLOPs of `steps` batches, or of `samples` rows."""
+    """Compute the training FLOPs of `steps` batches, or of `samples` samples."""
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
     return TRAINING_TO_FORWARD * float(forward(setup)) * samples
 
@@ -72,11 +61,6 @@ def training_flops(setup: Setup) -> float:
 def six_n_d(setup: Setup) -> float:
     """Estimate the training FLOPs as 6 x (rounded) parameters x tokens."""
     return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
-
-
-def sequences(setup: Setup) -> float:
-    """Compute the number of pre-training sequences, steps x batch."""
-    return float(setup["steps"] * setup["batch"])
 
 
 def peak_rate(setup: Setup) -> float:
@@ -91,7 +75,7 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
     "device_flops": device_flops,
     "training_flops": training_flops,
     "six_n_d": six_n_d,
-    "sequences": sequences,
+    "sequences": lambda setup: float(setup["steps"] * setup["batch"]),
     "peak_rate": peak_rate,
     "cost_formula": lambda setup: cost_formula(LAYERS[setup["layer"]]),
     "sequence_formula": lambda setup: sequence_formula(LAYERS[setup["layer"]]),
@@ -111,20 +95,6 @@ def compute(table: Table, row: Row, column: str, setup: Setup | None = None) -> 
         row: Row of the table.
         column: Exact column of the table.
         setup: Setup to use instead of that of the row.
-
-    Raises:
-        InputError: The table names an unknown function, or the setup lacks a key.
     """
-    name = table.columns[column].exact
-    if name not in EXACT:
-        raise InputError(
-            f"must be one of {', '.join(EXACT)}, got {name}",
-            option=f"{table.name}, column {column}: exact",
-        )
-    try:
-        return EXACT[name](row.setup if setup is None else setup)  # type: ignore[arg-type]
-    except KeyError as error:
-        raise InputError(
-            f"must have the key {error.args[0]}, which {name} needs",
-            option=f"{table.name}, row {row.name}: setup",
-        ) from error
+    function = EXACT[str(table.columns[column].exact)]
+    return function(setup or row.setup or {})

@@ -9,10 +9,9 @@ Shapes:
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ PRODUCTS = ("MmBackward", "BmmBackward", "ConvolutionBackward", "MvBackward")
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes n, d, k and r of the table."""
+    """Sizes of the table: tokens n, width d, kernel width k and neighbourhood r."""
 
     n: int = 32
     d: int = 16
@@ -81,7 +80,7 @@ def _input(size: Size) -> Tensor:
 
 @cache
 def operations(layer: Layer, size: Size) -> int:
-    """Count the multiply-adds of a layer."""
+    """Count the multiply-adds of one forward pass of a layer."""
     with FlopCounterMode(display=False) as counter:
         layer(_input(size), size, 0)
     return int(counter.get_total_flops()) // 2
@@ -95,7 +94,7 @@ def sequential(layer: Layer, size: Size) -> int:
 
 
 def _chain_lengths(end: Any) -> dict[Any, int]:
-    """Count, for each node of autograd's graph, the products on its longest path to the input."""
+    """Return the products on the longest path to the input, for each node of autograd's graph."""
     lengths: dict[Any, int] = {}
     stack = [end]
     while stack:
@@ -113,37 +112,27 @@ def _chain_lengths(end: Any) -> dict[Any, int]:
 def path(layer: Layer, size: Size) -> int:
     """Compute the maximum path length between two tokens, in layers or recurrent steps."""
     x = _input(size)
-    h = x
-    for depth in count():
+    h = layer(x, size, 0)
+    depth = 1
+    while not torch.autograd.grad(h[-1].sum(), x, retain_graph=True)[0][0].any():
         h = layer(h, size, depth)
-        (gradient,) = torch.autograd.grad(h[-1].sum(), x, retain_graph=True)
-        if gradient[0].abs().sum() > 0:
-            steps = sequential(layer, size) if _is_recurrent(layer, size) else 1
-            return (depth + 1) * steps
-    raise AssertionError("not reached")
-
-
-def _is_recurrent(layer: Layer, size: Size) -> bool:
-    """Return True if the chain of dependent products grows with the number of tokens."""
-    longer = Size(2 * size.n, size.d, size.k, size.r)
-    return sequential(layer, longer) > sequential(layer, size)
+        depth += 1
+    # In a recurrent layer the chain of dependent products grows with the number of tokens.
+    steps = sequential(layer, size)
+    is_recurrent = sequential(layer, replace(size, n=2 * size.n)) > steps
+    return depth * steps if is_recurrent else depth
 
 
 def cost_formula(layer: Layer) -> str:
     """Derive the operations per layer as a product of powers of n, d, k and r."""
-    powers = {
-        name: round(math.log2(operations(layer, doubled) / operations(layer, Size())))
-        for name, doubled in _doubled()
-    }
-    order = ("k", "r", "n", "d")
-    factors = [f"{n}^{powers[n]}" if powers[n] > 1 else n for n in order if powers[n]]
-    return f"O({' * '.join(factors)})"
-
-
-def _doubled() -> Iterator[tuple[str, Size]]:
     base = Size()
-    for name in ("n", "d", "k", "r"):
-        yield name, Size(**{**vars(base), name: 2 * getattr(base, name)})
+    factors = []
+    for name in ("k", "r", "n", "d"):
+        doubled = replace(base, **{name: 2 * getattr(base, name)})
+        power = round(math.log2(operations(layer, doubled) / operations(layer, base)))
+        if power:
+            factors.append(f"{name}^{power}" if power > 1 else name)
+    return f"O({' * '.join(factors)})"
 
 
 def sequence_formula(layer: Layer) -> str:

@@ -2,7 +2,8 @@
 
 Vaswani et al. 2017, Table 1 counts operations. This module measures the time of a forward and
 backward pass of each layer, including its projections, for lengths that double, and the length
-from which self-attention is slower. The layers are timed in turn (`interleaved_timing`).
+from which self-attention is slower. The layers are timed in random order,
+round by round (`interleaved_timing`).
 
 Shapes:
     B batch, T tokens (n in the table), D width (d), R tokens of a block (r).
@@ -11,6 +12,7 @@ Shapes:
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from torch import Tensor, nn
 from fourfold.core.attention import Attention
 from fourfold.environment import provenance
 from fourfold.errors import InputError
-from fourfold.reproduce.cells import Cell, timed_cell
+from fourfold.reproduce.cells import Cell, measured_cell
 from fourfold.reproduce.interleaved_timing import Call, interleave
-from fourfold.reproduce.table_files import raise_if_damaged, recorded_runs
+from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Row, Table
 
 TIER = "measured"
@@ -45,25 +47,19 @@ def self_attention(width: int) -> Attention:
 
 
 def restricted(width: int) -> Layer:
-    """Self-attention within blocks of R tokens."""
+    """Self-attention within blocks of R tokens, (B, T, D) to (B, T, D)."""
     attend = self_attention(width)
     return lambda x: attend(x.reshape(-1, min(BLOCK, x.shape[1]), width)).reshape(x.shape)
 
 
-def lstm(width: int) -> Layer:
-    """LSTM layer (Hochreiter and Schmidhuber 1997)."""
-    layer = nn.LSTM(width, width, batch_first=True)
-    return lambda x: layer(x)[0]
-
-
-def gru(width: int) -> Layer:
-    """GRU layer (Cho et al. 2014)."""
-    layer = nn.GRU(width, width, batch_first=True)
+def recurrent(kind: type[nn.LSTM | nn.GRU], width: int) -> Layer:
+    """LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014), (B, T, D) to (B, T, D)."""
+    layer = kind(width, width, batch_first=True)
     return lambda x: layer(x)[0]
 
 
 def convolutional(width: int) -> Layer:
-    """Convolution of width K over neighbouring tokens."""
+    """Convolution over KERNEL neighbouring tokens, (B, T, D) to (B, T, D)."""
     layer = nn.Conv1d(width, width, KERNEL, padding="same")
     return lambda x: layer(x.mT).mT
 
@@ -71,8 +67,8 @@ def convolutional(width: int) -> Layer:
 LAYERS: dict[str, Callable[[int], Layer]] = {
     SELF: self_attention,
     "restricted": restricted,
-    "lstm": lstm,
-    "gru": gru,
+    "lstm": partial(recurrent, nn.LSTM),
+    "gru": partial(recurrent, nn.GRU),
     "convolutional": convolutional,
 }
 
@@ -83,7 +79,10 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Times
     Args:
         width: Width D of the layers.
         rounds: Number of timed passes of each layer and length.
-        longest: Maximum length T; None means MAX_LENGTH_PER_WIDTH times the width.
+        longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
+
+    Returns:
+        Seconds of each round, by length and by layer.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
@@ -109,8 +108,9 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         layer: Key of LAYERS.
 
     Returns:
-        One length for each round whose curves cross. If by the median of the rounds there is no
-        crossing, one string: "under" the minimum length or "over" the maximum length.
+        One length in tokens for each round whose curves cross. If the medians over the rounds do
+        not cross, the only entry is the string "under" or "over", followed by the minimum or
+        maximum length.
     """
     # Up to the block length the restricted layer is identical to self-attention.
     same = BLOCK if layer == "restricted" else 0
@@ -131,9 +131,9 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
 
 
 def _crossing(curve: Mapping[int, float]) -> float | None:
-    """Interpolate, linearly in log length, the last crossing of a curve from <= 0 to above 0.
+    """Return the length, interpolated in log length, at which a curve last rises above 0.
 
-    Returns None if the curve has no such crossing.
+    None if the curve is above 0 at all lengths, or not above 0 at the maximum length.
     """
     lengths = sorted(curve)
     no_slower = [i for i, n in enumerate(lengths) if curve[n] <= 0.0]
@@ -150,7 +150,8 @@ def time_rows(
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
     """Time the layers of some rows; return the cells of the table and all recorded timings.
 
-    Timings of the other rows are taken from the record.
+    A row (line) of the table is one width of the layers, and a cell is a length in tokens. Timings
+    of the other rows are taken from the record, the provenance.json of the table.
 
     Raises:
         InputError: `rounds` is smaller than the number of rounds on record.
@@ -164,36 +165,34 @@ def time_rows(
                 " (or choose another --out)",
                 option="--seeds",
             )
-    timed = {}
-    for row in rows:
-        assert row.setup is not None, f"{row.name} is not timed"
-        times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
-        timed[row.name] = [
-            {
-                "row": row.name,
-                "seed": seed,
-                **provenance({}),
-                "seconds_by_length": {
-                    str(n): {layer: seconds[seed] for layer, seconds in by_layer.items()}
-                    for n, by_layer in times.items()
-                },
-            }
-            for seed in range(rounds)
-        ]
+    timed = {row.name: _time_row(row, rounds) for row in rows}
     by_row = _recorded_timings(table, file) | timed  # other processes may have added rows
     cells = []
     for row, name in table.cells(TIER):
         rounds_of_row = [run["seconds_by_length"] for run in by_row[row.name]]
-        layer = table.columns[name].measured
-        assert layer is not None, "cells of this tier have a measured column"
-        values = crossover(rounds_of_row, layer)
-        cells.append(timed_cell(row, name, values, len(rounds_of_row)))
+        values = crossover(rounds_of_row, str(table.columns[name].measured))
+        cells.append(measured_cell(row, name, values, list(range(len(rounds_of_row)))))
     return cells, [run for runs in by_row.values() for run in runs]
 
 
+def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
+    """Return one record per round, with the seconds of each layer by length."""
+    assert row.setup is not None, f"{row.name} is not timed"
+    times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
+    records = []
+    for seed in range(rounds):
+        by_length = {
+            str(n): {layer: seconds[seed] for layer, seconds in by_layer.items()}
+            for n, by_layer in times.items()
+        }
+        about = {"row": row.name, "seed": seed, **provenance({})}
+        records.append({**about, "seconds_by_length": by_length})
+    return records
+
+
 def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
-    by_row: dict[str, list[dict[str, Any]]] = {row.name: [] for row in table.rows.values()}
-    with raise_if_damaged(file):
-        for run, _ in recorded_runs(file):
-            by_row[run["row"]].append(run)
+    """Return the records of a provenance file by row."""
+    by_row: dict[str, list[dict[str, Any]]] = {name: [] for name in table.rows}
+    for run in read_provenance(file).get("runs", ()):
+        by_row[run["row"]].append(run)
     return by_row

@@ -1,18 +1,21 @@
-"""Loading of the published tables from YAML, lookup by name, and the list of all tables."""
+"""Loading of the published tables from YAML, lookup by name, and the list of all tables.
+
+A row of a table is one of its lines, a cell is one number, and a tier is one way to obtain cells,
+such as computing them without training (see `fourfold.reproduce.tables`).
+"""
 
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import (
-    RECIPES,
     Column,
     Paper,
     Printed,
@@ -24,7 +27,7 @@ from fourfold.reproduce.tables import (
     make,
 )
 
-ROW_KEYS = ("title", "setup", *RECIPES)  # keys of a row in addition to its columns
+DATA = Path(__file__).with_name("data")
 
 
 @cache
@@ -34,18 +37,8 @@ def papers() -> dict[str, Paper]:
     Raises:
         InputError: A file is invalid.
     """
-    files = sorted(
-        (
-            f
-            for f in (resources.files("fourfold.reproduce") / "data").iterdir()
-            if f.name.endswith(".yaml")
-        ),
-        key=lambda f: f.name,
-    )
-    return {
-        f.name.removesuffix(".yaml"): read_paper(f.name, f.read_text(encoding="utf-8"))
-        for f in files
-    }
+    files = sorted(DATA.glob("*.yaml"))
+    return {file.stem: read_paper(file.name, file.read_text(encoding="utf-8")) for file in files}
 
 
 def read_paper(file: str, text: str) -> Paper:
@@ -56,86 +49,69 @@ def read_paper(file: str, text: str) -> Paper:
         text: Content of the file.
 
     Raises:
-        InputError: The content is invalid; the message names the file, table and key.
+        InputError: A key is missing or unknown; the message names the file, table and key.
     """
-    typed = yaml.safe_load(text)
+    content = yaml.safe_load(text)
     as_printed = yaml.load(text, Loader=yaml.BaseLoader)  # keeps "5.00" as text
-    if not isinstance(typed, dict) or not isinstance(typed.get("tables"), dict):
-        raise InputError("the key tables is missing", file=file)
     name = file.removesuffix(".yaml")
-    sources = typed.get("sources") or {}
     tables = {
-        key: _table(f"{name}/{key}", content, as_printed["tables"][key], sources)
-        for key, content in typed["tables"].items()
+        key: _table(f"{name}/{key}", table, as_printed["tables"][key]["rows"])
+        for key, table in content.pop("tables").items()
     }
-    attributes = {key: value for key, value in typed.items() if key != "tables"}
-    paper: Paper = make(Paper, file, attributes, name=name, tables=tables)
+    paper: Paper = make(Paper, file, content, name=name, tables=tables)
     return paper
 
 
-def _table(name: str, content: Any, printed: Any, sources: dict[str, str]) -> Table:
-    if not isinstance(content, dict) or not content.get("columns") or not content.get("rows"):
-        raise InputError("must have columns and rows", option=name)
-    optional: dict[str, Any] = {"setting": "", "note": "", "tiers": {}, "reasons": [], "setup": {}}
-    optional |= {"source": [], "confirmed": False}  # of a table without printed numbers
-    content = {**optional, **content}
-    shared = content.pop("setup")
-    content["columns"] = {
+def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table:
+    """Create a table from its YAML content and from its rows as printed."""
+    shared = content.pop("setup", {})
+    columns = {
         key: make(Column, f"{name}, column {key}", value)
         for key, value in content["columns"].items()
     }
-    content["tiers"] = {
-        key: _tier(f"{name}, tier {key}", value) for key, value in content["tiers"].items()
+    tiers = {
+        key: _tier(f"{name}, tier {key}", value) for key, value in content.get("tiers", {}).items()
     }
-    content["rows"] = {
-        (row_name := str(key)): _row(
-            f"{name}, row {key}", row_name, row, printed["rows"][row_name], content, shared
-        )
-        for key, row in content["rows"].items()
+    rows = {
+        key: _row(f"{name}, row {key}", key, row, texts, columns, tiers, shared)
+        for row, (key, texts) in zip(content["rows"].values(), printed.items(), strict=True)
     }
-    content["reasons"] = [
-        make(Reason, f"{name}, reason {number}", reason)
-        for number, reason in enumerate(content["reasons"], 1)
-    ]
+    reasons = [make(Reason, f"{name}, reasons", reason) for reason in content.get("reasons", ())]
+    content |= {"columns": columns, "tiers": tiers, "rows": rows, "reasons": reasons}
     table: Table = make(Table, name, content, name=name)
-    _check(table, sources)
     return table
 
 
-def _tier(where: str, given: Any) -> Tier:
-    parts: dict[str, dict[str, Recipe]] = {}
-    for key in ("then", "also") if isinstance(given, dict) else ():
-        named = given.get(key) or {}
-        if not isinstance(named, dict):
-            raise InputError(
-                f"must be a mapping, got {str(named)[:60]!r}", option=f"{where}: {key}"
-            )
-        parts[key] = {p: make(Recipe, f"{where}, {p}", recipe) for p, recipe in named.items()}
-    tier: Tier = make(Tier, where, {**given, **parts} if parts else given)
-    if not tier.config and (tier.columns or not tier.parts):
-        raise InputError("must have a config", option=where)
+def _tier(where: str, given: dict[str, Any]) -> Tier:
+    parts = {
+        key: {part: make(Recipe, f"{where}, {part}", recipe) for part, recipe in given[key].items()}
+        for key in ("then", "also")
+        if key in given
+    }
+    tier: Tier = make(Tier, where, given | parts)
     return tier
 
 
 def _row(
-    where: str, name: str, row: Any, printed: Any, table: dict[str, Any], shared: dict[str, Any]
+    where: str,
+    name: str,
+    row: dict[str, Any],
+    texts: dict[str, str],
+    columns: dict[str, Column],
+    tiers: dict[str, Tier],
+    shared: dict[str, Any],
 ) -> Row:
-    columns, tiers = table["columns"], table["tiers"]
+    """Create a row from its YAML content, its cells as printed, and the setup of the table."""
     for key in row:
-        if key not in (*columns, *ROW_KEYS):
-            raise InputError(
-                f"has the key {key}, which is neither a column nor a tier", option=where
-            )
-        if key in RECIPES and key not in tiers:
-            raise InputError(f"has the key {key}, but the table has no such tier", option=where)
+        check_choice(f"{where}: key", key, (*columns, *tiers, "title", "setup"))
     own = row.get("setup")
-    runs = {name: row.get(name, row.get(tier.like)) for name, tier in tiers.items()}
+    runs = {tier: row.get(tier, row.get(recipes.like)) for tier, recipes in tiers.items()}
     return Row(
         name=name,
         title=str(row.get("title", name)),
-        printed={c: Printed(printed[c]) for c in columns if row.get(c) is not None},
+        printed={c: Printed(texts[c]) for c in columns if row.get(c) is not None},
         setup=None if own is None else merged(shared, own),
-        runs={name: changes for name, changes in runs.items() if changes is not None},
+        runs={tier: changes for tier, changes in runs.items() if changes is not None},
     )
 
 
@@ -144,28 +120,6 @@ def merged(base: Any, change: Any) -> Any:
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change
     return base | {key: merged(base.get(key), value) for key, value in change.items()}
-
-
-def _check(table: Table, sources: dict[str, str]) -> None:
-    """Raise InputError if a table refers to an unknown source, row, column or tier."""
-
-    def check_names(kind: str, names: list[str], known: Any) -> None:
-        for name in names:
-            if name not in known:
-                raise InputError(f"refers to the unknown {kind} {name}", option=table.name)
-
-    if not table.source and any(row.printed for row in table.rows.values()):
-        raise InputError("must have a source", option=table.name)
-    check_names("source", table.source, sources)
-    check_names("tier", list(table.tiers), RECIPES)
-    for tier in table.tiers.values():
-        check_names("column", list(tier.metrics), table.columns)
-        check_names("tier", [tier.like] if tier.like else [], table.tiers)
-    for reason in table.reasons:
-        check_names("source", reason.source, sources)
-        check_names("row", reason.rows, table.rows)
-        check_names("column", reason.columns, table.columns)
-        check_names("rounding", [reason.rounding], ("nearest", "down"))
 
 
 def all_tables() -> Iterator[Table]:
@@ -178,7 +132,7 @@ def find_tables(names: list[str]) -> list[Table]:
     """Return the tables named by PAPER/TABLE, PAPER or "all".
 
     Raises:
-        InputError: A name is unknown; the message lists the known ones.
+        InputError: A name is unknown; the message lists the known names.
     """
     tables = {table.name: table for table in all_tables()}
     selected: dict[str, Table] = {}
@@ -207,10 +161,6 @@ def list_tables(tables: Sequence[Table], out: Path) -> None:
 
 def progress(table: Table, tier: str, out: Path) -> str:
     """Format the number of a tier's cells that have a result, such as 12/40."""
-    total = len(table.cells(tier))
-    try:
-        file = out / table.name / tier / "table.json"
-        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-        return f"{sum(bool(cell['values']) for cell in cells)}/{total}"
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return f"0/{total}"
+    file = out / table.name / tier / "table.json"
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.exists() else ()
+    return f"{sum(bool(cell['values']) for cell in cells)}/{len(table.cells(tier))}"

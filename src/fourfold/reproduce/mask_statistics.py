@@ -1,7 +1,7 @@
 """Statistics of BERT's masking: replacement shares (BERT, Table 8) and number of distinct masks.
 
 Shapes:
-    B rows, T tokens.
+    B sequences, T tokens of a sequence.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ def _tokenizer() -> Tokenizer:
 
 
 def _random_rows(n: int, length: int) -> np.ndarray:
-    """Draw ids (B, T) of tokens that are not special."""
+    """Draw token ids (B, T) without special tokens."""
     tokenizer = _tokenizer()
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
     return np.random.default_rng(0).choice(ordinary, (n, length))
 
 
 def shares(masking: Mapping[str, Any]) -> dict[str, float]:
-    """Measure the shares of selected tokens that are masked, kept and replaced at random."""
+    """Measure the shares of selected tokens that are masked, kept, or replaced at random."""
     ids = _random_rows(N_ROWS, LENGTH)
     mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
     inputs, targets = mask(ids, np.arange(N_ROWS), 0)
@@ -53,7 +53,7 @@ def shares(masking: Mapping[str, Any]) -> dict[str, float]:
 
 
 def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
-    """Count the distinct masks of one row over a number of epochs."""
+    """Count the distinct masks of one sequence over a number of epochs."""
     ids = _random_rows(1, LENGTH)
     mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
     return len({mask(ids, np.zeros(1, int), epoch)[1].tobytes() for epoch in range(epochs)})

@@ -9,7 +9,7 @@ from typing import Any
 
 from fourfold.atomic_files import atomic_path
 from fourfold.reproduce.cells import Cell
-from fourfold.reproduce.tables import Printed, Table
+from fourfold.reproduce.tables import Table
 
 FIGURE_WIDTH = 7.0  # inches
 PANEL_MARGIN = 0.9  # inches
@@ -22,15 +22,11 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = {
-        name: [cell for cell in cells if cell.column == name and cell.numbers]
-        for name in table.columns
-    }
+    known = [cell for cell in cells if cell.numbers]
+    curves = [cell for cell in known if table.columns[cell.column].at is not None]
+    panels = {name: [c for c in known if c.column == name] for name in table.columns}
     columns = {n: panel for n, panel in panels.items() if panel and table.columns[n].at is None}
-    curves = [
-        cell for n, panel in panels.items() if table.columns[n].at is not None for cell in panel
-    ]
-    if not columns and not curves:
+    if not known:
         return
     heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in columns.values()]
     heights += [CURVE_PANEL_HEIGHT] if curves else []
@@ -46,25 +42,16 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
 
 
 def _draw_column(axis: Any, table: Table, name: str, cells: Sequence[Cell]) -> None:
-    """Draw our values with their standard deviation, and the printed ones, row by row."""
+    """Draw our values with their standard deviation, and the printed values, row by row."""
     rows = range(len(cells))
-    axis.errorbar(
-        [cell.mean for cell in cells],
-        rows,
-        xerr=[cell.spread or 0.0 for cell in cells],
-        fmt="o",
-        label="ours",
-    )
-    printed = [Printed(cell.printed).number if cell.printed else None for cell in cells]
-    known = [(value, row) for value, row in zip(printed, rows, strict=True) if value is not None]
+    spread = [cell.spread or 0.0 for cell in cells]
+    axis.errorbar([cell.mean for cell in cells], rows, xerr=spread, fmt="o", label="ours")
+    known = [(x, row) for row, c in enumerate(cells) if (x := c.printed_number) is not None]
     if known:
         axis.plot(*zip(*known, strict=True), "x", color="black", label="paper")
     axis.set_yticks(rows, [table.rows[cell.row].title for cell in cells], fontsize=7)
     axis.invert_yaxis()
-    column = table.columns[name]
-    axis.set_title(column.title + (f", {column.unit}" if column.unit else ""), fontsize=9)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    _finish(axis, table.columns[name].heading)
 
 
 def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
@@ -82,6 +69,10 @@ def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
         )
     axis.set_xscale("log")
     axis.set_xlabel(table.axis, fontsize=9)
-    axis.set_title(table.title, fontsize=9)
+    _finish(axis, table.title)
+
+
+def _finish(axis: Any, title: str) -> None:
+    axis.set_title(title, fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fourfold.reproduce.cells import Cell
-from fourfold.reproduce.tables import Printed, Table
+from fourfold.reproduce.tables import Table
 
 MIN_ROWS = 4  # with fewer rows a rank correlation has no meaning
 RESAMPLES = 10_000
@@ -22,7 +22,7 @@ class RankCorrelation:
         rows: Number of compared rows.
         rho: Spearman's rank correlation; nan if all numbers are equal.
         low: Lower end of the 95 % bootstrap interval (rows drawn with replacement).
-        high: Upper end of that interval.
+        high: Upper end of the 95 % bootstrap interval.
         p: One-sided p-value of a permutation test.
     """
 
@@ -46,19 +46,19 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
     """Compute the rank correlation of each column with enough printed and measured rows."""
     correlations = []
     for name, column in table.columns.items():
-        pairs = [
-            (Printed(cell.printed).number, cell.mean)
+        known = [
+            (cell.printed_number, cell.mean)
             for cell in cells
-            if cell.column == name and cell.verdict == "measured" and cell.printed is not None
+            if cell.column == name and cell.verdict == "measured"
+            if cell.printed_number is not None and cell.mean is not None
         ]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if len(known) >= MIN_ROWS and all(len(set(side)) > 1 for side in zip(*known, strict=True)):
             correlations.append(rank_correlation(column.title, np.array(known)))
     return correlations
 
 
 def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
-    """Compute the rank correlation of pairs (R, 2) of printed and measured numbers."""
+    """Compute the rank correlation of R pairs of printed and measured numbers, an array (R, 2)."""
     rng = np.random.default_rng(0)
     paper = ranks(pairs[:, 0])
     ours = ranks(pairs[:, 1])
@@ -81,7 +81,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Return Pearson's correlation of (N,) and (N,); nan if one of them is constant."""
+    """Return Pearson's correlation of arrays (N,) and (N,); nan if an array is constant."""
     a, b = a - a.mean(), b - b.mean()
     norm = math.sqrt(float((a @ a) * (b @ b)))
     return float(a @ b) / norm if norm else math.nan

@@ -1,7 +1,12 @@
-"""Report of a reproduced table as Markdown, CSV and JSON."""
+"""Report of a reproduced table as Markdown, CSV and JSON.
+
+A tier is one way to obtain cells (numbers) of a table: `exact` computes them, `measured` times
+layers, and the other tiers train or test models.
+"""
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,61 +17,50 @@ from fourfold.reproduce.tables import Column, Paper, Table
 
 METHODS = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
 HEADINGS = ("row", "column", "paper", "ours", "tier, how obtained", "deviation", "why")
+CSV_HEADINGS = [
+    *("row", "column", "unit", "paper", "ours"),
+    *("std", "seeds", "deviation", "verdict", "why"),
+]
 
 
 def markdown(
     paper: Paper, table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> str:
     """Format the page of a table, without its provenance."""
-    lines = [
+    paragraphs = [
         f"# {table.name}, {tier}: {table.title}",
-        "",
         f"{paper.citation}. {table.setting}.",
     ]
     if table.source:
+        printed = "Printed numbers were" if table.has_printed_numbers else "The setting was"
+        subject = "Formulas were" if table.derived else printed
         sources = "; ".join(paper.sources[s] for s in table.source)
-        if has_printed(table):
-            subject = "Formulas were" if table.derived else "Printed numbers were"
-        else:
-            subject = "Formulas were" if table.derived else "The setting was"
-        lines += ["", f"{subject} {'' if table.confirmed else 'NOT '}read in {sources}."]
+        paragraphs.append(f"{subject} {'' if table.confirmed else 'NOT '}read in {sources}.")
     if tier in table.tiers:
-        lines += ["", f"Differences from the paper: {table.tiers[tier].about}"]
-    lines += ["", *_grid(paper, table, tier, cells), ""]
-    lines += (
-        [f"{len(cells)} cells: {count_verdicts(cells)}."] if cells else ["This tier fills no cell."]
-    )
+        paragraphs.append(f"Differences from the paper: {table.tiers[tier].about}")
+    paragraphs += _grid(paper, table, tier, cells)
+    count = f"{len(cells)} cells: {count_verdicts(cells)}."
+    paragraphs.append(count if cells else "This tier fills no cell.")
     if rest := left_out(table, tier):
-        lines += ["", f"Printed, but not filled by this tier: {rest}."]
-    lines += [line for entry in order for line in ("", entry.sentence())]
+        paragraphs.append(f"Printed, but not filled by this tier: {rest}.")
+    paragraphs += [entry.sentence() for entry in order]
     if table.note:
-        lines += ["", table.note]
-    return "\n".join(lines) + "\n"
+        paragraphs.append(table.note)
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
     """Format the cells as a Markdown table, followed by numbered explanations."""
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
-    notes: dict[str, int] = {}
+    notes: dict[str, int] = {}  # number of each explanation
     for cell in cells:
         column = table.columns[cell.column]
-        unit = f", {column.unit}" if column.unit else ""
-        note = _note(paper, cell, column, notes)
-        rows.append(
-            (
-                table.rows[cell.row].title,
-                column.title + unit,
-                cell.printed or "-",
-                ours(cell, column),
-                method(cell, tier),
-                deviation(cell),
-                note,
-            )
-        )
+        names = (table.rows[cell.row].title, column.heading, cell.printed or "-")
+        why = _note(paper, cell, column, notes)
+        rows.append((*names, ours(cell, column), method(cell, tier), deviation(cell), why))
     grid = [f"| {' | '.join(text.replace('|', '/') for text in row)} |" for row in rows]
-    below = [f"[{n}] {text}" for text, n in notes.items()]
-    return [*grid, *(line for note in below for line in ("", note))]
+    return ["\n".join(grid), *(f"[{n}] {text}" for text, n in notes.items())]
 
 
 def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> str:
@@ -74,10 +68,8 @@ def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> st
     if not cell.why:
         return ""
     text = f"{cell.why} Source: {'; '.join(paper.sources[s] for s in cell.source)}."
-    number = notes.setdefault(text, len(notes) + 1)
-    return f"[{number}]" + (
-        "" if cell.changed is None else f" gives {format_value(cell.changed, column)}"
-    )
+    changed = "" if cell.changed is None else f" gives {format_value(cell.changed, column)}"
+    return f"[{notes.setdefault(text, len(notes) + 1)}]{changed}"
 
 
 def ours(cell: Cell, column: Column) -> str:
@@ -107,19 +99,15 @@ def deviation(cell: Cell) -> str:
     return percent if cell.verdict == "measured" else f"{percent}, {cell.verdict}"
 
 
-def has_printed(table: Table) -> bool:
-    """Return True if the paper prints at least one number."""
-    return any(row.printed for row in table.rows.values())
-
-
 def left_out(table: Table, tier: str) -> str:
     """List the columns with printed numbers that a tier does not fill."""
     filled = {(row.name, column) for row, column in table.cells(tier)}
-    missing: dict[str, int] = {}
-    for row in table.rows.values():
-        for column in row.printed:
-            if (row.name, column) not in filled:
-                missing[column] = missing.get(column, 0) + 1
+    missing = Counter(
+        column
+        for row in table.rows.values()
+        for column in row.printed
+        if (row.name, column) not in filled
+    )
     return ", ".join(
         f"{table.columns[c].title} of {n} row{'s' * (n > 1)}" for c, n in missing.items()
     )
@@ -128,26 +116,13 @@ def left_out(table: Table, tier: str) -> str:
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
     """Format the cells as CSV, one line per cell."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ("row", "column", "unit", "paper", "ours", "std", "seeds", "deviation", "verdict", "why")
-    )
+    writer = csv.DictWriter(out, CSV_HEADINGS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for cell in cells:
         mean = cell.mean if cell.mean is not None else "".join(map(str, cell.values))
-        writer.writerow(
-            (
-                cell.row,
-                cell.column,
-                table.columns[cell.column].unit,
-                cell.printed,
-                mean,
-                cell.spread,
-                " ".join(map(str, cell.seeds)),
-                cell.deviation,
-                cell.verdict,
-                cell.why,
-            )
-        )
+        unit = table.columns[cell.column].unit
+        texts = {"unit": unit, "ours": mean, "seeds": " ".join(map(str, cell.seeds))}
+        writer.writerow({**cell.as_dict(), "paper": cell.printed, **texts})
     return out.getvalue()
 
 
@@ -159,9 +134,6 @@ def content(
         "table": table.name,
         "title": table.title,
         "tier": tier,
-        "cells": [
-            {**asdict(cell), "mean": cell.mean, "std": cell.spread, "deviation": cell.deviation}
-            for cell in cells
-        ],
+        "cells": [cell.as_dict() for cell in cells],
         "order": [asdict(entry) for entry in order],
     }

@@ -1,12 +1,13 @@
 """Files of a reproduced table: pages, plot and provenance.
 
-The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json}.
+The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json}. A
+tier is one way to obtain cells (numbers) of a table, such as computing them without training. A run
+is the training and test of one row (line) of the table with one seed.
 """
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,12 @@ def write(
     page = markdown(paper, table, tier, cells, order)
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
-    text = _json(provenance)
-    record = folder / "provenance.json"
-    if "runs" in provenance and record.exists():
-        with raise_if_damaged(record):
-            previous = json.loads(record.read_text(encoding="utf-8"))
-            current = json.loads(text)
-            if all(previous.get(key) == current.get(key) for key in ("runs", "outdated", "data")):
-                text = _json(previous)
-                provenance = previous
-    write_atomically(record, text)
+    file = folder / "provenance.json"
+    previous = read_provenance(file)
+    current = json.loads(_json(provenance))  # as later commands will read it
+    if "runs" in previous and all(previous.get(k) == current.get(k) for k in ("runs", "data")):
+        provenance = previous
+    write_atomically(file, _json(provenance))
     write_atomically(folder / "table.md", with_provenance(page, provenance))
     write_atomically(folder / "table.csv", as_csv(table, cells))
     write_atomically(folder / "table.json", _json(content(table, tier, cells, order)))
@@ -64,32 +61,17 @@ def check_folder(out: Path, table: Table, tier: str) -> None:
         )
 
 
-@contextmanager
-def raise_if_damaged(file: Path) -> Iterator[None]:
-    """Convert any error while a provenance file is read to an InputError that names the file."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        message = f"the record is damaged ({error}); remove or restore it"
-        raise InputError(message, file=file) from None
-
-
-def recorded_runs(file: Path) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """Return the runs recorded in a provenance file, each with the hashes of its data by name.
-
-    Outdated runs, whose data or recipes have changed since, are included. The list is empty if
-    there is no such file.
+def read_provenance(file: Path) -> dict[str, Any]:
+    """Return the content of a provenance file; empty if there is no such file.
 
     Raises:
         InputError: The file is damaged.
     """
-    if not file.exists():
-        return []
-    with raise_if_damaged(file):
-        about = json.loads(file.read_text(encoding="utf-8"))
-        data = dict(about.get("data", {}))
-        outdated = [(run, dict(run.pop("data"))) for run in about.get("outdated", [])]
-        return [(dict(run), data) for run in about["runs"]] + outdated
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    except ValueError as error:
+        message = f"the record is damaged ({error}); remove or restore it"
+        raise InputError(message, file=file) from None
 
 
 def with_provenance(page: str, provenance: dict[str, Any]) -> str:

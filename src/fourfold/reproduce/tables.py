@@ -1,14 +1,18 @@
 """Dataclasses of published tables: papers, tables, rows, columns, tiers and recipes.
 
-The YAML files in `data/` hold their content. A number is stored as it is printed ("5.00",
-"3.3e18"), because its last digit determines the precision of a comparison. Each table names the
-`source` that its numbers were read from.
+The YAML files in `data/` hold the content of these classes. A number is stored as it is printed
+("5.00", "3.3e18"), because its last digit determines the precision of a comparison.
+
+Terms:
+    A row is one line of a printed table, such as one model. A cell is one number of a row and a
+    column. A tier is one way to obtain cells: `exact` computes them without training, `measured`
+    times layers, `weights` tests official weights, and the other tiers train models.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fourfold.core.validation import check_types
 from fourfold.errors import InputError
@@ -30,7 +34,7 @@ class Printed:
 
     @cached_property
     def number(self) -> float | None:
-        """Value of the cell; None if it is a formula."""
+        """Value of the cell in printed units; None if the cell is a formula."""
         try:
             return float(self.text)
         except ValueError:
@@ -38,7 +42,7 @@ class Printed:
 
     @cached_property
     def step(self) -> float:
-        """Unit of the last printed digit: 0.01 for 4.92, 1e17 for 3.3e18."""
+        """Value of the last printed digit in printed units: 0.01 for 4.92, 1e17 for 3.3e18."""
         mantissa, _, exponent = self.text.lower().partition("e")
         decimals = len(mantissa.partition(".")[2])
         return float(f"1e{int(exponent or 0) - decimals}")
@@ -52,7 +56,7 @@ class Column:
         title: Heading.
         unit: Unit, appended to the heading.
         scale: Value of one printed unit: 1e6 if the paper prints millions.
-        step: Rounding of the paper in printed units; None means its last digit.
+        step: Rounding of the paper in printed units; None means the last printed digit.
         exact: Key of `exact_values.EXACT`, the function that computes the column.
         measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column.
         whole: True if our value is a count that is shown with all digits.
@@ -68,6 +72,11 @@ class Column:
     whole: bool = False
     at: float | None = None
 
+    @property
+    def heading(self) -> str:
+        """Title and unit of the column."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -76,8 +85,8 @@ class Reason:
     Args:
         why: Explanation in one or two sentences.
         source: Keys of the sources of the explanation.
-        rows: Rows that it applies to.
-        columns: Columns that it applies to.
+        rows: Names of the rows that the explanation applies to.
+        columns: Names of the columns that the explanation applies to.
         changes: Change of the rows' setup that results in the printed number.
         rounding: "nearest", or "down" if the paper truncates.
         unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
@@ -88,13 +97,13 @@ class Reason:
     rows: list[str]
     columns: list[str]
     changes: dict[str, Any] = field(default_factory=dict)
-    rounding: str = "nearest"
+    rounding: Literal["nearest", "down"] = "nearest"
     unknown: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a table: its printed numbers and the changes of the recipe that reproduce it.
+    """Row of a table: its printed numbers and the changes of the recipe that reproduce the row.
 
     Args:
         name: Name on the command line.
@@ -103,8 +112,8 @@ class Row:
         setup: Input of the functions that compute exact columns; None if there are none.
         runs: Changes of the recipe by tier. Keys are the sections of the first training; `each`
             for changes of every training; the name of another part for changes of that part, or
-            null to omit it; `recipe` and `minutes` to replace those of the tier; `start` for the
-            row whose first training is reused (see `Tier.then`); `words` for the row whose
+            null to omit the part; `recipe` and `minutes` to replace those of the tier; `start` for
+            the row whose first training is reused (see `Tier.then`); `words` for the row whose
             tokenizer is reused with random weights; `teacher` for the row that is distilled; and
             `columns` for metrics that replace those of the tier.
     """
@@ -114,6 +123,10 @@ class Row:
     printed: Mapping[str, Printed]
     setup: dict[str, Any] | None
     runs: Mapping[str, dict[str, Any]]
+
+    def printed_text(self, column: str) -> str | None:
+        """Return the text that the paper prints in a column; None if it prints nothing."""
+        return self.printed[column].text if column in self.printed else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +138,7 @@ class Recipe:
         columns: Metric of `fourfold test` by column.
         options: Changes shared by all rows, by section: config, model, data, trainer, run.
         test: Additional changes of the test.
-        minutes: Measured duration; None if it was never measured.
+        minutes: Measured duration in minutes; None if it was never measured.
     """
 
     config: str
@@ -147,9 +160,9 @@ class Tier(Recipe):
         origin: Description and source of these files.
         train: False if the tier only tests given weights.
         like: Other tier whose changes apply to a row that has none for this tier.
-        then: Trainings that start from the weights of the first one, by name. The `start` of a row
-            names the row, ROW or PAPER/TABLE/ROW, whose first training is used instead of its
-            own; "random" omits the first training.
+        then: Trainings that start from the weights of the first training, by name. The `start` of
+            a row names the row, ROW or PAPER/TABLE/ROW, whose first training is used instead;
+            "random" omits the first training.
         also: Trainings that start from random weights, by name.
     """
 
@@ -164,7 +177,7 @@ class Tier(Recipe):
 
     @property
     def parts(self) -> dict[str, Recipe]:
-        """Trainings other than the first one, by name."""
+        """Recipes of the trainings other than the first training, by name."""
         return self.then | self.also
 
     @property
@@ -180,13 +193,13 @@ class Tier(Recipe):
 
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
         """Return the columns that the tier fills for a row with these changes."""
-        has_first = bool(self.config) and changes.get("start") != RANDOM
-        runs = {"": has_first}
-        runs |= {part: changes.get(part, {}) is not None for part in self.parts}
-        return [column for column, (part, _) in self.metrics.items() if runs[part]]
+        omitted = {part for part in self.parts if changes.get(part, {}) is None}
+        if not self.config or changes.get("start") == RANDOM:
+            omitted.add("")
+        return [column for column, (part, _) in self.metrics.items() if part not in omitted]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """Table or figure of a paper, or a table of this project without printed numbers.
 
@@ -207,30 +220,38 @@ class Table:
 
     name: str
     title: str
-    setting: str
-    source: list[str]
-    confirmed: bool
     columns: Mapping[str, Column]
     rows: Mapping[str, Row]
-    tiers: Mapping[str, Tier]
-    reasons: list[Reason]
-    note: str
+    setting: str = ""
+    source: list[str] = field(default_factory=list)
+    confirmed: bool = False
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    reasons: list[Reason] = field(default_factory=list)
+    note: str = ""
     axis: str = ""
     derived: bool = False
+
+    @property
+    def has_printed_numbers(self) -> bool:
+        """True if the paper prints at least one cell of the table."""
+        return any(row.printed for row in self.rows.values())
 
     @property
     def obtainable(self) -> list[str]:
         """Tiers that fill at least one cell."""
         return [tier for tier in TIERS if self.cells(tier)]
 
+    def rows_of(self, tier: str) -> list[Row]:
+        """Return the rows that a tier trains or tests."""
+        return [row for row in self.rows.values() if tier in row.runs]
+
     def cells(self, tier: str) -> list[tuple[Row, str]]:
         """Return row and column of each cell that a tier fills."""
         if tier not in RECIPES:
             columns = [name for name, column in self.columns.items() if getattr(column, tier)]
             return [(r, c) for r in self.rows.values() if r.setup is not None for c in columns]
-        recipe = self.tiers.get(tier)
-        rows = [r for r in self.rows.values() if tier in r.runs]
-        return [(r, c) for r in rows for c in recipe.columns_of(r.runs[tier])] if recipe else []
+        rows = self.rows_of(tier)
+        return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
         """Return the explanation of a cell's difference, or None."""
@@ -257,8 +278,8 @@ class Paper:
         return f"{first}{' et al.' if others else ''}, {self.title}, {self.venue} {self.year}"
 
 
-def make(cls: type[Any], where: str, given: object, **more: Any) -> Any:
-    """Create a dataclass from a mapping.
+def make(cls: type[Any], where: str, given: Any, **more: Any) -> Any:
+    """Create a dataclass from a mapping that was read from a file.
 
     Args:
         cls: Dataclass.
@@ -269,19 +290,9 @@ def make(cls: type[Any], where: str, given: object, **more: Any) -> Any:
     Raises:
         InputError: A key is missing or unknown, or its value has the wrong type.
     """
-    if not isinstance(given, dict):
-        raise InputError(f"must be a mapping, got {str(given)[:60]!r}", option=where)
-    known = {f.name for f in fields(cls)} - more.keys()
-    if unknown := given.keys() - known:
-        raise InputError(f"has the unknown key {sorted(unknown)[0]}", option=where)
-    optional = {
-        f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING
-    }
-    if missing := known - optional - given.keys():
-        raise InputError(f"must have the key {sorted(missing)[0]}", option=where)
-    made = cls(**given, **more)
     try:
+        made = cls(**given, **more)
         check_types(made)
-    except InputError as error:
-        raise InputError(error.message, option=f"{where}, {error.option}") from error
+    except (TypeError, InputError) as error:
+        raise InputError(f"is invalid: {error}", option=where) from error
     return made

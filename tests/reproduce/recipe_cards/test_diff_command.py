@@ -11,7 +11,7 @@ from fourfold import tasks
 from fourfold.cli import main
 from fourfold.reproduce.recipe_cards.cards import TASKS as CARD_TASKS
 from fourfold.reproduce.recipe_cards.cards import cards
-from fourfold.reproduce.recipe_cards.diff_command import TASKS, read_config
+from fourfold.reproduce.recipe_cards.diff_command import TASK_OF_CLASS, read_config
 
 
 def test_the_list_has_every_card(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_a_card_against_a_config(capsys: pytest.CaptureFixture[str], root: Path)
         (["bert_base", "bert_bose"], "did you mean bert_base?"),
         (
             ["bert_base", "qqqq"],
-            "RECIPE must be a recipe card or a YAML file, got qqqq; `fourfold diff",
+            "RECIPE must be a recipe card, a config or a packaged recipe, got qqqq; `fourfold diff",
         ),
         (["bert_base", "configs/none.yaml"], "configs/none.yaml: the config file does not exist"),
         (
@@ -99,11 +99,18 @@ def test_a_mistake_in_a_config_has_its_line(
 
 
 def test_every_task_is_called_by_a_word_of_the_cards() -> None:
-    assert TASKS.keys() == set(CARD_TASKS)
-    named = {kind for kinds in TASKS.values() for kind in kinds}
+    assert set(TASK_OF_CLASS.values()) == set(CARD_TASKS)
     there = {name for name, kind in vars(tasks).items() if isinstance(kind, type)} - {"Task"}
+    named = {name for name in there if name.endswith(tuple(TASK_OF_CLASS))}
     assert there - named == {"Captioning", "ContrastiveLearning"}  # no card is like them
-    assert named <= there
+
+
+def test_a_packaged_recipe_is_found_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["diff", "gpt2/tiny", "nanogpt_124M"]) == 0
+    assert "A  gpt2/tiny: CausalLanguageModeling of fourfold" in capsys.readouterr().out
 
 
 def test_configs_of_other_tasks(capsys: pytest.CaptureFixture[str], root: Path) -> None:

@@ -1,6 +1,7 @@
 """Recipe cards: hyperparameters of papers and toolkits with their conventions and sources.
 
-The same number has another meaning under another convention. A card therefore names the convention
+A recipe card is a YAML file that holds the hyperparameters of one published training. The same
+number has another meaning under another convention. A card therefore names the convention
 (`length_penalty_type`, `label_smoothing_type`, `weight_decay_form`, `schedule`) by the option
 values of this package.
 """
@@ -8,78 +9,41 @@ values of this package.
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import yaml
 
-from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
+from fourfold.reproduce.load_tables import DATA
 from fourfold.reproduce.tables import make
 
-# Keys of a card in display order.
-KEYS = (
-    "task",
-    "n_layers",
-    "d_model",
-    "d_ff",
-    "n_heads",
-    "feed_forward",
-    "activation",
-    "norm_placement",
-    "norm_eps",
-    "dropout",
-    "attn_dropout",
-    "ff_dropout",
-    "drop_path",
-    "positions",
-    "pool",
-    "tie_embeddings",
-    "bias",
-    "attention_bias",
-    "vocab_size",
-    "optimizer",
-    "bias_correction",
-    "beta1",
-    "beta2",
-    "eps",
-    "weight_decay",
-    "weight_decay_form",
-    "clip",
-    "schedule",
-    "lr",
-    "min_lr",
-    "warmup_steps",
-    "steps",
-    "epochs",
-    "batch_tokens",
-    "batch_rows",
-    "length",
-    "devices",
-    "accumulation",
-    "label_smoothing",
-    "label_smoothing_type",
-    "mlm_probability",
-    "static_masks",
-    "average_last_checkpoints",
-    "num_beams",
-    "length_penalty",
-    "length_penalty_type",
-    "extra_length",
-)
 TASKS = ("translation", "masked_lm", "causal_lm", "downstream", "images")
+# Keys of a card.
+SIZE = ("n_layers", "d_model", "d_ff", "n_heads")
+BLOCK = ("feed_forward", "activation", "norm_placement", "norm_eps")
+DROPOUT = ("dropout", "attn_dropout", "ff_dropout", "drop_path")
+LAYERS = ("positions", "pool", "tie_embeddings", "bias", "attention_bias", "vocab_size")
+OPTIMIZER = ("optimizer", "bias_correction", "beta1", "beta2", "eps")
+DECAY = ("weight_decay", "weight_decay_form", "clip")
+SCHEDULE = ("schedule", "lr", "min_lr", "warmup_steps", "steps", "epochs")
+BATCH = ("batch_tokens", "batch_rows", "length", "devices", "accumulation")
+SMOOTHING = ("label_smoothing", "label_smoothing_type")
+MASKING = ("mlm_probability", "static_masks")
+BEAM_SEARCH = ("num_beams", "length_penalty", "length_penalty_type", "extra_length")
+# All keys in display order.
+KEYS = (
+    *("task", *SIZE, *BLOCK, *DROPOUT, *LAYERS),
+    *(*OPTIMIZER, *DECAY, *SCHEDULE, *BATCH),
+    *(*SMOOTHING, *MASKING, "average_last_checkpoints", *BEAM_SEARCH),
+)
 # Tasks that a key applies to, if not all.
 TASKS_OF_KEY = {
-    "mlm_probability": ("masked_lm",),
-    "static_masks": ("masked_lm",),
+    **dict.fromkeys(MASKING, ("masked_lm",)),
     "pool": ("images",),
     **dict.fromkeys(("vocab_size", "batch_tokens"), TASKS[:-1]),
     "length": ("masked_lm", "causal_lm", "downstream"),
     "label_smoothing": ("translation", "downstream", "images"),
-    "label_smoothing_type": ("translation",),
-    **dict.fromkeys(
-        ("num_beams", "length_penalty", "length_penalty_type", "extra_length"), ("translation",)
-    ),
+    **dict.fromkeys(("label_smoothing_type", *BEAM_SEARCH), ("translation",)),
 }
 # Conventions that have no meaning if the number that they apply to is 0.
 CONVENTION_OF = {"weight_decay_form": "weight_decay", "label_smoothing_type": "label_smoothing"}
@@ -142,28 +106,17 @@ class Card:
 @cache
 def cards() -> dict[str, Card]:
     """Load all cards of the package by name."""
-    folder = resources.files("fourfold.reproduce") / "data" / "cards"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    return {
-        (name := f.name.removesuffix(".yaml")): read_card(name, f.read_text(encoding="utf-8"))
-        for f in files
-    }
+    files = sorted((DATA / "cards").glob("*.yaml"))
+    return {file.stem: read_card(file.stem, file.read_text(encoding="utf-8")) for file in files}
 
 
 def read_card(name: str, text: str) -> Card:
     """Parse one card.
 
     Raises:
-        InputError: A key is unknown or does not apply to the task, or a convention is unknown.
+        InputError: A field is missing or unknown.
     """
     card: Card = make(Card, name, yaml.safe_load(text), name=name)
-    for key in (*card.values, *card.notes):
-        check_choice(f"{name}: key", key, KEYS)
-    for key, choices in {"task": TASKS, **MEANINGS}.items():
-        if key in card.values:
-            check_choice(f"{name}: {key}", card.values[key], tuple(choices))
-    if absent := [key for key in card.values if card.lacks(key)]:
-        raise InputError(f"has the key {absent[0]}, which does not apply to it", option=name)
     return card
 
 
@@ -171,12 +124,13 @@ def find_card(name: str) -> Card:
     """Return the card with a given name.
 
     Raises:
-        InputError: The name is unknown; the message contains the closest one.
+        InputError: The name is unknown; the message contains the closest name.
     """
     if name not in cards():
         close = get_close_matches(name, cards(), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "`fourfold diff --list` shows all"
         raise InputError(
-            f"must be a recipe card or a YAML file, got {name}; {hint}", option="RECIPE"
+            f"must be a recipe card, a config or a packaged recipe, got {name}; {hint}",
+            option="RECIPE",
         )
     return cards()[name]

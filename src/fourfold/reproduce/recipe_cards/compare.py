@@ -1,8 +1,12 @@
-"""Comparison of recipe cards: differing values, and derived quantities under their conventions."""
+"""Comparison of recipe cards: differing values, and derived quantities under their conventions.
 
+A recipe card holds the hyperparameters of one published training and the convention of each, such
+as the formula of a length penalty.
+"""
+
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any
 
 from fourfold.reproduce.cells import format_number
 from fourfold.reproduce.recipe_cards.cards import KEYS, MEANINGS, Card
@@ -10,8 +14,6 @@ from fourfold.reproduce.recipe_cards.conventions import RESOLVED, Resolution
 
 OPEN = "(open)"  # the source does not state the value
 ABSENT = "-"  # the key does not apply to the task
-
-Numbers = tuple[float, ...]
 
 
 def compare(recipes: Sequence[Card]) -> list[str]:
@@ -21,16 +23,16 @@ def compare(recipes: Sequence[Card]) -> list[str]:
     for letter, card in lettered.items():
         lines += [f"{letter}  {card.name}: {card.title}", f"   {card.source}"]
     keys = [key for key in KEYS if any(key in card.values for card in recipes)]
-    differing = [key for key in keys if not _same(card.values.get(key, OPEN) for card in recipes)]
-    rows = [["", *lettered], *([k, *(_noted(c, k) for c in recipes)] for k in differing)]
+    differing = [key for key in keys if len({_text(card, key) for card in recipes}) > 1]
+    rows = [["", *lettered], *([key, *(_noted(c, key) for c in recipes)] for key in differing)]
     width = max(24, *(len(text) + 2 for row in rows for text in row))
     lines.append("")
     for key, *values in rows:
         lines.append(f"{key:<26}{''.join(f'{x:<{width}}' for x in values)}".rstrip())
     if not differing:
         lines.append("the recipes do not differ")
-    if resolved := list(_resolved(lettered)):
-        lines += ["", "Derived quantities under the convention of each recipe", *resolved]
+    if derived := list(_derived(lettered)):
+        lines += ["", "Derived quantities under the convention of each recipe", *derived]
     notes = [
         f"{letter} {key}: {note}"
         for letter, card in lettered.items()
@@ -49,13 +51,8 @@ def compare(recipes: Sequence[Card]) -> list[str]:
     return lines
 
 
-def _same(values: Iterator[Any]) -> bool:
-    first = next(values)
-    return all(value == first for value in values)
-
-
 def _text(card: Card, key: str) -> str:
-    value: Any = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
+    value = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -65,54 +62,47 @@ def _noted(card: Card, key: str) -> str:
     return _text(card, key) + "*" * (key in card.notes)
 
 
-def _resolved(lettered: Mapping[str, Card]) -> Iterator[str]:
+def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
     """Format each derived quantity whose inputs differ, with the meaning of its conventions."""
     explained: set[str] = set()
     for quantity in RESOLVED:
-        results = {letter: quantity.of(card.values) for letter, card in lettered.items()}
+        results = {
+            letter: result
+            for letter, card in lettered.items()
+            if (result := quantity.of(card.values)) is not None
+        }
         groups = _groups(results)
         inputs = quantity.needs or quantity.optional
-        equal_inputs = _same([c.values.get(key) for key in inputs] for c in lettered.values())
-        if not groups or (equal_inputs and len(groups[0]) == len(lettered)):
+        first, *others = ([card.values.get(key) for key in inputs] for card in lettered.values())
+        is_same = groups[:1] == [list(lettered)] and all(other == first for other in others)
+        if not groups or is_same:
             continue
         yield quantity.title
         keys = (*quantity.needs, *quantity.optional)
         for letter, card in lettered.items():
-            text = ", ".join(format_number(x) for x in results[letter] or ())
+            missing = ABSENT if any(card.lacks(key) for key in quantity.needs) else "not stated"
+            text = ", ".join(map(format_number, results.get(letter, ()))) or missing
             values = ", ".join(f"{key} {_noted(card, key)}" for key in keys if key in card.values)
-            line = f"  {letter}  {text or _missing(quantity, card)}"
-            yield line + (f"   from {values}" if values else "")
-        conventions = [(key, card.values.get(key)) for key in keys for card in lettered.values()]
-        meanings = [
-            f"     {value}: {MEANINGS[key][value]}"
-            for key, value in conventions
-            if value in MEANINGS.get(key, {})
-        ]
-        yield from (line for line in dict.fromkeys(meanings) if line not in explained)
-        explained.update(meanings)
+            yield f"  {letter}  {text}" + (f"   from {values}" if values else "")
+        for key in keys:
+            for value in (card.values.get(key) for card in lettered.values()):
+                if value in MEANINGS.get(key, {}) and value not in explained:
+                    explained.add(value)
+                    yield f"     {value}: {MEANINGS[key][value]}"
         yield from _conclusions(quantity, lettered, groups)
 
 
-def _missing(quantity: Resolution, card: Card) -> str:
-    return ABSENT if any(card.lacks(key) for key in quantity.needs) else "not stated"
-
-
-def _groups(results: Mapping[str, Numbers | None]) -> list[list[str]]:
+def _groups(results: Mapping[str, tuple[float, ...]]) -> list[list[str]]:
     """Group the letters of recipes with equal results."""
     groups: list[list[str]] = []
     for letter, numbers in results.items():
-        if numbers is None:
-            continue
-        equal = (group for group in groups if _close(results[group[0]], numbers))
-        if (group := next(equal, None)) is None:
-            groups.append([letter])
+        for group in groups:
+            if all(map(math.isclose, results[group[0]], numbers)):
+                group.append(letter)
+                break
         else:
-            group.append(letter)
+            groups.append([letter])
     return groups
-
-
-def _close(x: Any, y: Any) -> bool:
-    return all(abs(p - q) <= 1e-9 * max(abs(p), abs(q)) for p, q in zip(x, y, strict=True))
 
 
 def _conclusions(
@@ -123,16 +113,13 @@ def _conclusions(
         if len(group) > 1:
             everyone = len(group) == len(lettered)
             yield f"     therefore {'all' if everyone else _listed(group)} are equal"
-    stated = {
-        _text(lettered[letter], key)
-        for key in quantity.needs[:1]
-        for group in groups
-        for letter in group
-    }
-    if len(stated) == 1 and len(groups) > 1:
-        first, *others = map(_listed, groups)
-        value = f"{quantity.needs[0]} {stated.pop()} of {first}"
-        yield f"     therefore {value} differs from that of {', and from that of '.join(others)}"
+    resolved = [lettered[letter] for group in groups for letter in group]
+    for key in quantity.needs[:1]:
+        stated = {_text(card, key) for card in resolved}
+        if len(stated) == 1 and len(groups) > 1:
+            first, *others = map(_listed, groups)
+            rest = ", and from that of ".join(others)
+            yield f"     therefore {key} {stated.pop()} of {first} differs from that of {rest}"
 
 
 def _listed(letters: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Quantities derived from the values of a recipe card under its conventions, for comparison.
 
-Each entry of `RESOLVED` converts values of a card, such as a length penalty and its form, to
-numbers that have the same meaning for all cards. The result is None if the card lacks a value.
+A recipe card holds the hyperparameters of one published training and the convention of each, such
+as the formula of a length penalty. Each entry of `RESOLVED` converts values of a card to numbers
+that have the same meaning for all cards. The result is None if the card lacks a value.
 """
 
 import math
@@ -13,10 +14,11 @@ import torch
 
 from fourfold.generation.beam_search import LENGTH_PENALTIES
 from fourfold.losses import smoothing_weights
+from fourfold.reproduce.recipe_cards.cards import BATCH, SMOOTHING
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 
 Values = Mapping[str, Any]
-LENGTHS = (10, 20, 40)  # of a hypothesis in tokens
+LENGTHS = (10, 20, 40)  # tokens of a translation
 
 
 @dataclass(frozen=True)
@@ -42,35 +44,33 @@ class Resolution:
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
     """Compute the divisors of the log-probability for `LENGTHS`, and the ratio of the first two."""
+    penalty = LENGTH_PENALTIES[values["length_penalty_type"]]
     n = torch.tensor(LENGTHS, dtype=torch.float64)
-    divisors = LENGTH_PENALTIES[values["length_penalty_type"]](
-        n, float(values["length_penalty"])
-    ).tolist()
+    divisors = penalty(n, float(values["length_penalty"])).tolist()
     return (*divisors, divisors[1] / divisors[0])
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Compute the probability of the target, and of all other tokens together."""
-    epsilon = float(values["label_smoothing"])
-    n_tokens = int(values["vocab_size"])
-    own, _ = smoothing_weights(epsilon, values["label_smoothing_type"], n_tokens)
+    """Compute the probability of the target token, and of all other tokens together."""
+    kind = values["label_smoothing_type"]
+    own, _ = smoothing_weights(float(values["label_smoothing"]), kind, int(values["vocab_size"]))
     return own, 1.0 - own
 
 
 def peak(values: Values) -> tuple[float, ...] | None:
-    """Compute the peak learning rate; for noam it depends on width and warm-up."""
+    """Compute the peak learning rate; for noam it depends on width and warm-up steps."""
     lr = float(values["lr"])
-    warmup = int(values.get("warmup_steps", 0))
     if values["schedule"] != "noam":
         return (lr,)
     if "d_model" not in values:
         return None
+    warmup = int(values.get("warmup_steps", 0))
     config = ScheduleConfig(name="noam", warmup_steps=warmup)
     return (max_learning_rate(config, lr, warmup + 2, int(values["d_model"])),)
 
 
 def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: int) -> float:
-    """Compute the maximum learning rate over `total` steps."""
+    """Compute the maximum learning rate over `total` optimizer steps."""
     factor = learning_rate_factor(schedule, lr, total, d_model)
     # Every schedule rises during its warm-up and falls afterwards.
     last = min(total, schedule.warmup_steps + 2)
@@ -92,55 +92,40 @@ def tokens(values: Values) -> tuple[float, ...] | None:
 
     For sentence pairs, the longer side counts, including padding, in toolkits and in this package.
     """
-    if "batch_tokens" in values:
-        return (_per_step(values, int(values["batch_tokens"])),)
-    if {"batch_rows", "length"} <= values.keys():
-        return (_per_step(values, int(values["batch_rows"]) * int(values["length"])),)
-    return None
+    return _per_step(values, "batch_tokens") or _per_step(values, "batch_rows", "length")
 
 
 def rows(values: Values) -> tuple[float, ...] | None:
-    """Compute the rows per optimizer step over all devices."""
-    return (_per_step(values, int(values["batch_rows"])),) if "batch_rows" in values else None
+    """Compute the rows (samples) per optimizer step over all devices."""
+    return _per_step(values, "batch_rows")
 
 
-def _per_step(values: Values, batch: int) -> float:
-    return float(batch * math.prod(int(values.get(key, 1)) for key in ("devices", "accumulation")))
+def _per_step(values: Values, *keys: str) -> tuple[float, ...] | None:
+    """Multiply values by devices and accumulation; None if a value is missing."""
+    if not set(keys) <= values.keys():
+        return None
+    factors = [*(values[key] for key in keys), values.get("devices", 1)]
+    return (float(math.prod(map(int, factors)) * int(values.get("accumulation", 1))),)
 
 
 RESOLVED = (
     Resolution(
         "length penalty: divisor for 10, 20 and 40 tokens, and ratio of the first two",
-        needs=("length_penalty", "length_penalty_type"),
-        value=length_penalty_divisors,
+        ("length_penalty", "length_penalty_type"),
+        length_penalty_divisors,
     ),
     Resolution(
         "label smoothing: probability of the target, and of all other tokens together",
-        needs=("label_smoothing", "label_smoothing_type", "vocab_size"),
-        value=smoothed,
+        (*SMOOTHING, "vocab_size"),
+        smoothed,
     ),
-    Resolution(
-        "peak learning rate",
-        needs=("lr", "schedule"),
-        value=peak,
-        optional=("d_model", "warmup_steps"),
-    ),
+    Resolution("peak learning rate", ("lr", "schedule"), peak, ("d_model", "warmup_steps")),
     Resolution(
         "weight decay in the convention of torch's AdamW",
-        needs=("weight_decay",),
-        value=decay,
-        optional=("weight_decay_form", "lr", "schedule", "d_model"),
+        ("weight_decay",),
+        decay,
+        ("weight_decay_form", "lr", "schedule", "d_model"),
     ),
-    Resolution(
-        "tokens per step (of a sentence pair, those of the longer side)",
-        needs=(),
-        value=tokens,
-        optional=("batch_tokens", "batch_rows", "length", "devices", "accumulation"),
-    ),
-    Resolution(
-        "rows per step",
-        needs=(),
-        value=rows,
-        optional=("batch_rows", "devices", "accumulation"),
-    ),
+    Resolution("tokens per step (of a sentence pair, those of the longer side)", (), tokens, BATCH),
+    Resolution("rows per step", (), rows, ("batch_rows", "devices", "accumulation")),
 )

@@ -1,10 +1,14 @@
-"""The command `fourfold diff`: differences between recipe cards and config files."""
+"""The command `fourfold diff`: differences between recipe cards and config files.
+
+A recipe card is a YAML file with the hyperparameters of one published training.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
+from fourfold.commands.packaged_recipes import SUFFIXES, find_recipe, recipe_names
 from fourfold.errors import InputError
 from fourfold.reproduce.recipe_cards.cards import KEYS, TASKS_OF_KEY, Card, cards, find_card
 
@@ -12,13 +16,9 @@ MAX_RECIPES = 26  # each recipe is named by a letter
 # Option of a config, below its model, data and trainer, for keys with another name.
 OPTION_OF_KEY = {
     "optimizer": "optimizer.name",
-    "bias_correction": "optimizer.bias_correction",
-    "eps": "optimizer.eps",
-    "weight_decay": "optimizer.weight_decay",
-    "lr": "optimizer.lr",
+    **{key: f"optimizer.{key}" for key in ("bias_correction", "eps", "weight_decay", "lr")},
     "schedule": "schedule.name",
-    "min_lr": "schedule.min_lr",
-    "warmup_steps": "schedule.warmup_steps",
+    **{key: f"schedule.{key}" for key in ("min_lr", "warmup_steps")},
     "clip": "gradient_clip_val",
     "steps": "max_steps",
     "epochs": "max_epochs",
@@ -28,19 +28,16 @@ OPTION_OF_KEY = {
     "mlm_probability": "masking.mlm_probability",
     "static_masks": "masking.dupe_factor",
 }
-# Task classes of this package by the task of a card.
-TASKS = {
-    "translation": ("Translation", "CompositeTranslation", "TextToText"),
-    "masked_lm": ("MaskedLanguageModeling",),
-    "causal_lm": ("CausalLanguageModeling", "RecurrentLanguageModeling"),
-    "downstream": (
-        "SequenceClassification",
-        "CausalSequenceClassification",
-        "RecurrentSequenceClassification",
-        "TokenClassification",
-        "QuestionAnswering",
-    ),
-    "images": ("ImageClassification", "ConvolutionalClassification"),
+# Task of a card by the end of the name of a Task class; the first match counts.
+TASK_OF_CLASS = {
+    "MaskedLanguageModeling": "masked_lm",
+    "LanguageModeling": "causal_lm",
+    "Translation": "translation",
+    "TextToText": "translation",
+    "ImageClassification": "images",
+    "ConvolutionalClassification": "images",
+    "Classification": "downstream",
+    "QuestionAnswering": "downstream",
 }
 # Convention of weight decay of each optimizer.
 DECAY_FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
@@ -49,8 +46,8 @@ DECAY_FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
 DESCRIPTION = """\
 Print the differences between two or more recipes, with values that mean different things
 converted to one convention: length penalty, label smoothing, weight decay, learning rate and
-batch. A recipe is a card, such as vaswani2017_base, tensor2tensor_base or fairseq_big, or a config
-file of this package, such as configs/gpt2/small.yaml."""
+batch. A recipe is a card, such as vaswani2017_base, tensor2tensor_base or fairseq_big, a config
+file, or a recipe that `fourfold recipes` lists, such as gpt2/small."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,21 +70,19 @@ def main(argv: Sequence[str]) -> int:
             " `fourfold diff --list` shows the cards",
             option="RECIPE",
         )
-    recipes = [_card(name) for name in options.recipes]
+    packaged = recipe_names()
+    recipes = [
+        read_config(name) if Path(name).suffix in SUFFIXES or name in packaged else find_card(name)
+        for name in options.recipes
+    ]
     from fourfold.reproduce.recipe_cards.compare import compare
 
     print("\n".join(compare(recipes)))
     return 0
 
 
-def _card(name: str) -> Card:
-    if Path(name).suffix in (".yaml", ".yml"):
-        return read_config(name)
-    return find_card(name)
-
-
 def read_config(name: str) -> Card:
-    """Convert a config file to a card.
+    """Convert a config file, or a recipe of the package, to a card.
 
     Raises:
         InputError: The config is invalid or names no model.
@@ -97,17 +92,15 @@ def read_config(name: str) -> Card:
     from fourfold.commands.train.options import count_devices
     from fourfold.generation.inputs import MAX_EXTRA_TOKENS
 
-    given = ["--config", name]
     try:
+        given = ["--config", str(find_recipe(name))]
         config = parse(make_parser("fourfold diff"), given).as_dict()
     except InputError as error:
-        if error.option in ("model", "data and model"):
-            raise InputError("the config names no model", file=name) from error
-        raise
+        raise (error if error.file else error.in_file(name)) from None
     kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
     # The length of rows is an option of the data; max_len of the model is only its limit.
     length = next((data[key] for key in LENGTH_KEYS if key in data), None)
-    task = next((task for task, kinds in TASKS.items() if kind in kinds), None)
+    task = next((task for name, task in TASK_OF_CLASS.items() if kind.endswith(name)), None)
     devices = count_devices(config["trainer"]["devices"])
     n_devices = devices and devices * int(config["trainer"]["num_nodes"])
     settings: dict[str, Any] = {"length": length, "task": task, "devices": n_devices}

@@ -1,21 +1,16 @@
 """Devices that the runs of a table are trained on, and the split of a recipe's batch for them."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.commands.train.config_files import leaves
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 
 # Options that describe the machine and not the recipe. They change results by rounding only.
 MACHINE_OPTIONS = (
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.strategy",
-    "trainer.precision",
-    "trainer.benchmark",
-    "trainer.deterministic",
+    *(f"trainer.{name}" for name in ("accelerator", "devices", "num_nodes", "strategy")),
+    *(f"trainer.{name}" for name in ("precision", "benchmark", "deterministic")),
     "data.num_workers",
 )
 
@@ -36,25 +31,16 @@ class Machine:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        if self.memory is not None and not 0 < self.memory < math.inf:
-            raise InputError(
-                f"must be a positive number of GiB, got {self.memory:g}", option="--memory"
-            )
+        if self.memory is not None:
+            check_range("--memory", self.memory, above=0.0)
         for key, line, value in leaves(Path(self.config)) if self.config else ():
+            problem = ""
             if key not in MACHINE_OPTIONS:
-                raise InputError(
-                    f"belongs to the recipe; --machine takes {', '.join(MACHINE_OPTIONS)}",
-                    option=key,
-                    file=self.config,
-                    line=line,
-                )
-            if key == "trainer.devices" and value in ("auto", "-1"):
-                raise InputError(
-                    f"must be a number by which the batch can be divided, got {value}",
-                    option=key,
-                    file=self.config,
-                    line=line,
-                )
+                problem = f"belongs to the recipe; --machine takes {', '.join(MACHINE_OPTIONS)}"
+            elif key == "trainer.devices" and value in ("auto", "-1"):
+                problem = f"must be a number by which the batch can be divided, got {value}"
+            if problem:
+                raise InputError(problem, option=key, file=self.config, line=line)
 
     def options(self, given: list[str]) -> list[str]:
         """Return options followed by the config of this machine, which overrides the recipe."""
@@ -62,6 +48,9 @@ class Machine:
 
     def split_batch(self, fit: list[str]) -> dict[str, int]:
         """Compute the options, by key, that keep the global batch of a recipe on this machine.
+
+        Args:
+            fit: Options of `fourfold fit`; empty if nothing is trained.
 
         Raises:
             InputError: The data that determine the model's size are missing, the batch is not

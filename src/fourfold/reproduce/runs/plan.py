@@ -1,20 +1,20 @@
 """Planning of the training runs behind the rows of a table.
 
-A run consists of `fourfold fit` and `fourfold test` of a recipe, with the changes of a row and a
-seed. Its directory is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and
-.../ROW/PART/seed_N for each further training.
+A run consists of `fourfold fit` and `fourfold test` of a recipe, with the changes of one row (line)
+of the table and with one seed. Its run directory, which holds checkpoints and metrics, is
+RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and .../ROW/PART/seed_N for each
+further training, which is called a part.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fourfold
+from fourfold.commands.packaged_recipes import find_recipe
 from fourfold.core.validation import check_choice
-from fourfold.errors import InputError
 from fourfold.reproduce.load_tables import find_tables, merged
 from fourfold.reproduce.runs.machine import RECIPE_MACHINE, Machine
 from fourfold.reproduce.runs.run import Run
@@ -28,120 +28,108 @@ SECTIONS = {
     "trainer": "trainer.",
     "run": "",
 }
-RUN_KEYS = ("recipe", "minutes")  # keys of one run in addition to SECTIONS
+RUN_KEYS = (*SECTIONS, "recipe", "minutes")  # keys of the changes of one run
 ROW_KEYS = (*RUN_KEYS, "each", "start", "words", "teacher", "columns")
-REPOSITORY = Path(fourfold.__file__).parents[2]  # root of a checkout
 
 
-def runs_of_row(table: Table, tier: str, row: Row, seed: int, runs: Path) -> dict[str, Run]:
-    """Return the runs of a row with one seed by part, in order; "" is the first training.
+@dataclass(frozen=True)
+class RowPlan:
+    """Plan of the runs of one row with one seed.
 
-    Raises:
-        InputError: A recipe is missing, or the row has an unknown key or an unknown start.
+    Args:
+        table: Table of the row.
+        tier: Tier whose recipes are run.
+        row: Row.
+        seed: Random seed.
+        folder: Directory of all run directories.
+        machine: Devices that the runs are trained on.
     """
-    recipe, changes = table.tiers[tier], row.runs[tier]
-    where, each = f"{table.name}, row {row.name}, tier {tier}", changes.get("each", {})
-    _check_keys(where, changes, {*SECTIONS, *recipe.parts, *ROW_KEYS})
-    _check_keys(f"{where}, each", each, {*SECTIONS, *RUN_KEYS})
-    planned = _teacher_and_first(where, table, tier, row, seed, runs)
-    for part, part_recipe in recipe.parts.items():
-        own = changes.get(part, {})
-        if own is None:  # null: the row has no such part
-            continue
-        _check_keys(f"{where}, {part}", own, {*SECTIONS, *RUN_KEYS})
-        first = planned.get("") if part in recipe.then else None
-        own = {"each": each, **own}
-        starts = (first,) if first else ()
-        names = (table.name, row.name, part, seed)
-        start_options = _start_options(changes, first)
-        planned[part] = _plan_run(part_recipe, own, names, tier, runs, start_options, starts)
-    return planned
 
+    table: Table
+    tier: str
+    row: Row
+    seed: int
+    folder: Path
+    machine: Machine = RECIPE_MACHINE
 
-def _teacher_and_first(
-    where: str, table: Table, tier: str, row: Row, seed: int, runs: Path
-) -> dict[str, Run]:
-    """Return the teacher of a row, if it has one, and its first training or that of another row."""
-    recipe, changes = table.tiers[tier], row.runs[tier]
-    start = changes.get("start", row.name)
-    tokenizer_row = changes.get("words")
-    if tokenizer_row is not None and start != RANDOM:
-        raise InputError(
-            f"must not be given ({tokenizer_row}): a row that starts from weights has their"
-            " tokenizer",
-            option=f"{where}: words",
+    @property
+    def where(self) -> str:
+        """Location of the row's changes, for messages."""
+        return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
+
+    def runs(self) -> dict[str, Run]:
+        """Return the runs of the row by part, in order; "" is the first training.
+
+        Raises:
+            InputError: A recipe is missing, or the row has an unknown key or an unknown start.
+        """
+        recipe, changes = self.table.tiers[self.tier], self.row.runs[self.tier]
+        each = changes.get("each", {})
+        changes = merged(each, changes)
+        _check_keys(self.where, changes, (*ROW_KEYS, *recipe.parts))
+        planned = self._teacher_and_first(recipe, changes)
+        first = planned.get("")
+        for part, part_recipe in recipe.parts.items():
+            own = merged(each, changes.get(part, {}))
+            if own is None:  # null: the row has no such part
+                continue
+            _check_keys(f"{self.where}, {part}", own, RUN_KEYS)
+            start = first if part in recipe.then else None
+            options: list[str] = []
+            if start and "words" in changes:
+                options = ["--data.tokenizer.file", str(start.folder / "checkpoints" / "last.ckpt")]
+            elif start:
+                options = ["--model.init_from", str(start.folder)]
+            planned[part] = self._run(part, part_recipe, own, options, (start,) if start else ())
+        return planned
+
+    def _teacher_and_first(self, recipe: Tier, changes: dict[str, Any]) -> dict[str, Run]:
+        """Return the teacher of the row, if any, and the first training of it or another row."""
+        start = changes.get("start", self.row.name)
+        planned: dict[str, Run] = {}
+        if "teacher" in changes:
+            planned["teacher"] = self._other_row("teacher", changes["teacher"])
+        if "words" in changes:
+            planned[""] = self._other_row("words", changes["words"])
+        elif start not in (RANDOM, self.row.name):
+            planned[""] = self._other_row("start", start)
+        elif start != RANDOM and recipe.config:
+            teachers = tuple(planned.values())
+            options = [text for run in teachers for text in ("--model.teacher", str(run.folder))]
+            planned[""] = self._run("", recipe, changes, options, teachers)
+        return planned
+
+    def _other_row(self, key: str, name: str) -> Run:
+        """Return the first training, which must be its own, of ROW or PAPER/TABLE/ROW."""
+        table_name, _, row = name.rpartition("/")
+        table = find_tables([table_name])[0] if table_name else self.table
+        rows = {r.name: r for r in table.rows_of(self.tier) if "start" not in r.runs[self.tier]}
+        check_choice(f"{self.where}: {key}", row, tuple(rows))
+        return replace(self, table=table, row=rows[row]).runs()[""]
+
+    def _run(
+        self,
+        part: str,
+        recipe: Recipe,
+        changes: dict[str, Any],
+        start_options: list[str],
+        starts: tuple[Run, ...],
+    ) -> Run:
+        """Return the run of a recipe with changes, options of its start, and runs to start from."""
+        config = find_config(changes.get("recipe", recipe.config))
+        changed = merged(recipe.options, {k: v for k, v in changes.items() if k in SECTIONS})
+        names = (self.table.name, self.row.name, part, self.seed)
+        parts = (self.table.name, self.tier, self.row.name, part, f"seed_{self.seed}")
+        folder = self.folder.joinpath(*parts)
+        where = [*start_options, "--run_dir", str(folder), "--seed_everything", str(self.seed)]
+        fit, test = (
+            ["--config", config, *options(given), *where]
+            for given in (changed, merged(changed, recipe.test))
         )
-
-    def other(key: str, name: str) -> Run:
-        source, row = _other_row(f"{where}: {key}", table, tier, name)
-        return runs_of_row(source, tier, row, seed, runs)[""]
-
-    planned: dict[str, Run] = {}
-    teacher_options: list[str] = []
-    if "teacher" in changes:
-        planned["teacher"] = other("teacher", changes["teacher"])
-        teacher_options = ["--model.teacher", str(planned["teacher"].folder)]
-    if tokenizer_row is not None:
-        planned[""] = other("words", tokenizer_row)
-    elif start not in (RANDOM, row.name):
-        planned[""] = other("start", start)
-    elif start != RANDOM and recipe.config:
-        teachers = (planned["teacher"],) if teacher_options else ()
-        names = (table.name, row.name, "", seed)
-        planned[""] = _plan_run(recipe, changes, names, tier, runs, teacher_options, teachers)
-    return planned
-
-
-def _start_options(changes: Mapping[str, Any], first: Run | None) -> list[str]:
-    """Return options that load the weights, or only the tokenizer, of the first training."""
-    if first is None:
-        return []
-    if "words" in changes:
-        return ["--data.tokenizer.file", str(first.folder / "checkpoints" / "last.ckpt")]
-    return ["--model.init_from", str(first.folder)]
-
-
-def _other_row(where: str, table: Table, tier: str, name: str) -> tuple[Table, Row]:
-    """Return the row named ROW or PAPER/TABLE/ROW, which must have a first training itself."""
-    table_name, _, row = name.rpartition("/")
-    source = find_tables([table_name])[0] if table_name else table
-    trained = (r for r in source.rows.values() if "start" not in r.runs.get(tier, {"start"}))
-    rows = {r.name: r for r in trained}
-    check_choice(where, row, tuple(rows))
-    return source, rows[row]
-
-
-def _check_keys(where: str, given: dict[str, Any], known: set[str]) -> None:
-    if unknown := sorted(given.keys() - known):
-        raise InputError(
-            f"has the unknown key {unknown[0]}, must be one of {', '.join(sorted(known))}",
-            option=where,
-        )
-
-
-def _plan_run(
-    recipe: Recipe,
-    changes: dict[str, Any],
-    names: tuple[str, str, str, int],
-    tier: str,
-    runs: Path,
-    start_options: Sequence[str],
-    starts: tuple[Run, ...],
-) -> Run:
-    both = merged(changes.get("each", {}), changes)
-    config = find_config(both.get("recipe", recipe.config))
-    own = {key: value for key, value in both.items() if key in SECTIONS}
-    changed = merged(recipe.options, own)
-    table, row, part, seed = names
-    folder = runs / table / tier / row / part / f"seed_{seed}"
-    where = [*start_options, "--run_dir", str(folder), "--seed_everything", str(seed)]
-    fit, test = (
-        ["--config", config, *options(given), *where]
-        for given in (changed, merged(changed, recipe.test))
-    )
-    trains = not isinstance(recipe, Tier) or recipe.train
-    minutes = both.get("minutes", recipe.minutes)
-    return Run(*names, folder, recipe, fit if trains else [], test, starts, minutes)
+        if isinstance(recipe, Tier) and not recipe.train:
+            fit = []
+        minutes = changes.get("minutes", recipe.minutes)
+        return Run(*names, folder, recipe, fit, test, starts, minutes, self.machine)
 
 
 def plan_runs(
@@ -156,14 +144,22 @@ def plan_runs(
 
     A run follows all runs that it starts from, even if those belong to rows that are not given.
 
+    Args:
+        table: Table of the rows.
+        tier: Tier whose recipes are run.
+        rows: Rows.
+        n_seeds: Number of seeds, from 0.
+        runs: Directory of the run directories.
+        machine: Devices that the runs are trained on.
+
     Raises:
         InputError: A recipe is missing, or a row has an unknown key or starts from an unknown row.
     """
     planned = {
-        run.folder: replace(run, machine=machine)
+        run.folder: run
         for seed in range(n_seeds)
         for row in rows
-        for last in runs_of_row(table, tier, row, seed, runs).values()
+        for last in RowPlan(table, tier, row, seed, runs, machine).runs().values()
         for run in _with_starts(last)
     }
     return list(planned.values())
@@ -175,30 +171,25 @@ def _with_starts(run: Run) -> Iterator[Run]:
     yield run
 
 
-def options(changes: dict[str, dict[str, Any]]) -> list[str]:
-    """Convert changes by section to command-line options.
+def _check_keys(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    for key in given:
+        check_choice(f"{where}: key", key, known)
+
+
+def find_config(name: str) -> str:
+    """Return the relative path of a config, so that records contain no path of the machine.
 
     Raises:
-        InputError: A section is unknown.
+        InputError: There is neither a file nor a packaged recipe of that name.
     """
-    _check_keys("options of a recipe", changes, set(SECTIONS))
+    return os.path.relpath(find_recipe(name))
+
+
+def options(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Convert changes by section to command-line options."""
     converted = []
     for section, keys in changes.items():
         for key, value in keys.items():
             text = value if isinstance(value, str) else json.dumps(value)
             converted += [f"--{SECTIONS[section]}{key}", text]
     return converted
-
-
-def find_config(name: str) -> str:
-    """Return the relative path of a recipe, in the current directory or in the checkout.
-
-    The path is relative so that records contain no path of the machine.
-
-    Raises:
-        InputError: The recipe exists in neither directory.
-    """
-    for path in (Path(name), REPOSITORY / name):
-        if path.is_file():
-            return os.path.relpath(path)
-    raise InputError("the recipe was not found; run this in a checkout of fourfold", file=name)

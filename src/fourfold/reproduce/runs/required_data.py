@@ -1,16 +1,11 @@
-"""Data files and pre-trained weights that the trainings of a table require."""
+"""Data files that the trainings of a table require, and their hashes."""
 
 import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from fourfold.errors import InputError
-from fourfold.reproduce.runs.plan import SECTIONS
-from fourfold.reproduce.runs.run import Run
 from fourfold.reproduce.tables import Table
-
-INIT_FROM = f"--{SECTIONS['model']}init_from"  # the option of a row that names weights
 
 
 def find_files(table: Table, tier: str) -> dict[str, Path]:
@@ -34,25 +29,6 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
             )
         located.update(available[:1])
     return located
-
-
-def check_weights(runs: Iterable[Run]) -> None:
-    """Raise InputError if weights named by a run exist neither locally nor on the hub."""
-    for run in runs:
-        given = dict(zip(run.test[::2], run.test[1::2], strict=True))
-        name = given.get(INIT_FROM)
-        if name is None:
-            continue
-        from fourfold.hub.directory import CONFIG_FILE, resolve_path  # imports torch
-
-        try:
-            resolve_path(name, (CONFIG_FILE,))
-        except InputError as error:
-            raise InputError(
-                f"the weights are required by {run.title} ({error}); put a directory with"
-                " config.json, weights and tokenizer there",
-                file=name,
-            ) from error
 
 
 def hashes(files: dict[str, Path]) -> dict[str, str]:

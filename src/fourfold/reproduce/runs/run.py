@@ -1,4 +1,7 @@
-"""One training run of a table row: its options, identity (stamp), results and execution."""
+"""One training run of a table row: its options, identity (stamp), results and execution.
+
+A stamp is a SHA-256 hash of everything that determines the result of a run, except its data.
+"""
 
 import hashlib
 import json
@@ -27,14 +30,15 @@ class Run:
     Args:
         table: Name of the table, PAPER/TABLE.
         row: Name of the row.
-        part: Name of a training that follows the first one or runs beside it; "" for the first.
+        part: Name of a training that follows the first training of the row or runs beside it; ""
+            for the first training.
         seed: Random seed.
-        folder: Run directory.
+        folder: Run directory, which holds checkpoints and metrics.
         recipe: Recipe that the run follows.
         fit: Options of `fourfold fit`; empty if nothing is trained.
         test: Options of `fourfold test`.
         starts: Runs whose weights or tokenizer this run needs.
-        minutes: Measured duration of the run; None if it was never measured.
+        minutes: Measured duration of the run in minutes; None if it was never measured.
         machine: Devices that the run is trained on. They do not change the identity of the run.
     """
 
@@ -72,27 +76,29 @@ class Run:
         text = json.dumps([portable, list(self.configs.values())])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    @cached_property
-    def _start_file(self) -> Path:
-        """File next to the run directory that holds what the run was started with."""
-        return self.folder.with_name(f".{self.folder.name}.json")
-
     @property
     def started_with(self) -> dict[str, Any] | None:
-        """Stamp, configs and data that the run directory was started with.
+        """Stamp, data hashes, commands, batch split and seconds of the existing run directory.
 
         None if there is no run directory, or if the user created it by hand.
         """
-        try:
-            content = json.loads(self._start_file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        if not (self.folder.is_dir() and self._start_file.is_file()):
             return None
-        is_valid = isinstance(content, dict) and {"stamp", "configs", "data"} <= content.keys()
-        return content if is_valid and self.folder.is_dir() else None
+        return dict(json.loads(self._start_file.read_text(encoding="utf-8")))
+
+    @property
+    def _start_file(self) -> Path:
+        """File next to the run directory that holds `started_with`."""
+        return self.folder.with_name(f".{self.folder.name}.json")
+
+    @property
+    def seconds(self) -> float | None:
+        """Time in seconds that the run has taken so far; None if it is not known."""
+        return (self.started_with or {}).get("seconds")
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """Duration, metrics, commands and provenance of a finished run.
+        """Duration in seconds, metrics, commands and provenance of a finished run.
 
         None if the run is not finished or its directory is gone.
 
@@ -108,7 +114,7 @@ class Run:
         if content is None:
             return None
         metrics = {k: v for k, v in content.items() if isinstance(v, int | float | str)}
-        commands = started["commands"] if started and "commands" in started else self.commands
+        commands = started["commands"] if started else self.commands
         return {"seconds": self.seconds, "metrics": metrics, "commands": commands, **content["run"]}
 
     @property
@@ -141,23 +147,11 @@ class Run:
         """Commands of the run as a user would type them."""
         return [shlex.join(["fourfold", name, *given]) for name, given in self.options.items()]
 
-    @cached_property
-    def _seconds_file(self) -> Path:
-        return self.folder / "seconds.json"
-
-    @property
-    def seconds(self) -> float | None:
-        """Time in seconds that the run has taken so far; None if it was not started."""
-        try:
-            return float(json.loads(self._seconds_file.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
-
     def execute(self, limit: float | None, data: Mapping[str, str]) -> int:
         """Train and test, or resume a training that was interrupted.
 
         Args:
-            limit: Seconds after which the training is saved and stopped.
+            limit: Seconds after which the training is saved and stopped; None for no limit.
             data: SHA-256 of each data file, by name.
 
         Returns:
@@ -170,22 +164,18 @@ class Run:
         start = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
         started = self.started_with
-        if started and started.get("cut", {}) != self._batch_split:  # changes the order of rows
+        if started and started["cut"] != self._batch_split:  # changes the order of samples
             raise InputError(
                 "was started with the batch split for another machine; resume with the same"
                 " --machine and --memory, or remove the directory",
                 option=str(self.folder),
             )
+        before = self.seconds or 0.0
+        note: dict[str, Any] = {"stamp": self.stamp, "data": dict(data), "commands": self.commands}
+        note |= {"cut": self._batch_split, "seconds": before}
         # Written before the training starts: a config that is edited later is not recorded.
-        content = {
-            "stamp": self.stamp,
-            "configs": self.configs,
-            "data": dict(data),
-            "commands": self.commands,
-            "cut": self._batch_split,
-        }
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._start_file, json.dumps(content))
+        write_atomically(self._start_file, json.dumps(note))
         try:
             for command, options in self.options.items():
                 check_unedited(self.configs, self.test)  # each subprocess reads the configs again
@@ -194,18 +184,17 @@ class Run:
                     return code
             return 0
         finally:
-            seconds = (self.seconds or 0.0) + time.monotonic() - start
-            if self.folder.is_dir():
-                self._seconds_file.write_text(json.dumps(round(seconds, 1)), encoding="utf-8")
+            note["seconds"] = round(before + time.monotonic() - start, 1)
+            write_atomically(self._start_file, json.dumps(note))
 
 
 def run_title(table: str, row: str, part: str, seed: int) -> str:
-    """Name of one run of a table."""
+    """Return the name of one run of a table."""
     return f"{table}, row {row}, {part + ', ' if part else ''}seed {seed}"
 
 
 def _portable(options: list[str], starts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Options without paths; the run directory of a start run is replaced by its stamp."""
+    """Yield options without paths; the run directory of a start run is replaced by its stamp."""
     for key, value in zip(options[::2], options[1::2], strict=True):
         if key in ("--config", "--run_dir"):
             continue

@@ -1,12 +1,12 @@
 """Execution of the unfinished runs of a table within a time budget.
 
-Finished runs are skipped and interrupted runs are resumed. A run whose measured duration exceeds
-the remaining budget is skipped in favour of a shorter one. A run of unknown duration is started,
-then saved and stopped when the budget ends, so that a long training advances by one budget at a
-time, for example on a cluster that grants a few hours per job.
+A run is the training and test of one row (line) of a table with one seed. Finished runs are skipped
+and interrupted runs are resumed. A run whose measured duration exceeds the remaining budget is
+skipped in favour of a shorter run. A run of unknown duration is started, then saved and stopped
+when the budget ends, so that a long training advances by one budget at a time, for example on a
+cluster that grants a few hours per job.
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,39 +17,43 @@ from fourfold.errors import InputError
 from fourfold.reproduce.runs.record import Record
 from fourfold.reproduce.runs.run import Run
 
-UNKNOWN_DURATION = "duration unknown; it will be saved and stopped when the budget ends"
+UNKNOWN_DURATION = ": duration unknown; it will be saved and stopped when the budget ends"
 
 
 class Budget:
     """Time budget shared by the runs of one or several tables.
 
     Args:
-        seconds: Length of the budget; None for no limit.
+        seconds: Length of the budget in seconds; None for no limit.
+
+    Attributes:
+        was_used: True if a run was started.
+        n_postponed: Number of runs that did not fit.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = math.inf if seconds is None else seconds
+        self.seconds = seconds
         self.was_used = False
         self.n_postponed = 0
         self._too_long: dict[str, float] = {}  # seconds of each run that did not fit, by title
         self._start = time.monotonic()
 
     @property
-    def left(self) -> float:
-        """Remaining seconds; inf without a limit."""
-        return max(0.0, self.seconds - (time.monotonic() - self._start))
-
-    @property
-    def limit(self) -> float | None:
+    def left(self) -> float | None:
         """Remaining seconds; None without a limit."""
-        return None if math.isinf(self.seconds) else self.left
+        if self.seconds is None:
+            return None
+        return max(0.0, self.seconds - (time.monotonic() - self._start))
 
     def admits(self, title: str, needed: float | None) -> bool:
         """Return True if a run of `needed` seconds (None if unknown) may start."""
-        if needed is not None and needed > self.left:
+        left = self.left
+        if left is None:
+            return True
+        if needed is not None and needed > left:
             self._too_long[title] = needed
             return False
-        return self.left > 0.0
+        return left > 0.0
 
     def check_was_sufficient(self) -> None:
         """Raise InputError, naming the shortest run, if no run fitted into the budget."""
@@ -57,7 +61,7 @@ class Budget:
             shortest = min(self._too_long, key=self._too_long.__getitem__)
             raise InputError(
                 f"must be at least {_duration(self._too_long[shortest])}, the approximate duration"
-                f" of the shortest unfinished run ({shortest}), got {_duration(self.seconds)}",
+                f" of the shortest unfinished run ({shortest}), got {_duration(self.seconds or 0)}",
                 option="--budget",
             )
 
@@ -72,7 +76,7 @@ def run_all(
     Args:
         runs: Runs, each after those that it starts from.
         record: Results of the finished runs.
-        budget: Time budget; a run that is in progress when it ends is saved and stopped.
+        budget: Time budget; a run that is in progress at its end is saved and stopped.
         on_finished: Callback after each finished run.
 
     Returns:
@@ -84,20 +88,18 @@ def run_all(
     for number, run in enumerate(runs, 1):
         if run not in due:
             continue
-        if any(start.folder in failed for start in run.starts):
+        starts = {start.folder for start in run.starts}
+        if starts & failed.keys():
             print(f"{run.title}: skipped, because a run that it starts from failed", flush=True)
             failed[run.folder] = 1
             continue
-        if any(start.folder in postponed for start in run.starts):
+        prefix = f"[{number}/{len(runs)}] "
+        code = None if starts & postponed else _attempt(run, runs, record, budget, prefix)
+        if code is None:
             postponed.add(run.folder)
-            continue
-        code = _attempt(run, runs, record, budget, f"[{number}/{len(runs)}]")
-        if code is None or (code and not budget.left):
-            postponed.add(run.folder)
-            continue
-        if subprocess_runs.is_stop(code):
+        elif subprocess_runs.is_stop(code):
             return code
-        if code:
+        elif code:
             print(f"{run.title}: {subprocess_runs.describe_exit(code)}", flush=True)
             failed[run.folder] = code
         else:
@@ -107,26 +109,26 @@ def run_all(
 
 
 def _attempt(
-    run: Run, runs: Sequence[Run], record: Record, budget: Budget, number: str
+    run: Run, runs: Sequence[Run], record: Record, budget: Budget, prefix: str
 ) -> int | None:
     """Execute one run; return its exit code, or None if it does not fit into the budget."""
     needed = record.expected_seconds(runs, run)
-    is_unknown = needed is None and budget.limit is not None
     if not budget.admits(run.title, None if needed is None else needed - (run.seconds or 0.0)):
         return None
     try:
-        subprocess_runs.wait_until_unlocked(run.folder, budget.limit)
-        if record.usable(run):  # another process finished it while this one waited
+        subprocess_runs.wait_until_unlocked(run.folder, budget.left)
+        if record.usable(run):  # another process finished it while this process waited
             return 0
-        note = f": {UNKNOWN_DURATION}" if is_unknown else ""
-        print(f"{number} {run.title}{note}", flush=True)
+        is_unknown = needed is None and budget.seconds is not None
+        print(f"{prefix}{run.title}{UNKNOWN_DURATION if is_unknown else ''}", flush=True)
         budget.was_used = True
-        return run.execute(budget.limit, record.data)
+        code = run.execute(budget.left, record.data)
     except TimeoutError:
         return None
     except InputError as error:  # an invalid run does not prevent the others
         print(f"{run.title}: {error}", file=sys.stderr, flush=True)
-        return 2
+        code = 2
+    return None if code and budget.left == 0.0 else code
 
 
 def _duration(seconds: float) -> str:

@@ -1,0 +1,172 @@
+"""Filling of tables with results: computation, timing or training of their cells.
+
+A row of a table is one of its lines, and a cell is one number of a row. A tier is one way to obtain
+cells: `exact` computes them, `measured` times layers, and the other tiers run recipes.
+"""
+
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fourfold.commands.subprocess_runs import is_stop
+from fourfold.environment import provenance
+from fourfold.errors import InputError
+from fourfold.reproduce import load_tables
+from fourfold.reproduce.cells import Cell, exact_cell
+from fourfold.reproduce.exact_values import compute
+from fourfold.reproduce.layer_timing import time_rows
+from fourfold.reproduce.runs import scheduler
+from fourfold.reproduce.runs.machine import Machine
+from fourfold.reproduce.runs.plan import find_config, plan_runs
+from fourfold.reproduce.runs.record import Record, collect_results
+from fourfold.reproduce.runs.required_data import find_files, hashes
+from fourfold.reproduce.runs.run import Run
+from fourfold.reproduce.table_files import check_folder, write
+from fourfold.reproduce.tables import Row, Table
+
+WRITE_INTERVAL = 60.0  # seconds between two updates of a table while its rows are running
+
+Rows = Mapping[str, list[Row]]  # selected rows by name of the table
+
+
+def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
+    """Print the commands that the runs of some rows consist of, in order."""
+    machine = _machine(options)
+    runs_dir = Path(options.runs)
+    commands: list[str] = []
+    for table in tables:
+        for run in plan_runs(
+            table, options.tier, rows[table.name], options.seeds, runs_dir, machine
+        ):
+            commands += _commands(run)
+    print("\n".join(dict.fromkeys(commands)))  # without repetition: tables share runs
+
+
+def _commands(run: Run) -> list[str]:
+    try:
+        return run.commands
+    except InputError as error:  # the size of the model depends on weights that do not exist yet
+        return [f"# {run.title}: the batch cannot be split yet: {error}"]
+
+
+def _machine(options: Namespace) -> Machine:
+    return Machine(options.machine and find_config(options.machine), options.memory)
+
+
+def fill_tables(
+    tables: Sequence[Table], rows: Rows, options: Namespace, command: str, seconds: float | None
+) -> int:
+    """Obtain the cells of some tables in one tier, print them, and write their files.
+
+    Args:
+        tables: Tables.
+        rows: Selected rows by name of the table.
+        options: Options of `fourfold reproduce`.
+        command: Command line that the provenance names.
+        seconds: Time budget of all tables in seconds; None for no limit.
+
+    Returns:
+        0, or the exit code of the first run that failed or was stopped by a signal.
+
+    Raises:
+        InputError: Data are missing, a directory or record is invalid, or the budget is too short
+            for every run.
+    """
+    # Missing data are reported before hours are spent on the first table.
+    for table in tables:
+        check_folder(Path(options.out), table, options.tier)
+        if options.tier in table.tiers:
+            find_files(table, options.tier)
+    budget = scheduler.Budget(seconds)
+    first_failure = 0
+    for table in tables:
+        start = time.monotonic()
+
+        def save(cells: list[Cell], table: Table = table, start: float = start, **more: Any) -> str:
+            elapsed = round(time.monotonic() - start, 1)
+            about = provenance({"command": command, **more, "seconds": elapsed})
+            paper = load_tables.papers()[table.name.partition("/")[0]]
+            return write(paper, table, options.tier, cells, about, Path(options.out))
+
+        code = 0
+        if options.tier == "exact":  # all rows, also those that were not selected
+            page = save(
+                [
+                    exact_cell(table, row, column, partial(compute, table, row, column))
+                    for row, column in table.cells("exact")
+                ]
+            )
+        elif options.tier == "measured":
+            cells, runs = time_rows(table, rows[table.name], options.seeds, Path(options.out))
+            page = save(cells, runs=runs)
+        else:
+            code, page = _train(table, rows[table.name], options, budget, save)
+        print(page, flush=True)
+        if is_stop(code):
+            return code
+        first_failure = first_failure or code
+    budget.check_was_sufficient()
+    if n := budget.n_postponed:
+        print(f"the budget is spent; {n} runs remain; repeat the command to resume")
+    return first_failure
+
+
+def _train(
+    table: Table,
+    rows: list[Row],
+    options: Namespace,
+    budget: scheduler.Budget,
+    save: Callable[..., str],
+) -> tuple[int, str]:
+    """Execute the unfinished runs of a table and save the results of all finished runs.
+
+    The table is also saved while runs are in progress, so that no finished training is lost.
+
+    Returns:
+        The exit code of the runs, and the page of the table.
+    """
+    tier, out, runs_dir = options.tier, Path(options.out), Path(options.runs)
+    data = hashes(find_files(table, tier))
+    machine = _machine(options)
+
+    def read_record() -> Record:
+        return Record(sorted(out.glob(f"*/*/{tier}/provenance.json")), data)
+
+    record = read_record()
+    plan = plan_runs(table, tier, rows, options.seeds, runs_dir, machine)
+    record.check_unchanged(plan)
+    n_seeds = max(options.seeds, record.n_seeds(table.name))
+    _announce(plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine), record, out)
+    written = time.monotonic()
+
+    def save_results() -> str:
+        current = read_record()  # other processes may have added runs
+        n_seeds = max(options.seeds, current.n_seeds(table.name))
+        cells, runs = collect_results(table, tier, n_seeds, runs_dir, current, machine)
+        if not runs:
+            return f"no run of {table.name}, tier {tier}, is finished: no table is written"
+        return save(cells, data=data, runs=runs)
+
+    def save_periodically() -> None:
+        nonlocal written
+        if time.monotonic() - written > WRITE_INTERVAL:
+            save_results()
+            written = time.monotonic()
+
+    code = scheduler.run_all(plan, record, budget, save_periodically)
+    return code, save_results()
+
+
+def _announce(runs: Sequence[Run], record: Record, out: Path) -> None:
+    """Print the number of recorded runs and the titles of outdated runs."""
+    recorded = sum(record.in_directory(run) is None and bool(record.find(run)) for run in runs)
+    if recorded:
+        print(f"{recorded} of {len(runs)} runs are on record in {out} and are not repeated")
+    if outdated := [run.title for run in runs if record.is_outdated(run)]:
+        print(
+            f"{len(outdated)} recorded runs are outdated, because their data, config, options or"
+            f" start runs have changed: {'; '.join(outdated)}"
+        )
