@@ -1,1 +1,1 @@
-"""Reproduction of published tables, and comparison of recipes."""
+"""Reproduction of published tables, and comparison of published hyperparameters."""

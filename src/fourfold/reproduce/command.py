@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     """Reproduce tables in one tier, print and write them; or list all tables.
 
     Raises:
-        InputError: A table, tier or row is unknown, data or weights are missing, or the budget is
-            too short for every run.
+        InputError: A table, tier or row is unknown, data files are missing, or the budget is too
+            short for every run.
     """
     options = make_parser().parse_intermixed_args(list(argv))
     if options.list:
@@ -120,7 +120,11 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
-    """Return the tables that have the tier; a table named explicitly must have it."""
+    """Return the tables that have the tier of `--tier`.
+
+    Raises:
+        InputError: A table that is named explicitly lacks the tier, or all tables lack it.
+    """
     for table in tables:
         if table.name in options.tables:
             check_choice(f"--tier of {table.name}", options.tier, table.obtainable or ("none",))
@@ -133,7 +137,7 @@ def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the selected rows in the order of the table."""
+    """Return the rows that `--rows` names, or all rows of the tier, in the order of the table."""
     available = {row.name: row for row, _ in table.cells(options.tier)}
     wanted = [name for word in options.rows or available for name in word.split(",") if name]
     if not wanted:

@@ -48,7 +48,7 @@ def forward(setup: Setup) -> int:
 
 
 def device_flops(setup: Setup) -> float:
-    """Compute hours x devices x sustained FLOP/s, the estimate of Vaswani's Table 2."""
+    """Compute hours x devices x sustained FLOP/s, the estimate of Vaswani et al. 2017, Table 2."""
     return float(setup["hours"] * 3600 * setup["devices"] * setup["tflops"] * 1e12)
 
 
@@ -64,7 +64,7 @@ def six_n_d(setup: Setup) -> float:
 
 
 def peak_rate(setup: Setup) -> float:
-    """Compute the maximum learning rate of a schedule over `steps` steps."""
+    """Compute the maximum learning rate of a schedule over `steps` optimizer steps."""
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
 
@@ -94,7 +94,7 @@ def compute(table: Table, row: Row, column: str, setup: Setup | None = None) -> 
         table: Table.
         row: Row of the table.
         column: Exact column of the table.
-        setup: Setup to use instead of that of the row.
+        setup: Setup to use instead of the setup of the row.
     """
     function = EXACT[str(table.columns[column].exact)]
     return function(setup or row.setup or {})

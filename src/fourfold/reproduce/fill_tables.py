@@ -1,7 +1,8 @@
 """Filling of tables with results: computation, timing or training of their cells.
 
 A row of a table is one of its lines, and a cell is one number of a row. A tier is one way to obtain
-cells: `exact` computes them, `measured` times layers, and the other tiers run recipes.
+cells: `exact` computes them, `measured` times layers, and the other tiers run recipes. A run is the
+training and test of one row with one seed. The provenance of a table is the record of its runs.
 """
 
 import time
@@ -33,7 +34,7 @@ Rows = Mapping[str, list[Row]]  # selected rows by name of the table
 
 
 def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
-    """Print the commands that the runs of some rows consist of, in order."""
+    """Print the commands of all runs (training and test with one seed) of some rows, in order."""
     machine = _machine(options)
     runs_dir = Path(options.runs)
     commands: list[str] = []
@@ -161,7 +162,7 @@ def _train(
 
 
 def _announce(runs: Sequence[Run], record: Record, out: Path) -> None:
-    """Print the number of recorded runs and the titles of outdated runs."""
+    """Print the number of runs on record, and the titles of runs whose record is outdated."""
     recorded = sum(record.in_directory(run) is None and bool(record.find(run)) for run in runs)
     if recorded:
         print(f"{recorded} of {len(runs)} runs are on record in {out} and are not repeated")

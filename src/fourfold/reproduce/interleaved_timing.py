@@ -24,7 +24,7 @@ def interleave(
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Measure several functions in interleaved rounds; return the seconds of each by name.
+    """Measure several functions in interleaved rounds; return the seconds per call by name.
 
     Args:
         functions: Functions to measure, by name.

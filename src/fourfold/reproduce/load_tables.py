@@ -32,7 +32,7 @@ DATA = Path(__file__).with_name("data")
 
 @cache
 def papers() -> dict[str, Paper]:
-    """Load all papers of the package by name.
+    """Load all papers of the package, by name of the file.
 
     Raises:
         InputError: A file is invalid.
@@ -42,7 +42,7 @@ def papers() -> dict[str, Paper]:
 
 
 def read_paper(file: str, text: str) -> Paper:
-    """Parse one YAML file.
+    """Parse the YAML file of one paper.
 
     Args:
         file: Name of the file.

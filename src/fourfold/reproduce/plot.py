@@ -1,6 +1,7 @@
 """Plot of a reproduced table: one panel per column, with printed and measured values by row.
 
-Columns with a coordinate (`Column.at`) are drawn in one panel, with one curve per row.
+A row is one line of the table, such as one model, and a cell is one number. Columns with a
+coordinate (`Column.at`) are drawn in one panel, with one curve per row.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ CURVE_PANEL_HEIGHT = 3.6  # inches
 
 
 def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
-    """Write a PNG file if at least one cell has a number."""
+    """Plot the cells of a table into a PNG file, if at least one cell is a number."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

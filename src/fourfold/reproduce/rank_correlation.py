@@ -1,4 +1,7 @@
-"""Spearman's rank correlation between printed and measured rows, with a bootstrap interval."""
+"""Spearman's rank correlation between printed and measured numbers, with a bootstrap interval.
+
+The numbers are those of one column of a table. Rows are the lines of the table, such as models.
+"""
 
 import math
 from collections.abc import Sequence
@@ -74,7 +77,7 @@ def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each of (N,) numbers, from 1; equal numbers share their mean rank."""
+    """Return the ranks (N,) of numbers (N,), from 1; equal numbers share their mean rank."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return ((last - counts + 1 + last) / 2)[index]

@@ -52,7 +52,7 @@ def write(
 
 
 def check_folder(out: Path, table: Table, tier: str) -> None:
-    """Raise InputError, before any training starts, if the table's folder cannot be written."""
+    """Raise InputError if the folder of a table cannot be written."""
     folder = out / table.name / tier
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):

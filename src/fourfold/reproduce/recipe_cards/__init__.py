@@ -1,1 +1,1 @@
-"""Recipe cards of papers and toolkits, and their comparison."""
+"""Recipe cards (hyperparameters of papers and toolkits), and their comparison."""

@@ -97,7 +97,7 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a key does not apply to the card's task, or to a number that is 0."""
+        """Return True if a key does not apply to the card's task, or only to a number that is 0."""
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)
         return is_other_task or self.values.get(CONVENTION_OF.get(key, "")) == 0
@@ -111,7 +111,7 @@ def cards() -> dict[str, Card]:
 
 
 def read_card(name: str, text: str) -> Card:
-    """Parse one card.
+    """Parse the YAML content of one card.
 
     Raises:
         InputError: A field is missing or unknown.

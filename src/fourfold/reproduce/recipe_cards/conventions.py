@@ -43,7 +43,10 @@ class Resolution:
 
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
-    """Compute the divisors of the log-probability for `LENGTHS`, and the ratio of the first two."""
+    """Compute the divisors of log-probabilities for `LENGTHS`, and the ratio of two of them.
+
+    The ratio is the divisor of the second length divided by the divisor of the first length.
+    """
     penalty = LENGTH_PENALTIES[values["length_penalty_type"]]
     n = torch.tensor(LENGTHS, dtype=torch.float64)
     divisors = penalty(n, float(values["length_penalty"])).tolist()
@@ -78,7 +81,10 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 
 
 def decay(values: Values) -> tuple[float, ...] | None:
-    """Convert a weight decay to that of torch's AdamW, which multiplies it by the learning rate."""
+    """Convert a weight decay to that of torch's AdamW, which multiplies it by the learning rate.
+
+    None for an L2 penalty, or if the card lacks the convention or the learning rate.
+    """
     given = float(values["weight_decay"])
     form = values.get("weight_decay_form")
     if not given or form == "times_lr":
@@ -90,7 +96,7 @@ def decay(values: Values) -> tuple[float, ...] | None:
 def tokens(values: Values) -> tuple[float, ...] | None:
     """Compute the tokens per optimizer step over all devices.
 
-    For sentence pairs, the longer side counts, including padding, in toolkits and in this package.
+    In a sentence pair, the tokens of the longer side count, including padding.
     """
     return _per_step(values, "batch_tokens") or _per_step(values, "batch_rows", "length")
 

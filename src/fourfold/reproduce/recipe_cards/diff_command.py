@@ -1,6 +1,7 @@
 """The command `fourfold diff`: differences between recipe cards and config files.
 
-A recipe card is a YAML file with the hyperparameters of one published training.
+A recipe card is a YAML file with the hyperparameters of one published training and the convention
+of each, such as the formula of a length penalty.
 """
 
 from collections.abc import Sequence

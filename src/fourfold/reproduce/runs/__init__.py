@@ -1,1 +1,1 @@
-"""Training runs behind the cells of a table: planning, scheduling and records."""
+"""Training runs behind the numbers of a table: planning, scheduling and records."""

@@ -1,4 +1,7 @@
-"""Devices that the runs of a table are trained on, and the split of a recipe's batch for them."""
+"""Devices that the runs of a table are trained on, and the split of a batch for these devices.
+
+A run is the training and test of one row (line) of a table with one seed.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -38,7 +38,7 @@ class RowPlan:
 
     Args:
         table: Table of the row.
-        tier: Tier whose recipes are run.
+        tier: Tier whose recipes are run, such as laptop.
         row: Row.
         seed: Random seed.
         folder: Directory of all run directories.
@@ -84,7 +84,7 @@ class RowPlan:
         return planned
 
     def _teacher_and_first(self, recipe: Tier, changes: dict[str, Any]) -> dict[str, Run]:
-        """Return the teacher of the row, if any, and the first training of it or another row."""
+        """Return the teacher, if any, and the first training, which may be that of another row."""
         start = changes.get("start", self.row.name)
         planned: dict[str, Run] = {}
         if "teacher" in changes:
@@ -100,7 +100,11 @@ class RowPlan:
         return planned
 
     def _other_row(self, key: str, name: str) -> Run:
-        """Return the first training, which must be its own, of ROW or PAPER/TABLE/ROW."""
+        """Return the first training of another row, ROW or PAPER/TABLE/ROW.
+
+        Raises:
+            InputError: There is no such row, or it starts from a further row.
+        """
         table_name, _, row = name.rpartition("/")
         table = find_tables([table_name])[0] if table_name else self.table
         rows = {r.name: r for r in table.rows_of(self.tier) if "start" not in r.runs[self.tier]}
@@ -186,7 +190,7 @@ def find_config(name: str) -> str:
 
 
 def options(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Convert changes by section to command-line options."""
+    """Convert changes by section (see `SECTIONS`) to command-line options."""
     converted = []
     for section, keys in changes.items():
         for key, value in keys.items():

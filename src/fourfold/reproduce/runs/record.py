@@ -1,8 +1,8 @@
 """Results of the runs of a table, read from run directories and from committed provenance files.
 
-A run is the training and test of one row (line) of a table with one seed. It is identified by its
-stamp, a hash of its options, configs and start runs, and by the hashes of its data. The file
-provenance.json of a table records its runs.
+A run is the training and test of one row (line) of a table with one seed. A run is identified by
+its stamp, a hash of its options, configs and start runs, and by the hashes of its data. The file
+provenance.json of a table records the runs of the table.
 """
 
 import statistics
@@ -55,7 +55,7 @@ class Record:
         return self._n_seeds.get(table, 0)
 
     def in_directory(self, run: Run) -> dict[str, Any] | None:
-        """Return `Run.result` if the run directory was started with the current options and data.
+        """Return `Run.result`; None if the run directory was started with other options or data.
 
         Raises:
             InputError: The directory was created by hand and does not match the run.
@@ -94,7 +94,7 @@ class Record:
         return ""
 
     def _is_current(self, data: Mapping[str, str]) -> bool:
-        """Return True if the hashes of `data` equal the current ones as far as both are known."""
+        """Return True if `data` and the current data have the same hashes for all common names."""
         return all(data[name] == self.data[name] for name in data.keys() & self.data.keys())
 
     def due(self, runs: Sequence[Run]) -> list[Run]:

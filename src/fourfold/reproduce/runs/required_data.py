@@ -9,7 +9,7 @@ from fourfold.reproduce.tables import Table
 
 
 def find_files(table: Table, tier: str) -> dict[str, Path]:
-    """Locate the data files of a tier, by name, in the current directory or FOURFOLD_DATA.
+    """Locate the data files of a tier (such as laptop) in the current directory or $FOURFOLD_DATA.
 
     Raises:
         InputError: A file is missing.
@@ -34,8 +34,8 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
 def hashes(files: dict[str, Path]) -> dict[str, str]:
     """Compute the SHA-256 of each file, or of the names and sizes of all files in a directory.
 
-    Reading ImageNet would take longer than many runs; missing or resized images change the names
-    or sizes.
+    The content of directories such as ImageNet is not read, because that would take longer than
+    many trainings. Missing or resized images change the names or sizes.
     """
     return {
         name: _hash_listing(path) if path.is_dir() else _hash_file(path)

@@ -1,6 +1,6 @@
-"""One training run of a table row: its options, identity (stamp), results and execution.
+"""Training run of a table row (line): options, identity (stamp), results and execution.
 
-A stamp is a SHA-256 hash of everything that determines the result of a run, except its data.
+A stamp is a SHA-256 hash of everything that determines the result of a run, except the data.
 """
 
 import hashlib
@@ -194,7 +194,7 @@ def run_title(table: str, row: str, part: str, seed: int) -> str:
 
 
 def _portable(options: list[str], starts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield options without paths; the run directory of a start run is replaced by its stamp."""
+    """Yield options without paths; run directories of `starts` are replaced by their stamps."""
     for key, value in zip(options[::2], options[1::2], strict=True):
         if key in ("--config", "--run_dir"):
             continue

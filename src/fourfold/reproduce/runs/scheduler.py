@@ -46,7 +46,7 @@ class Budget:
         return max(0.0, self.seconds - (time.monotonic() - self._start))
 
     def admits(self, title: str, needed: float | None) -> bool:
-        """Return True if a run of `needed` seconds (None if unknown) may start."""
+        """Return True if a run may start that needs `needed` seconds, or an unknown time (None)."""
         left = self.left
         if left is None:
             return True
@@ -76,7 +76,7 @@ def run_all(
     Args:
         runs: Runs, each after those that it starts from.
         record: Results of the finished runs.
-        budget: Time budget; a run that is in progress at its end is saved and stopped.
+        budget: Time budget; at the end of the budget, the current run is saved and stopped.
         on_finished: Callback after each finished run.
 
     Returns:
