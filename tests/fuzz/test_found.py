@@ -361,7 +361,7 @@ FOREIGN = [
         "dropout must be of type float or int, got 'None'",
     ),
     ("lm", "config.json", "n_inner", [7], "d_ff must be of type int, got '[7]'"),
-    ("vit", "config.json", "id2label", 7, "d/config.json: id2label has a wrong type: '7'"),
+    ("vit", "config.json", "id2label", 7, "d/config.json: id2label must map each class id"),
     (
         "vit",
         "config.json",
@@ -371,13 +371,7 @@ FOREIGN = [
     ),
     ("vit", "preprocessor_config.json", "image_mean", 0.5, "image_mean must be 1 numbers, got 0.5"),
     ("vit", "preprocessor_config.json", "size", None, "size must be a number of pixels, got None"),
-    (
-        "vit",
-        "preprocessor_config.json",
-        "resample",
-        [],
-        "resample must be 2 (bilinear) or 3 (bicubic),",
-    ),
+    ("vit", "preprocessor_config.json", "resample", [], "resample must be 2 or 3, got []"),
 ]
 
 

@@ -14,11 +14,10 @@ from fourfold.hub.keymap import (
     SQUEEZE_0,
     TRANSPOSE,
     UNSQUEEZE_0,
-    Ignored,
+    Extra,
     KeyMap,
     Rule,
     TensorOp,
-    Tied,
 )
 
 
@@ -61,10 +60,10 @@ def test_rows_of_padding_are_restored_on_export() -> None:
 KEYMAP = KeyMap(
     [
         Rule("blocks.{i}.up.{p}", "layer.{i}.fc.{p}"),
-        Rule((), "pooler.{p}"),
-        Tied("lm_head.weight", "embed.weight"),
+        Extra("pooler.{p}", is_kept=True),
+        Extra("lm_head.weight", tied_to="embed.weight"),
         Rule("embed.weight", "embed.weight"),
-        Ignored("layer.{i}.mask"),
+        Extra("layer.{i}.mask"),
     ]
 )
 EXPECTED = {"blocks.0.up.weight": torch.zeros(2, 3), "embed.weight": torch.zeros(4, 3)}

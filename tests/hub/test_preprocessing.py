@@ -93,7 +93,7 @@ def test_one_number_is_read_as_its_class_means_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"do_rescale": False}, "do_rescale must be true"),
+        ({"do_rescale": False}, "do_rescale must be True"),
         ({"rescale_factor": 1 / 127.5}, "rescale_factor must be 1/255, got 0.0078"),
         ({"size": {"height": 12, "width": 16}}, "size must be a square, got 12x16"),
     ],

@@ -298,14 +298,14 @@ def add(name: str, *shape: int) -> Callable[..., Any]:
             add("blocks.0.ls1.gamma", 36),
             "do not belong to this architecture, such as blocks.0.ls1.gamma",
         ),
-        (add("fc_norm.weight", 36), "fc_norm, a norm after the mean of the patches"),
+        (add("fc_norm.weight", 36), "do not belong to this architecture, such as fc_norm.weight"),
         (set_config(model_args={}), "weights of width 36 do not determine the number of heads"),
         (set_config(model_args={"num_heads": 5}), "n_heads"),
         (
             set_config(model_args={"num_heads": 3, "act_layer": "quick_gelu"}),
-            "act_layer must be 'gelu', got 'quick_gelu'",
+            "act_layer must be gelu, got quick_gelu",
         ),
-        (set_config(global_pool="avg"), "global_pool must be 'token', got 'avg'"),
+        (set_config(global_pool="avg"), "global_pool must be token, got avg"),
         (
             set_config(pretrained_cfg={**IMAGES, "interpolation": "lanczos"}),
             "interpolation must be bilinear or bicubic, got lanczos",

@@ -268,6 +268,7 @@ def read_foreign(
         InputError: There is no such model; it is corrupted; or its architecture is unknown.
     """
     from fourfold.hub import detect_format, preprocessing  # imports all architectures
+    from fourfold.hub.generation_config import read_generation_defaults
 
     located = directory.resolve_path(path)
     is_file = located.is_file()
@@ -279,24 +280,8 @@ def read_foreign(
     folder = located.parent if is_file else located
     has_text = hasattr(found.model.config, "vocab_size")
     tokenizer = preprocessing.read_tokenizer(folder) if has_text else None
-    defaults = GenerationDefaults() if is_file else _defaults_of_directory(folder)
+    defaults = GenerationDefaults() if is_file else read_generation_defaults(folder)
     return SourceModel(located, found.model, tokenizer, found.artifacts, defaults, found)
-
-
-def _defaults_of_directory(folder: Path) -> GenerationDefaults:
-    """Read the special tokens and generation options of a Hugging Face directory."""
-    from fourfold.hub.generation_config import read_generation_defaults
-
-    values: dict[str, Any] = dict(read_generation_defaults(folder))
-    return GenerationDefaults(
-        bos_id=values.get("decoder_start_token_id", values.get("bos_id")),
-        eos_id=values.get("eos_id"),
-        pad_id=values.get("pad_id"),
-        num_beams=values.get("num_beams"),
-        length_penalty=values.get("length_penalty"),
-        # transformers divides by n ** length_penalty.
-        length_penalty_type="power" if "length_penalty" in values else None,
-    )
 
 
 def read_weights(path: Path) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """`beam_search`: batched beam search with length normalization.
 
-Each step ranks the extensions of all active hypotheses by log-probability. An extension that ends
-with EOS and is among the first K is finished; its score is its log-probability divided by a length
-penalty. The K best other extensions are the next active hypotheses, so the beam never narrows. A
-beam of one is greedy search: it stops at its first EOS.
+A hypothesis is a beginning of a target. Each step ranks the extensions of all active hypotheses by
+one token, by log-probability. An extension that ends with EOS and is among the first K is finished;
+the score of a finished hypothesis is its log-probability divided by a length penalty. The K best
+other extensions are the next active hypotheses, so the beam never narrows. Then the decoder state
+is reordered, so that each row has the key-value cache of the hypothesis that the row extends. A
+beam of one is greedy search, which stops at the first EOS.
 
 Shapes: B sequences, R unfinished sequences, K beam, k active hypotheses (1 at first, then up to K),
-n candidates, N best to return, T prompt tokens, t new tokens, L maximum of t, V vocabulary.
+n candidates, N results, T prompt tokens, t new tokens, L maximum of t, V vocabulary.
 """
 
 import math
@@ -36,12 +38,12 @@ CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
 
 
 class ActiveBeams(NamedTuple):
-    """Hypotheses of each sequence that have not ended, best first.
+    """Hypotheses of each sequence that have not ended, the most probable first.
 
     Attributes:
-        ids: (R, k, t) new tokens.
-        scores: (R, k) log-probabilities; -inf marks a column without a hypothesis.
-        parents: (R, k) index of the hypothesis of the previous step that each one extends.
+        ids: New tokens (R, k, t).
+        scores: Log-probabilities (R, k); -inf marks a column without a hypothesis.
+        parents: Index (R, k) of the hypothesis of the previous step that a hypothesis extends.
     """
 
     ids: Tensor
@@ -54,9 +56,17 @@ class ActiveBeams(NamedTuple):
 
 
 class FinishedBeams:
-    """The N best hypotheses (B, N) of each sequence: those with EOS by score, then the others.
+    """The N best hypotheses (B, N) of each sequence that have ended or reached the limit.
 
-    An empty column has padding and the score -inf.
+    Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. An
+    empty column has padding and the score -inf.
+
+    Args:
+        n_sequences: B.
+        n_best: N.
+        longest: Maximum number L of new tokens of all sequences.
+        pad_id: Token that fills the columns after EOS.
+        like: Tensor whose data type and device the scores have.
     """
 
     def __init__(self, n_sequences: int, n_best: int, longest: int, pad_id: int, like: Tensor):
@@ -68,7 +78,14 @@ class FinishedBeams:
         self._pad_id = pad_id
 
     def add(self, rows: Tensor, ids: Tensor, scores: Tensor, ended: Tensor) -> None:
-        """Add hypotheses of sequences `rows`, ids (R, n, t), scores and ended (R, n)."""
+        """Add n hypotheses of each sequence, and keep the N best hypotheses.
+
+        Args:
+            rows: Indices of the sequences, (R,) int64.
+            ids: New tokens (R, n, t).
+            scores: Scores (R, n); -inf marks a column without a hypothesis.
+            ended: (R, n) bool, True for a hypothesis that ends with EOS.
+        """
         n_tokens, longest = ids.shape[2], self.ids.shape[2]
         ids = F.pad(ids, (0, longest - n_tokens), value=self._pad_id)
         lengths = torch.full_like(ids[:, :, 0], n_tokens)
@@ -84,12 +101,18 @@ class FinishedBeams:
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Gather x (R, n, t) at `index` (R, m) of its second dimension, (R, m, t)."""
+    """Select the rows `index` (R, m) of the second dimension of x (R, n, t); return (R, m, t)."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
-    """Return the n best extensions by one token, given its logits (R * k, V)."""
+    """Extend hypotheses by one token; return the n most probable extensions of each sequence.
+
+    Args:
+        hypotheses: k hypotheses of each of R sequences.
+        logits: Logits (R * k, V) of the next token.
+        n: Number of extensions, at most k * V.
+    """
     ids, scores, _ = hypotheses
     k = scores.shape[1]
     vocab_size = logits.shape[-1]
@@ -105,14 +128,17 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute log(sum(exp(logits))) of each row of (N, V), (N, 1), in slices that fit the cache."""
+    """Compute log(sum(exp(logits))) of each row of logits (N, V); return (N, 1) in `dtype`.
+
+    On a CPU the rows are computed in slices that fit in its cache.
+    """
     rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
     return torch.cat(parts)
 
 
 def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
-    """Return the `width` best candidates that do not end with EOS."""
+    """Return the `width` most probable candidates that do not end with EOS."""
     ids, scores, parents = candidates
     scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
     return ActiveBeams(gather_rows(ids, index), scores, parents.gather(1, index))
@@ -132,22 +158,22 @@ def search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the `n_best` continuations of each prompt with the highest scores.
 
-    The search of a sequence stops as soon as no active hypothesis can exceed its worst finished
-    one: log-probabilities only decrease, so a score is at most the present log-probability divided
-    by the largest penalty that is still possible. At the limit, active hypotheses fill the columns
-    that are still empty. They never replace one with EOS, because a repetition loop may have a
-    better score than any complete sequence.
+    The search of a sequence stops as soon as no active hypothesis can exceed the score of the worst
+    finished hypothesis. Log-probabilities only decrease, so a score is at most the present
+    log-probability divided by the largest penalty that is still possible. At the limit, active
+    hypotheses fill the columns that are still empty. Active hypotheses never replace a hypothesis
+    with EOS, because a repetition loop may have a better score than any complete sequence.
 
     Args:
-        step: The model.
-        prompt: (B, T) int64.
-        limit: (B,) int64, maximum number of new tokens of each sequence, EOS included; at least 1.
-        beam: K.
-        length_penalty_type: A row of `LENGTH_PENALTIES`.
+        step: Decoding step of the model, whose decoder state the search reorders.
+        prompt: Token ids (B, T) int64.
+        limit: Maximum number of new tokens of each sequence, EOS included, (B,) int64; at least 1.
+        beam: Number K of active hypotheses.
+        length_penalty_type: Key of `LENGTH_PENALTIES`.
         alpha: Exponent of the penalty.
         eos_id: Token that ends a hypothesis.
         pad_id: Token that fills the columns after EOS.
-        n_best: N.
+        n_best: Number N of results for each prompt.
 
     Returns:
         New tokens (B, N, t), best first, and their scores (B, N).
@@ -183,7 +209,7 @@ def search(
             rows = rows[~done]
             if not len(rows):
                 break
-        step.reorder(parents.flatten())
+        step.reorder(parents.flatten())  # the decoder state follows the parents
         logits = step(hypotheses.ids[:, :, -1].flatten()[:, None])
     return finished.ids[:, :, : int(finished.lengths.max())], finished.scores
 
@@ -205,26 +231,31 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
+    Only special tokens are taken from `model.generation_defaults`. To decode with the options of a
+    checkpoint, pass its `num_beams`, `length_penalty` and `length_penalty_type`.
+
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
-        src: (B, T) int64, or images (B, C, side, side).
+        src: Token ids (B, T) int64, or images (B, C, side, side).
         beam: Number of active hypotheses; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
-        length_penalty_type: A row of `LENGTH_PENALTIES`: gnmt, power or none.
+        length_penalty_type: Formula of the penalty of n tokens: gnmt ((5 + n) / 6) ** alpha, power
+            n ** alpha, or none.
         src_mask: (B, T) bool, True = real token; padding may stand on either side.
-        bos_id: First token of the targets of an encoder-decoder. This and the other special
-            tokens come from `model.generation_defaults` if they are not given.
+        bos_id: First token of the targets of an encoder-decoder. Each special token that is None
+            is taken from `model.generation_defaults`.
         eos_id: Token that ends a target.
-        pad_id: Token that fills the columns after EOS; if it is not known, EOS.
+        pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         max_len: Maximum number of new tokens, EOS included; None means the length of each source
             + 50, or `max_len` of the model if that is less.
         n_best: Number N of targets to return for each source, at most `beam`.
         use_cache: Use a key-value cache; False serves to verify it.
 
     Returns:
-        ids (B, 1 + t) int64, starting with `bos_id` (for a causal LM with the columns of `src`),
-        and scores (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): first the targets with
-        EOS by score, then those that reached the limit, then padding with the score -inf.
+        Token ids (B, 1 + t) int64, starting with `bos_id` (for a causal LM with the columns of
+        `src`), and scores (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): first the targets
+        with EOS by score, then the targets that reached the limit, then padding with the score
+        -inf.
 
     Raises:
         InputError: An argument is invalid, the sequence would be longer than `max_len` of the
@@ -236,7 +267,7 @@ def beam_search(
         >>> model, src = EncoderDecoder(config), torch.tensor([[3, 1, 4]])
         >>> ids, scores = beam_search(model, src, bos_id=1, eos_id=2, max_len=6)
     """
-    inputs = GenerationInputs.create(
+    inputs = GenerationInputs(
         model, src, src_mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="src"
     )
     eos_id = _check_options(inputs, beam, n_best, length_penalty, length_penalty_type)
@@ -267,17 +298,20 @@ def _check_options(
     length_penalty: float,
     length_penalty_type: str,
 ) -> int:
-    """Check the options of `beam_search`, and return the id of EOS."""
+    """Check the options of `beam_search`; return the id of EOS.
+
+    Raises:
+        InputError: An option is invalid, or no EOS is known.
+    """
     check_choice("length_penalty_type", length_penalty_type, tuple(LENGTH_PENALTIES))
     if not math.isfinite(length_penalty):
         raise InputError(f"must be finite, got {length_penalty}", option="length_penalty")
-    if not 1 <= beam <= inputs.vocab_size:
-        raise InputError(
-            f"must lie between 1 and the vocabulary size {inputs.vocab_size}, got {beam}",
-            option="beam",
-        )
-    if not 1 <= n_best <= beam:
-        raise InputError(f"must lie between 1 and beam = {beam}, got {n_best}", option="n_best")
+    for name, value, largest, meaning in (
+        ("beam", beam, inputs.vocab_size, f"the vocabulary size {inputs.vocab_size}"),
+        ("n_best", n_best, beam, f"beam = {beam}"),
+    ):
+        if not 1 <= value <= largest:
+            raise InputError(f"must lie between 1 and {meaning}, got {value}", option=name)
     if inputs.eos_id is None:
         raise InputError(
             "must be given: the model does not store the token that ends a target",

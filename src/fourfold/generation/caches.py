@@ -1,7 +1,7 @@
-"""Key-value caches for decoding: shared by the beams of a sequence, or of fixed size.
+"""Key-value caches for decoding: a shared cache for beam search, and a cache of fixed size.
 
-Shapes: B sequences, K hypotheses of each (1 at first), N = B K rows, H heads, P cache entries of a
-sequence, Dh head width.
+Shapes: B sequences, K hypotheses of each sequence (1 at first), N = B K rows, H heads, P cache
+entries of a sequence, Dh head width.
 """
 
 import torch
@@ -12,10 +12,18 @@ from fourfold.core.kv_cache import KVCache, LayerCache
 
 
 class BeamLayer(LayerCache):
-    """Cache of one layer in a `BeamCache`, with one row per sequence."""
+    """Cache of one layer in a `BeamCache`, with one row for all hypotheses of a sequence."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (N, H, 1, Dh) keys and values; return all of each sequence, (B, H, P, Dh)."""
+        """Append keys and values (N, H, 1, Dh); return all entries of each sequence.
+
+        Args:
+            k: Keys of the last token of each row.
+            v: Values of the last token of each row.
+
+        Returns:
+            Keys and values, (B, H, P, Dh) each.
+        """
         if self.buffers is not None:
             k, v = (fold_beams_into_queries(x, len(self.buffers[0])) for x in (k, v))
         return super().extend(k, v)
@@ -24,10 +32,11 @@ class BeamLayer(LayerCache):
 class BeamCache(KVCache):
     """Cache whose entries are shared by all hypotheses of a sequence and never moved.
 
-    Each step adds K entries per sequence. A hypothesis attends to the entries of its own ancestors,
-    which `keys` (N, P) marks, so nothing is copied when a hypothesis is extended twice or dropped.
-    `length` is P. The model must take positions from the mask, and gets one token per row after the
-    first step.
+    Each step adds K entries per sequence. The mask `keys` (N, P) marks the entries of a hypothesis
+    and of its ancestors (the earlier hypotheses that the hypothesis extends), and a row attends to
+    these entries only. Therefore no key or value is copied when beam search reorders the decoder
+    state. `length` is P. The model must compute positions from the mask, and processes one token
+    per row after the first step.
     """
 
     layer_class = BeamLayer
@@ -37,7 +46,13 @@ class BeamCache(KVCache):
         self.n_sequences = 0  # B
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Count the tokens of the prompts, `ids` (B, t), or later one token of each row (N, 1)."""
+        """Add the new tokens to the mask `keys`.
+
+        Args:
+            ids: Prompts (B, t) in the first step, later one token of each row (N, 1).
+            keys: Mask (B, t) of the prompts, True = real token; None means that all are real.
+            documents: None, since packed documents are not supported.
+        """
         assert documents is None, "packed documents are not supported"
         if self.keys is None:
             self.n_sequences = len(ids)
@@ -48,11 +63,13 @@ class BeamCache(KVCache):
         self.length = self.keys.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Keep `rows`, equally many of each sequence, without moving keys and values.
+        """Reorder the rows by reordering the mask; keys and values are not moved.
 
         Args:
-            rows: int64, indices of rows in the order of their sequences; they may repeat.
-            sources: The sequences of these rows, once each; None computes them from `rows`.
+            rows: Indices (N,) int64 of the earlier rows, in the order of their sequences and the
+                same number for each sequence. Rows may repeat.
+            sources: Index of each sequence that `rows` contains, (B,); None computes the indices
+                from `rows`.
         """
         if self.keys is None:
             return
@@ -66,9 +83,10 @@ class BeamCache(KVCache):
 
 
 def beam_cache(model: nn.Module) -> KVCache:
-    """Build a cache for beam search.
+    """Build a key-value cache for beam search with `model`.
 
-    A model with relative positions gets a plain cache, whose entries are in the order of positions.
+    A model with relative positions needs a plain `KVCache`, whose entries are in the order of their
+    positions. Other models use a `BeamCache`.
     """
     return KVCache() if getattr(model, "has_relative_positions", False) else BeamCache()
 
@@ -76,13 +94,13 @@ def beam_cache(model: nn.Module) -> KVCache:
 class StaticCache(KVCache):
     """Cache of fixed size for CUDA graphs: each step runs the same kernels on the same memory.
 
-    The position is a tensor on the device, and later entries are masked. It supports one token per
-    step, and rows cannot be reordered.
+    The position of the last token is a tensor on the device, and later entries are masked. The
+    cache supports one token per step, and its rows cannot be reordered.
 
     Args:
         cache: Cache of the prompts.
-        n_rows: N.
-        capacity: P, the maximum number of tokens.
+        n_rows: Number N of rows.
+        capacity: Maximum number P of tokens.
         device: Device of the cache.
     """
 
@@ -97,7 +115,7 @@ class StaticCache(KVCache):
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Count one new token per row, `ids` (N, 1)."""
+        """Add one new token per row, `ids` (N, 1), to the mask."""
         self.position += 1
         self.filled.index_fill_(1, self.position, True)
 
@@ -119,7 +137,7 @@ class StaticLayer(LayerCache):
         self.buffers = (grown[0], grown[1])
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (N, H, 1, Dh) keys and values at the position; return all, (N, H, P, Dh)."""
+        """Store keys and values (N, H, 1, Dh) at the position; return all entries (N, H, P, Dh)."""
         assert self.buffers is not None
         for buffer, new in zip(self.buffers, (k, v), strict=True):
             buffer.index_copy_(2, self._position, new)

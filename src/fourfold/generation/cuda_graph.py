@@ -1,7 +1,7 @@
 """CUDA graph of a decoding step, which replays its hundreds of small kernels with one launch.
 
-A graph repeats the same work on the same memory. It therefore uses a `StaticCache`, and it computes
-all rows, including those that have ended.
+A graph repeats the same work on the same memory. The graph therefore uses a `StaticCache`, and
+computes all rows, including the rows that have ended.
 
 Shapes: B rows, N rows that have not ended, T prompt tokens, V vocabulary.
 """
@@ -21,12 +21,12 @@ Replay = Callable[[Tensor], Tensor]
 
 
 class GraphStep:
-    """A `Step` that captures another one in a CUDA graph after the prompts.
+    """Decoding step that captures another step in a CUDA graph after the prompts.
 
     Rows may end, but must not be reordered.
 
     Args:
-        step: A step with a cache that has not been called yet.
+        step: Step with a cache, before its first call.
         capacity: Maximum number of tokens per row, prompt included.
     """
 
@@ -53,7 +53,7 @@ class GraphStep:
         return self._replay(self._ids)[self._active]
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep `rows`; the graph still computes the others."""
+        """Return the logits of `rows` only; the graph still computes all rows."""
         if self._replay is None:
             self._step.reorder(rows)
         else:
@@ -61,14 +61,23 @@ class GraphStep:
 
 
 def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
-    """Return whether a graph saves time for this number of new tokens."""
+    """Return True if a graph saves time for this number of new tokens."""
     # Autocast caches the casts of weights outside of a graph, so a replay would miss them.
     autocast = torch.is_autocast_enabled("cuda")
     return device.type == "cuda" and new_tokens >= MIN_NEW_TOKENS and not autocast
 
 
 def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Replay:
-    """Capture a step as a graph that reads `ids` (B, 1); the cache keeps its content."""
+    """Capture a step as a CUDA graph; the content of the cache stays the same.
+
+    Args:
+        step: Step to capture, which uses `cache`.
+        cache: Cache of the step.
+        ids: Last tokens (B, 1); each replay reads this memory.
+
+    Returns:
+        Function that replays the graph and returns the logits (B, V).
+    """
     position = cache.position.clone()
     filled = cache.filled.clone()
 

@@ -1,15 +1,15 @@
-"""Special tokens and generation options that are stored with a model."""
+"""Generation defaults: special tokens and options of beam search that are stored with a model."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Special tokens and generation options of a loaded model, in `model.generation_defaults`.
+    """Special tokens and options of beam search of a loaded model, in `model.generation_defaults`.
 
-    `generate` and `beam_search` use the tokens where no argument is given. The other options are
-    those that the model was evaluated with; the commands use them, and a Python user passes them
-    explicitly.
+    `generate` and `beam_search` take the special tokens from the defaults if no argument is given.
+    The options of beam search are the options that the model was evaluated with. The commands use
+    these options, but `beam_search` does not; a Python user passes them as arguments.
 
     Args:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).

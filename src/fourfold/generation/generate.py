@@ -34,25 +34,26 @@ def generate(
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
-    The result of a row does not depend on the other rows of the batch, up to rounding, also if it
-    is sampled with a seed. Copies of a row are sampled differently.
+    The result of a row does not depend on the other rows of the batch, up to rounding, even for
+    samples with a seed. Copies of a row get different samples.
 
     Args:
         model: A causal LM or an encoder-decoder.
-        ids: (B, T) int64 prompts or sources, or source images (B, C, side, side).
+        ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
         max_new: Maximum number of new tokens. For an encoder-decoder, None means the length of each
             source + 50, or `max_len` of the model if that is less.
-        eos_id: Token that ends a row. Special tokens that are not given come from
-            `model.generation_defaults`; without EOS, rows have `max_new` new tokens.
+        eos_id: Token that ends a row. Each special token that is None is taken from
+            `model.generation_defaults`. If no EOS is known, all rows have `max_new` new tokens.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens (Fan et al. 2018).
         top_p: Sample from the fewest tokens whose probabilities sum to p (Holtzman et al. 2020).
         seed: Seed of the samples; None draws one from torch's global generator.
         mask: (B, T) bool, True = real token; padding may stand on either side.
         bos_id: First token of the targets of an encoder-decoder.
-        pad_id: Token that fills the columns after EOS; if it is not known, EOS.
+        pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False serves to verify it.
-        copies: Counter of prompts, which calls share to sample copies of a prompt differently.
+        copies: Counts of the prompts of earlier calls, which the call updates. Calls that share
+            the counter sample copies of a prompt differently.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder
@@ -69,7 +70,7 @@ def generate(
         torch.Size([1, 8])
     """
     sampler = TokenSampler(temperature, top_k, top_p)
-    inputs = GenerationInputs.create(
+    inputs = GenerationInputs(
         model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="ids"
     )
     if max_new is None and not inputs.is_seq2seq:

@@ -1,6 +1,6 @@
 """Greedy search and sampling with temperature, top-k and top-p.
 
-Shapes: B prompts, N prompts not yet ended, T prompt tokens, V vocabulary.
+Shapes: B prompts, N prompts whose continuation has not ended, T prompt tokens, V vocabulary.
 """
 
 import math
@@ -11,23 +11,24 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.generation.step import Step, raise_on_nan
 from fourfold.losses import upcast_fp32
 
-# Smaller temperatures select the most probable token, too, but logits divided by them overflow.
+# A smaller temperature selects the most probable token, too, but logits divided by it overflow.
 MIN_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Function that chooses the next token from logits.
+    """Function from logits to the next token.
 
     Args:
         temperature: Divisor of the logits; 0 takes the most probable token.
-        top_k: Sample from the k most probable tokens (Fan et al. 2018).
-        top_p: Sample from the fewest most probable tokens, among those of `top_k`, whose
-            probabilities sum to p (Holtzman et al. 2020).
+        top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
+        top_p: Probability p; only the fewest most probable tokens whose probabilities sum to p are
+            sampled (Holtzman et al. 2020). With `top_k`, the k tokens are renormalized first.
 
     Raises:
         InputError: A value is outside its range.
@@ -38,20 +39,20 @@ class TokenSampler:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < math.inf:
-            raise InputError(
-                f"must be at least 0 and finite, got {self.temperature}", option="temperature"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"must be at least 1, got {self.top_k}", option="top_k")
+        check_range("temperature", self.temperature, minimum=0.0)
+        check_positive("top_k", self.top_k)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise InputError(f"must lie in (0, 1], got {self.top_p}", option="top_p")
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
-        """Choose tokens (N,) from logits (N, V), given uniform numbers in [0, 1) (N,).
+        """Choose tokens (N,) from logits (N, V) by inverting the cumulative distribution.
 
-        Inverting the cumulative distribution needs one number per token, where Gumbel noise needs
-        V, so the numbers of a row can be drawn in advance.
+        The method needs one random number per token, where Gumbel noise needs V numbers. The
+        numbers of a row can therefore be drawn in advance.
+
+        Args:
+            logits: Logits (N, V).
+            draws: Uniform numbers in [0, 1), (N,); not used at temperature 0.
         """
         if self.temperature == 0.0:
             return logits.max(dim=-1).indices  # 4 times as fast as argmax in bf16
@@ -67,8 +68,8 @@ def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = Non
     """Set the logits (..., V) of all but the most probable tokens to -inf.
 
     Of equal logits the lower id ranks first, so exactly `top_k` tokens remain. `top_p` applies to
-    the renormalized probabilities of these; the token whose cumulative probability reaches p
-    remains, so at least one token does.
+    the renormalized probabilities of these tokens. The token whose cumulative probability reaches p
+    remains, so at least one token remains.
 
     Example:
         >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)
@@ -95,16 +96,16 @@ def uniform_per_prompt(
 ) -> Tensor:
     """Draw uniform numbers (B, n_draws) that depend on the prompt, not on its row in the batch.
 
-    They are a function of the seed, the real tokens of the prompt and the number of equal prompts
-    before it, so samples do not depend on the other rows, and copies of a prompt differ. They are
-    computed on the CPU, so they are equal on all devices.
+    The numbers are a function of the seed, the real tokens of the prompt and the number of equal
+    prompts before the prompt. Samples therefore do not depend on the other rows, and copies of a
+    prompt differ. The numbers are computed on the CPU, so they are equal on all devices.
 
     Args:
-        ids: (B, T) prompts or sources.
+        ids: Token ids (B, T) of prompts or sources.
         mask: (B, T) bool, True = real token.
-        n_draws: Numbers per row.
-        seed: None draws one from torch's global generator.
-        copies: Counts of the prompts of earlier batches, which are updated; or None.
+        n_draws: Number of draws per row.
+        seed: Seed; None draws a seed from torch's global generator.
+        copies: Counts of the prompts of earlier batches, which the function updates; or None.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))
@@ -132,16 +133,16 @@ def sample(
     """Generate tokens until each row has ended; rows that have ended are not computed.
 
     Args:
-        step: The model.
-        prompt: (B, T) int64.
-        limit: (B,) int64, maximum number of new tokens of each row, at least 1.
+        step: Decoding step of the model.
+        prompt: Token ids (B, T) int64.
+        limit: Maximum number of new tokens of each row, (B,) int64, at least 1.
         sampler: Function that chooses a token.
-        draws: (B, limit.max()) uniform numbers in [0, 1).
+        draws: Uniform numbers (B, limit.max()) in [0, 1).
         eos_id: Token that ends a row and is part of it, or None.
         pad_id: Token that fills the columns after the end of a row.
 
     Returns:
-        (B, t) int64 new tokens, where t is the length of the longest row.
+        New tokens (B, t) int64, where t is the number of new tokens of the longest row.
     """
     most = int(limit.max())
     out = prompt.new_full((len(prompt), most), pad_id)

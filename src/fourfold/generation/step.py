@@ -1,12 +1,13 @@
-"""Models as step functions for decoding: logits of the next token, and reordering of rows.
+"""Decoding steps: logits of the next token, and reordering of the decoder state in beam search.
 
-Shapes: B sentences, N rows (B, or B times the width of the beam), T prompt tokens, t new tokens,
+The decoder state of a step is its key-value cache, the padding mask and the memory of the encoder.
+Shapes: B sequences, N rows (B, or B times the width of the beam), T prompt tokens, t new tokens,
 S source tokens, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,57 +19,34 @@ from fourfold.kernels.cpu_decoding import decode_layout
 
 
 class Step(Protocol):
-    """Interface between a language model and a decoding algorithm."""
+    """Interface between a language model and a decoding algorithm; a step has a decoder state."""
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) of the next token after `ids` (N, t), appended to earlier ids."""
+        """Append `ids` (N, t) to the earlier tokens; return logits (N, V) of the next token."""
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace row i by row `rows[i]`; rows may repeat or be left out."""
+        """Reorder the decoder state: row i becomes the earlier row `rows[i]`.
 
+        Beam search calls the method after each step, because a hypothesis may extend any earlier
+        hypothesis of its sequence. Rows may repeat or be left out.
 
-@runtime_checkable
-class CausalModel(Protocol):
-    """Causal language model, which continues its own input."""
-
-    def hidden(
-        self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None
-    ) -> Tensor: ...
-
-    def logits(self, h: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class Seq2SeqModel(Protocol):
-    """Encoder-decoder, which generates a target for a source."""
-
-    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor: ...
-
-    def decode(
-        self,
-        tgt: Tensor,
-        memory: Tensor,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor: ...
-
-    def logits(self, h: Tensor) -> Tensor: ...
+        Args:
+            rows: Indices of the earlier rows, (N,) int64.
+        """
 
 
 class CausalStep:
-    """A `Step` of a causal model.
+    """Decoding step of a causal LM.
 
     Args:
-        model: The model.
-        mask: (B, T) bool of the prompt, which is the argument of the first call; or None.
-        cache: Key-value cache. Without one, each call processes all tokens again, which is slow
-            and serves to verify the cache.
+        model: Model with the methods `hidden(ids, mask, cache)` and `logits(h)`.
+        mask: (B, T) bool of the prompt, which is the argument of the first call; None means that
+            all tokens are real.
+        cache: Key-value cache. With None, each call computes all tokens again, which is slow and
+            serves to verify the cache.
     """
 
-    def __init__(
-        self, model: CausalModel, mask: Tensor | None, cache: KVCache | None = None
-    ) -> None:
+    def __init__(self, model: Any, mask: Tensor | None, cache: KVCache | None = None) -> None:
         self._model = model
         self._mask = mask
         self.cache = cache
@@ -85,7 +63,8 @@ class CausalStep:
             self._ids = ids
         else:
             self._mask = None  # the cache stores it
-        return self._model.logits(last_token_state(h, mask))
+        logits: Tensor = self._model.logits(last_token_state(h, mask))
+        return logits
 
     def reorder(self, rows: Tensor) -> None:
         if self.cache is not None:
@@ -95,26 +74,23 @@ class CausalStep:
 
 
 class Seq2SeqStep:
-    """A `Step` of an encoder-decoder; the constructor encodes the source.
+    """Decoding step of an encoder-decoder; the constructor encodes the source.
 
     Args:
-        model: The model.
-        src: (B, S) int64.
-        src_mask: (B, S) bool.
-        cache: As for `CausalStep`.
+        model: Model with the methods `encode(src, src_mask)`, `decode(tgt, memory, src_mask,
+            cache=cache)` and `logits(h)`.
+        src: Source token ids (B, S) int64, or images.
+        src_mask: (B, S) bool, True = real token; None means that all tokens are real.
+        cache: Key-value cache, or None, see `CausalStep`.
     """
 
     def __init__(
-        self,
-        model: Seq2SeqModel,
-        src: Tensor,
-        src_mask: Tensor | None,
-        cache: KVCache | None = None,
+        self, model: Any, src: Tensor, src_mask: Tensor | None, cache: KVCache | None = None
     ) -> None:
         self._model = model
         self._src_mask = src_mask
         self.cache = cache
-        self._memory = model.encode(src, src_mask)  # (B, S, D)
+        self._memory: Tensor = model.encode(src, src_mask)  # (B, S, D)
         self._rows = len(src)
         self._ids: Tensor | None = None
 
@@ -122,7 +98,8 @@ class Seq2SeqStep:
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
         h = self._model.decode(ids, self._memory, self._src_mask, cache=self.cache)
-        return self._model.logits(h[:, -1])
+        logits: Tensor = self._model.logits(h[:, -1])
+        return logits
 
     def reorder(self, rows: Tensor) -> None:
         sources = self._sources_of(rows)
@@ -134,14 +111,17 @@ class Seq2SeqStep:
         self._memory = self._memory.index_select(0, sources)
 
     def _sources_of(self, rows: Tensor) -> Tensor:
-        """Return the sources of `rows`, once each if all have equally many rows, else per row."""
+        """Return the index of the source of each row of `rows`.
+
+        If all sources have the same number of rows, each index is returned once.
+        """
         per_row = rows // (self._rows // len(self._memory))
         sources, sizes = torch.unique_consecutive(per_row, return_counts=True)
         return sources if bool((sizes == sizes[0]).all()) else per_row
 
 
 def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Return h (N, T, D) at the last real token of each row, (N, D)."""
+    """Return the hidden state (N, D) of the last real token of each row of h (N, T, D)."""
     if mask is None:
         return h[:, -1]
     columns = torch.arange(mask.shape[1], device=mask.device)
@@ -165,13 +145,13 @@ def raise_on_nan(logits: Tensor) -> Tensor:
 
 
 def index_rows(x: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Select rows of a tensor (B, ...), or return None for None."""
+    """Select the rows of a tensor (B, ...) by index; return None for None."""
     return None if x is None else x.index_select(0, rows)
 
 
 @contextmanager
 def decoding_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation in inference mode, and restore the mode of each module.
+    """Context in which a model decodes: eval and inference mode; the earlier modes are restored.
 
     Compiled blocks run uncompiled, because each new length would trigger a recompilation until
     torch's recompile limit is exhausted for training, too.

@@ -1,4 +1,4 @@
-"""`Architecture`: how a model class of transformers maps to a fourfold model and its config.
+"""Conversion between a model class of transformers and a model class of fourfold, with its config.
 
 An `Architecture` combines a table of config fields (`Field`) with a table of tensor names
 (`KeyMap`). Both tables are used for import and for export.
@@ -17,19 +17,23 @@ from fourfold.hub.keymap import KeyMap
 from fourfold.models.base import Model
 
 Json = Mapping[str, Any]
-# Two values of norm_eps up to this one are treated as equal, because some architectures have a
-# fixed value. LayerNorm adds it to a variance of about 1, so logits differ by rounding only.
+# Two values of norm_eps up to this value are treated as equal, because some architectures have a
+# fixed value. LayerNorm adds norm_eps to a variance of about 1, so logits differ by rounding only.
 MAX_NEGLIGIBLE_EPS = 1e-5
-# Config fields that no config.json holds: initialization, and dropout that only training applies.
+# Config fields that no config.json has: initialization, and dropout that only training applies.
 UNSAVED_FIELDS = ("init", "ff_dropout", "drop_path", "head_dropout")
 
-# Names of activations in config.json for each native name. The first one is used for export.
+# Native name of each activation in config.json. The first name of a function is used for export.
 HF_ACTIVATIONS = {
-    "relu": ("relu",),
-    "gelu": ("gelu", "gelu_python"),
-    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
-    "quick_gelu": ("quick_gelu",),
-    "silu": ("silu", "swish"),
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
 }
 
 
@@ -44,9 +48,8 @@ def get_key(config: Json, key: str, default: Any = None) -> Any:
 
 
 def has_key(config: Json, key: str) -> bool:
-    """Return True if `get_key` finds a value, which may be None."""
-    missing = object()
-    return get_key(config, key, missing) is not missing
+    """Return True if a dotted key exists; its value may be None."""
+    return get_key(config, key, ...) is not ...
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
@@ -59,15 +62,35 @@ def set_key(config: dict[str, Any], key: str, value: Any) -> None:
     config[name] = value
 
 
+def check_allowed(
+    config: Json, allowed: Mapping[str, Collection[Any]], file: str | PathLike[str]
+) -> None:
+    """Check the values of keys that only support some values.
+
+    Args:
+        config: Content of a JSON file.
+        allowed: Allowed values of each dotted key, which may also be absent.
+        file: Path of the JSON file, for the error message.
+
+    Raises:
+        InputError: A key has another value.
+    """
+    for key, values in allowed.items():
+        value = get_key(config, key, ...)
+        if value is not ... and value not in values:
+            listed = " or ".join(str(v) for v in values if v is not None)
+            raise InputError(f"must be {listed}, got {str(value)[:80]}", option=key, file=file)
+
+
 @dataclass(frozen=True)
 class Field:
-    """A config field and its keys in config.json.
+    """Config field of fourfold and its keys in config.json.
 
     Args:
         name: Name of the field in the native config.
-        hf_keys: Keys in config.json, which must have equal values; "section.key" in a section.
+        hf_keys: Dotted keys in config.json, which must have equal values.
         default: Value of an absent key.
-        from_hf: Converts the value in config.json to the native value.
+        from_hf: Function from the value in config.json to the native value.
         to_hf: Inverse of `from_hf`.
     """
 
@@ -78,7 +101,7 @@ class Field:
     to_hf: Callable[[Any], Any] = lambda value: value
 
     def read(self, config: Json, file: str | PathLike[str]) -> Any:
-        """Return the native value.
+        """Return the native value of the field for the content of a config.json.
 
         Raises:
             InputError: The keys have different values, or a value of a wrong type.
@@ -93,11 +116,8 @@ class Field:
         try:
             return self.from_hf(first)
         except TypeError as error:
-            raise InputError(
-                f"has a wrong type: {str(first)[:80]!r}",
-                option=" and ".join(self.hf_keys),
-                file=file,
-            ) from error
+            message = f"has a wrong type: {str(first)[:80]!r}"
+            raise InputError(message, option=" and ".join(self.hf_keys), file=file) from error
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
@@ -106,29 +126,23 @@ def field(name: str, *hf_keys: str, default: Any = None) -> Field:
 
 
 def activation_field(
-    hf_keys: str | tuple[str, ...], default: str, native_names: Mapping[str, str] | None = None
+    *hf_keys: str, default: str, names: Mapping[str, str] = HF_ACTIVATIONS
 ) -> Field:
     """Create the field of the activation function.
 
     Args:
         hf_keys: Key or keys in config.json.
         default: Value of an absent key.
-        native_names: Native name of each name that the architecture allows; None for all names in
-            `HF_ACTIVATIONS`.
+        names: Native name of each name that the architecture supports.
     """
-    if native_names is None:
-        native_names = {name: native for native, names in HF_ACTIVATIONS.items() for name in names}
-    names = native_names
-    # Reversed, so that the first of several names for one function is kept.
-    hf_names = {native: name for name, native in reversed(list(names.items()))}
 
     def to_hf(native: str) -> str:
-        if native not in hf_names:
-            raise InputError(f"must be one of {', '.join(hf_names)}", option="activation")
-        return hf_names[native]
+        for name, value in names.items():
+            if value == native:
+                return name
+        raise InputError(f"must be one of {', '.join(names.values())}", option="activation")
 
-    keys = (hf_keys,) if isinstance(hf_keys, str) else hf_keys
-    return Field("activation", keys, default, lambda name: names.get(name, name), to_hf)
+    return Field("activation", hf_keys, default, lambda name: names.get(name, name), to_hf)
 
 
 @dataclass(frozen=True)
@@ -137,42 +151,40 @@ class Architecture:
 
     Args:
         model_type: Value of `model_type` in config.json.
+        hf_class: Name of the transformers class, or a function from a native config to the name.
         model_class: Native model class.
         config_class: Native config class.
-        fields: Config fields with keys in config.json.
-        implied: Native config fields that are constant for the architecture.
-        required: Keys and the only values that they may have, if they are present.
-        infer: Derives native config fields from tensor names and config.json.
-        hf_class_for: Returns the name of the transformers class for a native config.
-        base_model_prefix: Prefix of the tensor names of a model with a head, which are absent from
-            a checkpoint of the base model.
+        fields: Config fields that have keys in config.json.
         keymap: Tensor names and layouts.
-        extra_config: Returns further entries of an exported config.json.
+        base_model_prefix: Prefix of the tensor names of a model with a head. The tensors of a
+            checkpoint of the base model (a model without a head) lack the prefix.
+        implied: Native config fields that are constant for the architecture.
+        required: Keys of config.json and the only value that each key may have, if it is present.
+        infer: Function from tensor names and config.json to further native config fields.
+        extra_config: Function from a native config to further entries of an exported config.json.
         constants: Native buffers that are computed rather than learned, by external name.
-        export_if: Returns True for configs that may be exported as this architecture, if the model
-            was not imported from it.
-        matches: Returns True for the tensor names of this architecture, for architectures that
-            share a `model_type`.
-        hf_class: Name of the transformers class, if the architecture has a single one.
-        count_heads: Returns the number of `heads` of the model that are among the tensor names, for
-            models whose checkpoints may lack them.
+        export_if: Function that returns True for a native config that may be exported as this
+            architecture although the model was not imported from it.
+        distinctive: Names of the tensors that tell this architecture from others that have the
+            same `model_type`.
+        count_heads: Function from tensor names to the number of classification heads among them,
+            for models whose checkpoints may lack heads.
     """
 
     model_type: str
+    hf_class: str | Callable[[Any], str]
     model_class: type[Model]
     config_class: type[TransformerConfig]
     fields: tuple[Field, ...]
-    implied: Mapping[str, Any]
-    required: Mapping[str, Any]
-    infer: Callable[[Collection[str], Json], dict[str, Any]]
-    hf_class_for: Callable[[Any], str]
-    base_model_prefix: str
     keymap: KeyMap
+    base_model_prefix: str = ""
+    implied: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    required: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    infer: Callable[[Collection[str], Json], dict[str, Any]] = lambda names, config: {}
     extra_config: Callable[[Any], dict[str, Any]] = lambda config: {}
     constants: Mapping[str, str] = dataclass_field(default_factory=dict)
     export_if: Callable[[Any], bool] = lambda config: True
-    matches: Callable[[Collection[str]], bool] = lambda names: True
-    hf_class: str = ""
+    distinctive: tuple[str, ...] = ()
     count_heads: Callable[[Collection[str]], int] | None = None
 
     def read_config(
@@ -188,14 +200,10 @@ class Architecture:
         Raises:
             InputError: A value is not supported or invalid.
         """
-        for key, allowed in self.required.items():
-            value = get_key(config, key, allowed)
-            if value != allowed:
-                raise InputError(f"must be {allowed}, got {value}", option=key, file=file)
+        check_allowed(config, {key: (value,) for key, value in self.required.items()}, file)
         values = {field.name: field.read(config, file) for field in self.fields}
         try:
-            values |= {**self.implied, **self.infer(names, config)}
-            native = self.config_class(**values)
+            native = self.config_class(**values | {**self.implied, **self.infer(names, config)})
             require_sizes(native)
         except InputError as error:
             raise error.in_file(file) from error
@@ -210,7 +218,8 @@ class Architecture:
         for field in self.fields:
             value = field.to_hf(getattr(resolved, field.name))
             entries.update(dict.fromkeys(field.hf_keys, value))
-        content = {"architectures": [self.hf_class_for(config)], "model_type": self.model_type}
+        hf_class = self.hf_class if isinstance(self.hf_class, str) else self.hf_class(config)
+        content = {"architectures": [hf_class], "model_type": self.model_type}
         for key, value in entries.items():
             set_key(content, key, value)
         return content
@@ -228,15 +237,14 @@ class Architecture:
             if error.option is not None and hasattr(config, error.option):
                 return [f"{error.option}={getattr(config, error.option)}"]
             return [str(error)]
-        before = comparable_fields(config)
-        after = comparable_fields(imported)
-        if max(before["norm_eps"], after["norm_eps"]) <= MAX_NEGLIGIBLE_EPS:
-            after["norm_eps"] = before["norm_eps"]  # `transformers_format` reports the change
-        return [f"{name}={value}" for name, value in before.items() if value != after[name]]
+        if max(config.norm_eps, imported.norm_eps) <= MAX_NEGLIGIBLE_EPS:
+            # `transformers_format` reports the change.
+            imported = replace(imported, norm_eps=config.norm_eps)
+        return differing_fields(config, imported)
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Replace fields that are None by the values they stand for."""
+    """Replace the config fields that are None by the values that None stands for."""
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
     if hasattr(config, "n_decoder_layers"):
@@ -244,17 +252,29 @@ def resolve_defaults(config: Any) -> Any:
     return replace(config, **values)
 
 
-def comparable_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of a config without `UNSAVED_FIELDS`, with defaults resolved."""
-    values = asdict(resolve_defaults(config))
-    return {name: value for name, value in values.items() if name not in UNSAVED_FIELDS}
+def differing_fields(config: Any, imported: Any) -> list[str]:
+    """List the fields of `config`, as "name=value", that another config has other values for.
+
+    Values that None stands for are resolved, and `UNSAVED_FIELDS` are not compared.
+    """
+    before, after = (asdict(resolve_defaults(c)) for c in (config, imported))
+    return [
+        f"{name}={value}"
+        for name, value in before.items()
+        if name not in UNSAVED_FIELDS and value != after[name]
+    ]
+
+
+def norm_eps_note(before: float, after: float) -> str:
+    """Return a remark that `norm_eps` changes, or an empty text if it does not."""
+    return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"
 
 
 def choose_architecture(architectures: Iterable[Architecture], model: Model) -> Architecture:
     """Return the first architecture that represents every setting of a model.
 
     Raises:
-        InputError: No architecture does.
+        InputError: No architecture represents every setting.
     """
     config: Any = model.config
     reasons = []

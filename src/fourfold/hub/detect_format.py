@@ -14,11 +14,12 @@ from torch import Tensor
 from fourfold.errors import InputError
 from fourfold.hub import directory, nanogpt, timm, transformers_format
 from fourfold.hub.preprocessing import tokenizer_files
-from fourfold.models.base import Model
+from fourfold.models import Model, ViT
 
 _MINGPT_WEIGHTS = "model.pt"
-# sentencepiece matches the longest normalization rule across combining characters, `tokenizers` the
-# shortest one within a character. Decomposed accents would give other tokens.
+# sentencepiece applies the longest matching normalization rule, across combining characters;
+# `tokenizers` applies the shortest rule within a character. Decomposed accents would give other
+# tokens.
 _SENTENCEPIECE = (
     "not read, since the `tokenizers` library normalizes text differently from sentencepiece"
 )
@@ -29,12 +30,11 @@ class ImportedModel:
     """A model in the format of another library.
 
     Args:
-        model: Model in eval mode. `model.source` is set if it was read from a transformers
-            directory.
+        model: Model in eval mode. `model.source` is set for a model of a transformers directory.
         format_name: Name of the format, for messages.
-        artifacts: Class names and preprocessing; empty for transformers, whose directory has files
-            of its own for them.
-        notes: A sentence for the user about each assumption.
+        artifacts: Class names and image preprocessing; empty for transformers, whose directories
+            have separate files for preprocessing.
+        notes: Sentences for the user about assumptions and about files that are not read.
     """
 
     model: Model
@@ -44,13 +44,9 @@ class ImportedModel:
 
 
 def is_importable(content: Mapping[str, Any]) -> bool:
-    """Return True if the content of a file of weights is of timm, nanoGPT or minGPT."""
-    return (
-        nanogpt.is_nanogpt(content)
-        or nanogpt.is_mingpt(content)
-        or timm.is_timm(content)
-        or timm.is_timm(_nested_state(content))
-    )
+    """Return True if the content of a weights file has the format of timm, nanoGPT or minGPT."""
+    is_timm = timm.is_timm(content) or timm.is_timm(_nested_state(content))
+    return is_timm or nanogpt.is_nanogpt(content) or nanogpt.is_mingpt(content)
 
 
 def read_model(
@@ -66,47 +62,50 @@ def read_model(
         path: Directory or file.
         content: Content of the file, None for a directory.
         allow_missing_heads: Whether an image model may lack classification heads.
-        dtype: Data type of the parameters; None for that of the stored tensors.
+        dtype: Data type of the parameters; None means the data type of the stored tensors.
 
     Raises:
-        InputError: The files are corrupted, or hold a model that is not supported.
+        InputError: The files are corrupted, or contain a model that is not supported.
     """
     imported = _read_directory(path, dtype) if content is None else _read_file(path, content, dtype)
-    model: Any = imported.model
-    if hasattr(model, "heads") and not allow_missing_heads:
+    model = imported.model
+    if isinstance(model, ViT) and not allow_missing_heads:
         n_heads = 1 + model.config.distillation
-        n_missing = n_heads - len(model.heads)
-        if n_missing:
+        if len(model.heads) < n_heads:
             raise InputError(
-                f"{n_missing} of {n_heads} classification heads are missing; use init_from to train"
-                " a model with new heads from these weights",
+                f"{n_heads - len(model.heads)} of {n_heads} classification heads are missing; use"
+                " init_from to train a model with new heads from these weights",
                 file=path,
             )
     return imported
 
 
 def _read_directory(path: Path, dtype: torch.dtype | None) -> ImportedModel:
+    """Import the model of a directory that contains a config.json."""
     config = directory.read_config(path)
     if "model_type" not in config:
         if "architecture" in config:
             return _read_timm(directory.read_tensors(path), config, path, dtype)
         weights = path / _MINGPT_WEIGHTS
         if weights.is_file():
-            return _read_mingpt(directory.read_pickle(weights), config, weights, dtype)
+            return _read_file(weights, directory.read_pickle(weights), dtype)
     model = transformers_format.read_model(path, dtype=dtype)
     unread = [] if tokenizer_files(path) else sorted(file.name for file in path.glob("*.spm"))
-    notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
-    return ImportedModel(model, str(config["model_type"]), notes=tuple(notes))
+    notes = (f"{' and '.join(unread)} {_SENTENCEPIECE}",) if unread else ()
+    return ImportedModel(model, str(config["model_type"]), notes=notes)
 
 
 def _read_file(path: Path, content: Mapping[str, Any], dtype: torch.dtype | None) -> ImportedModel:
+    """Import the model of a file of nanoGPT, minGPT or timm."""
     if nanogpt.is_nanogpt(content):
         model = nanogpt.read_nanogpt_model(content, str(path), dtype)
         return ImportedModel(model, "nanoGPT")
     has_config = directory.is_model_directory(path.parent)
     settings = directory.read_config(path.parent) if has_config else {}
     if nanogpt.is_mingpt(content):
-        return _read_mingpt(content, settings, path, dtype)
+        tensors = _check_tensors(content, path)
+        model = nanogpt.read_mingpt_model(tensors, settings, str(path), dtype)
+        return ImportedModel(model, "minGPT")
     for state in (content, _nested_state(content)):
         if timm.is_timm(state):
             return _read_timm(state, settings, path, dtype)
@@ -115,32 +114,25 @@ def _read_file(path: Path, content: Mapping[str, Any], dtype: torch.dtype | None
     )
 
 
+def _read_timm(
+    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path, dtype: torch.dtype | None
+) -> ImportedModel:
+    """Import a ViT from tensors by timm's names, and its preprocessing from timm's config.json."""
+    model, notes = timm.read_model(_check_tensors(content, path), settings, str(path), dtype)
+    artifacts, image_notes = timm.read_image_preprocessing(settings, model.config, str(path))
+    return ImportedModel(model, "timm", artifacts, (*notes, *image_notes))
+
+
 def _nested_state(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state dict in the entry `model`, where DeiT's releases have it."""
     state = content.get("model")
     return state if isinstance(state, dict) else {}
 
 
-def _check_tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+def _check_tensors(content: Mapping[str, Any], path: Path) -> Mapping[str, Tensor]:
+    """Return the content of a file; raise InputError if a value is not a tensor."""
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise InputError(
-                f"must be a tensor, got {type(value).__name__}", option=name, file=path
-            )
-    return dict(content)
-
-
-def _read_mingpt(
-    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path, dtype: torch.dtype | None
-) -> ImportedModel:
-    tensors = _check_tensors(content, path)
-    model = nanogpt.read_mingpt_model(tensors, settings, str(path), dtype)
-    return ImportedModel(model, "minGPT")
-
-
-def _read_timm(
-    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path, dtype: torch.dtype | None
-) -> ImportedModel:
-    model, notes = timm.read_model(_check_tensors(content, path), settings, str(path), dtype)
-    artifacts, image_notes = timm.read_image_preprocessing(settings, model.config, str(path))
-    return ImportedModel(model, "timm", artifacts, (*notes, *image_notes))
+            kind = type(value).__name__
+            raise InputError(f"must be a tensor, got {kind}", option=name, file=path)
+    return content

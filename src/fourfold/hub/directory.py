@@ -1,4 +1,4 @@
-"""Reading and writing a model directory: config.json, safetensors or pickled weights."""
+"""Model directories of transformers and timm: read and write config.json and weights."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.text_files import parse_json
+from fourfold.text_files import parse_json, read_text
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -24,10 +24,10 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_path(path: str | Path, patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:
-    """Return a local path; download a model of the Hugging Face hub if `path` is its name.
+    """Return a local path; download a model if `path` is its name on the Hugging Face hub.
 
     Args:
-        path: A path, or a name such as `openai-community/gpt2` for which no path exists.
+        path: A path, or the name of a model such as `openai-community/gpt2` if no such path exists.
         patterns: Patterns of the files to download.
 
     Raises:
@@ -36,14 +36,8 @@ def resolve_path(path: str | Path, patterns: Sequence[str] = DOWNLOAD_PATTERNS) 
     local = Path(path)
     if local.exists() or not HUB_NAME.fullmatch(str(path)):
         return local
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise InputError(
-            "no such path, and downloading a model of that name requires another package:"
-            " pip install 'fourfold[hub]'",
-            file=path,
-        ) from error
+    from huggingface_hub import snapshot_download  # slow to import
+
     try:
         return Path(snapshot_download(str(path), allow_patterns=list(patterns)))
     except Exception as error:  # huggingface_hub raises many classes for network and permissions
@@ -63,7 +57,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read the config.json of a directory.
 
     Raises:
-        InputError: It is missing or not a JSON object.
+        InputError: config.json is missing or not a JSON object.
     """
     return read_json(path / CONFIG_FILE)
 
@@ -71,7 +65,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a directory to the CPU, by name.
 
-    Reads one safetensors file, several with an index, or a pickled state dict.
+    The weights are one safetensors file, several safetensors files (shards) with an index, or a
+    pickled state dict.
 
     Raises:
         InputError: There are no weights, a file is corrupted or missing, or a pickle contains
@@ -79,14 +74,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if (path / WEIGHTS_FILE).is_file():
         return read_safetensors(path / WEIGHTS_FILE)
-    if (path / INDEX_FILE).is_file():
-        return _read_shards(path)
-    if (path / PICKLE_FILE).is_file():
+    if (path / PICKLE_FILE).is_file() and not (path / INDEX_FILE).is_file():
         return read_pickle(path / PICKLE_FILE)
-    raise InputError(f"contains neither {WEIGHTS_FILE} nor {PICKLE_FILE}", file=path)
-
-
-def _read_shards(path: Path) -> dict[str, Tensor]:
+    if not (path / INDEX_FILE).is_file():
+        raise InputError(f"contains neither {WEIGHTS_FILE} nor {PICKLE_FILE}", file=path)
     shards = read_json(path / INDEX_FILE).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise InputError(
@@ -94,21 +85,18 @@ def _read_shards(path: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(shards.values())):
-        tensors.update(read_safetensors(path / shard))
-    for name, shard in shards.items():
-        if name not in tensors:
-            raise InputError(f"no tensor {name}", file=path / shard)
+        tensors |= read_safetensors(path / shard)
     return tensors
 
 
 def common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the data type of all floating-point tensors; float32 if they have several."""
+    """Return the data type of all floating-point tensors; float32 if the types differ."""
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors; the directory is created if it does not exist."""
+    """Write config.json and model.safetensors to a directory, which is created if necessary."""
     path.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dict(config), indent=2, sort_keys=True, ensure_ascii=False)
     # transformers requires this entry of the metadata.
@@ -117,18 +105,12 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object from a file.
 
     Raises:
         InputError: The file is missing or not a JSON object.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError("no such file", file=path) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"not valid UTF-8: {error}", file=path) from error
-    content = parse_json(text, str(path))
+    content = parse_json(read_text(str(path)), str(path))
     if not isinstance(content, dict):
         raise InputError(f"must be a JSON object, got {type(content).__name__}", file=path)
     return content

@@ -1,4 +1,4 @@
-"""Tokenizer files, image preprocessor config and class names of a transformers directory."""
+"""Preprocessing files of a transformers directory: tokenizer, image preprocessor, class names."""
 
 import json
 import math
@@ -10,8 +10,8 @@ from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Field, Json
-from fourfold.hub.directory import CONFIG_FILE, read_json
+from fourfold.hub.architecture import Json, check_allowed
+from fourfold.hub.directory import read_json
 from fourfold.models import CLIP, CausalLM, MaskedLM
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
@@ -25,7 +25,16 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"  # newer directories: the preprocessor is a section of it
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
 _PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
-# Special tokens around one text and around a pair of texts (None: the family has no pairs).
+_IMAGE_DEFAULTS: dict[str, Any] = {
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5],
+    "image_std": [0.5],
+    "resample": 2,
+}
+# Templates of the special tokens around one text and around a pair of texts, by family. None means
+# that the family has no pairs.
 _TEMPLATES: dict[type[Model], tuple[str, str | None]] = {
     MaskedLM: ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"),
     Seq2Seq: ("$A {eos}", None),
@@ -40,48 +49,30 @@ def default_class_names(n_classes: int) -> list[str]:
 
 
 def label_mappings(names: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of config.json for classes with these names."""
+    """Return the entries `id2label` and `label2id` of config.json for classes with these names."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
 
 
-def _count_classes(id2label: Any) -> int:
-    if not isinstance(id2label, Mapping | tuple):
-        raise TypeError  # `Field.read` reports the key
-    return len(id2label)
-
-
-# Without `id2label`, transformers assumes two classes.
-N_CLASSES_FIELD = Field(
-    "n_classes",
-    ("id2label",),
-    (None, None),
-    _count_classes,
-    lambda n_classes: label_mappings(default_class_names(n_classes))["id2label"],
-)
-
-
-def label2id_entry(config: Any) -> dict[str, Any]:
-    """Return the `label2id` entry of config.json for a native config."""
-    return {"label2id": label_mappings(default_class_names(config.n_classes))["label2id"]}
+def label_entries(config: Any) -> dict[str, Any]:
+    """Return `id2label` and `label2id` of config.json for the unnamed classes of a config."""
+    return label_mappings(default_class_names(config.n_classes))
 
 
 def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the number of classes if config.json has `num_labels` instead of `id2label`.
+    """Infer the number of classes from `id2label` or `num_labels`; transformers assumes two.
 
     Raises:
-        InputError: A sample may have several classes.
+        InputError: A sample may have several classes, or `id2label` is not valid.
     """
     if config.get("problem_type") == "multi_label_classification":
         raise InputError(
             "must be a problem with one class per sample, got multi_label_classification",
             option="problem_type",
         )
-    if "id2label" not in config and "num_labels" in config:
-        return {"n_classes": config["num_labels"]}
-    return {}
+    return {"n_classes": len(class_names(config)) or config.get("num_labels", 2)}
 
 
 def class_names(config: Json) -> list[str]:
@@ -94,13 +85,11 @@ def class_names(config: Json) -> list[str]:
     try:
         return [str(names[key]) for key in sorted(names, key=int)]
     except (TypeError, ValueError) as error:
-        raise InputError(
-            "must map each class id to a name", option="id2label", file=CONFIG_FILE
-        ) from error
+        raise InputError("must map each class id to a name", option="id2label") from error
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Find the tokenizer files of a directory; None if there are none.
+    """Find the tokenizer files of a directory; return None if there are no such files.
 
     Raises:
         InputError: tokenizer_config.json is not valid.
@@ -118,7 +107,7 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
 
 
 def read_tokenizer(path: Path) -> str | None:
-    """Read the tokenizer of a directory as JSON; None if it has no tokenizer files.
+    """Read the tokenizer of a directory as JSON; return None if it has no tokenizer files.
 
     Raises:
         InputError: The files are not valid, or a required special token is missing.
@@ -130,29 +119,28 @@ def read_tokenizer(path: Path) -> str | None:
 def write_tokenizer(
     path: Path, text: str, model: Model, max_len: int | None, n_separators: int = 1
 ) -> dict[str, int]:
-    """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`.
+    """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer` of transformers.
 
     Args:
         path: Directory.
         text: Tokenizer as JSON.
-        model: Model that the tokenizer belongs to; its family determines the special tokens that
+        model: Model of the tokenizer; the family of the model determines the special tokens that
             are added to a text.
-        max_len: Maximum length of a text, None without a limit.
+        max_len: Maximum number of tokens of a text; None means no limit.
         n_separators: Number of end-of-text tokens between the two texts of a pair.
 
     Returns:
         The special token ids that belong into config.json.
     """
     tokenizer = Tokenizer.from_str(text)
-    backend = tokenizer.backend
-    ids: dict[str, int] = {}
-    names: dict[str, str] = {}
-    for role in ("pad", "bos", "eos", "unk", "mask"):
-        token_id = getattr(tokenizer, f"{role}_id")
-        if token_id is not None:
-            ids[role] = token_id
-            names[f"{role}_token"] = str(backend.id_to_token(token_id))
-    _add_template(backend, model, ids, names, n_separators)
+    roles = ("pad", "bos", "eos", "unk", "mask")
+    ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in roles}
+    names = {
+        f"{role}_token": tokenizer.backend.id_to_token(token_id)
+        for role, token_id in ids.items()
+        if token_id is not None
+    }
+    _add_template(tokenizer, model, n_separators)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **({} if max_len is None else {"model_max_length": max_len}),
@@ -161,7 +149,7 @@ def write_tokenizer(
     }
     if getattr(model.config, "n_segments", 0) > 1:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    (path / TOKENIZER_FILE).write_text(backend.to_str(), encoding="utf-8")
+    (path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
     _write_json(path / TOKENIZER_CONFIG_FILE, config)
     entries = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
     if isinstance(model, Seq2Seq):
@@ -170,35 +158,28 @@ def write_tokenizer(
     return entries
 
 
-def _add_template(
-    backend: Any, model: Model, ids: dict[str, int], names: dict[str, str], n_separators: int
-) -> None:
+def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None:
     """Add the post-processor that inserts the special tokens of the model's family.
 
     A tokenizer that adds special tokens already is left unchanged.
     """
+    backend = tokenizer.backend
     single, pair = next(
         templates for family, templates in _TEMPLATES.items() if isinstance(model, family)
     )
     plain = backend.encode("a", add_special_tokens=False).ids
     if single == "$A" or plain != backend.encode("a", add_special_tokens=True).ids:
         return
-    eos = names["eos_token"]
-    tokens = {
-        "bos": names["bos_token"],
-        "eos": eos,
-        "between": f"{eos}:0 " if n_separators == 2 else "",
-    }
+    bos, eos = (str(backend.id_to_token(i)) for i in (tokenizer.bos_id, tokenizer.eos_id))
+    tokens = {"bos": bos, "eos": eos, "between": f"{eos}:0 " if n_separators == 2 else ""}
     template = TemplateProcessing(
         single=single.format(**tokens),
         pair=pair and pair.format(**tokens),
-        special_tokens=[(names[f"{role}_token"], ids[role]) for role in ("bos", "eos")],
+        special_tokens=[(bos, tokenizer.bos_id), (eos, tokenizer.eos_id)],
     )
     # A ByteLevel post-processor adds no tokens, but corrects offsets, so it is kept.
     existing = backend.post_processor
-    backend.post_processor = (
-        template if existing is None else ProcessorSequence([existing, template])
-    )
+    backend.post_processor = ProcessorSequence([existing, template]) if existing else template
 
 
 def count_separators(text: str) -> int:
@@ -217,11 +198,11 @@ def count_separators(text: str) -> int:
 def read_image_preprocessing(
     path: Path, config: Json, image_size: int, n_channels: int
 ) -> dict[str, Any]:
-    """Read class names and the settings of the evaluation transform.
+    """Read the class names and the settings of the evaluation transform of images.
 
     Args:
-        path: Directory with a preprocessor_config.json or processor_config.json; without them the
-            defaults of transformers apply.
+        path: Directory with a preprocessor_config.json or processor_config.json; without these
+            files the defaults of transformers apply.
         config: Content of config.json.
         image_size: Height and width of the model's input.
         n_channels: Number of channels of the model's input.
@@ -234,14 +215,13 @@ def read_image_preprocessing(
     settings = settings.get("image_processor", settings)
     if not isinstance(settings, Mapping):
         raise InputError("must be a JSON object", option="image_processor", file=file)
-    resample = settings.get("resample", 2)
-    if resample not in tuple(_PIL_RESAMPLE):
+    settings = {**_IMAGE_DEFAULTS, **settings}
+    check_allowed(settings, {"do_rescale": (True, None), "resample": tuple(_PIL_RESAMPLE)}, file)
+    factor = settings["rescale_factor"]
+    if type(factor) not in (int, float) or not math.isclose(factor, 1 / 255):
         raise InputError(
-            f"must be 2 (bilinear) or 3 (bicubic), got {str(resample)[:80]}",
-            option="resample",
-            file=file,
+            f"must be 1/255, got {str(factor)[:80]}", option="rescale_factor", file=file
         )
-    _check_rescaling(settings, file)
     resized = _read_side(settings, "size", image_size, file)
     cropped = _read_side(settings, "crop_size", image_size, file)
     crop_pct = cropped / resized if settings.get("do_center_crop") else 1.0
@@ -251,20 +231,17 @@ def read_image_preprocessing(
             option="crop_size",
             file=file,
         )
-    mean = [0.0] * n_channels
-    std = [1.0] * n_channels
-    if settings.get("do_normalize") is not False:
-        mean = _read_channels(settings, "image_mean", n_channels, file)
-        std = _read_channels(settings, "image_std", n_channels, file)
+    if settings["do_normalize"] is False:
+        settings |= {"image_mean": [0.0], "image_std": [1.0]}
     return {
         "class_names": class_names(config),
         "image_size": image_size,
         "n_channels": n_channels,
-        "mean": mean,
-        "std": std,
+        "mean": _read_channels(settings, "image_mean", n_channels, file),
+        "std": _read_channels(settings, "image_std", n_channels, file),
         "crop_pct": crop_pct,
         "crop_mode": "squash" if _changes_aspect_ratio(settings) else "center",
-        "interpolation": _PIL_RESAMPLE[resample],
+        "interpolation": _PIL_RESAMPLE[settings["resample"]],
     }
 
 
@@ -278,17 +255,6 @@ def _changes_aspect_ratio(settings: Json) -> bool:
         return "shortest_edge" not in size
     name = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
     return size is not None and not str(name).startswith("CLIP")
-
-
-def _check_rescaling(settings: Json, file: Path) -> None:
-    """Check that pixels are scaled to [0, 1], as the transforms of fourfold do."""
-    if settings.get("do_rescale") is False:
-        raise InputError("must be true, got false", option="do_rescale", file=file)
-    factor = settings.get("rescale_factor", 1 / 255)
-    if type(factor) not in (int, float) or not math.isclose(factor, 1 / 255):
-        raise InputError(
-            f"must be 1/255, got {str(factor)[:80]}", option="rescale_factor", file=file
-        )
 
 
 def _read_side(settings: Json, key: str, default: int, file: Path) -> int:
@@ -308,20 +274,20 @@ def _read_side(settings: Json, key: str, default: int, file: Path) -> int:
 
 
 def _read_channels(settings: Json, key: str, n_channels: int, file: Path) -> list[float]:
-    """Read one number per channel, or one for all channels."""
-    values = settings.get(key, [0.5] * n_channels)
+    """Read one number for each channel, given as numbers for all channels or as one number."""
+    values = settings[key]
     is_valid = isinstance(values, list) and len(values) in (1, n_channels)
     if not is_valid or not all(type(x) in (int, float) and math.isfinite(x) for x in values):
         raise InputError(
             f"must be {n_channels} numbers, got {str(values)[:80]}", option=key, file=file
         )
-    return [float(x) for x in values]
+    return [float(x) for x in values] * (n_channels // len(values))
 
 
 def write_image_preprocessing(
     path: Path, artifacts: Mapping[str, Any], is_clip: bool
 ) -> dict[str, Any]:
-    """Write preprocessor_config.json.
+    """Write the settings of the evaluation transform of images to preprocessor_config.json.
 
     Args:
         path: Directory.
@@ -340,9 +306,7 @@ def write_image_preprocessing(
     settings = {
         "image_processor_type": "CLIPImageProcessor" if is_clip else processor,
         "do_resize": True,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
+        **_IMAGE_DEFAULTS,
         "image_mean": artifacts["mean"],
         "image_std": artifacts["std"],
         "resample": next(
@@ -360,4 +324,5 @@ def write_image_preprocessing(
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write an indented JSON object."""
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

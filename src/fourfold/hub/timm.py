@@ -1,6 +1,6 @@
-"""ViT and DeiT checkpoints of timm, and of DeiT's own releases: import and export.
+"""Import and export of ViT and DeiT checkpoints in the format of timm and of DeiT's releases.
 
-Shapes of the tensors imply the config, except for the number of heads.
+The shapes of the tensors imply the config, except for the number of heads.
 """
 
 import math
@@ -13,27 +13,31 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Json, comparable_fields, get_key, has_key
+from fourfold.hub.architecture import (
+    Json,
+    check_allowed,
+    differing_fields,
+    get_key,
+    has_key,
+    norm_eps_note,
+)
 from fourfold.hub.directory import CONFIG_FILE, common_dtype, write_directory
-from fourfold.hub.keymap import PREFIX_TOKENS, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
+from fourfold.hub.keymap import PREFIX_TOKENS, QKV, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
 from fourfold.models import ViT, ViTConfig
 
 _PATCHES = "patch_embed.proj.weight"
-_POSITIONS = "pos_embed"
 _PREFIX_TOKENS = ("cls_token", "dist_token")
 _HEADS = ("head", "head_dist")
 _NORM_EPS = 1e-6
-_FC_NORM = "fc_norm.weight"
-_REPRESENTATION = "pre_logits.fc.weight"
 _ACT_LAYER = "model_args.act_layer"
 # Allowed values of settings that tensor names and shapes do not show.
-_REQUIRED: dict[str, tuple[Any, ...]] = {
+_ALLOWED: dict[str, tuple[Any, ...]] = {
     _ACT_LAYER: (None, "gelu"),
     "model_args.norm_layer": (None, "layernorm"),
     "model_args.pool_include_prefix": (None, False),
 }
 _POOLS = {"cls": "token", "mean": "avg"}
-# timm architectures that are exported, with and without a distillation token. `model_args` in
+# timm architectures that are exported, without and with a distillation token. `model_args` in
 # config.json overrides their sizes.
 _ARCHITECTURES = {False: "vit_base_patch16_224", True: "deit_base_distilled_patch16_224"}
 # Defaults of timm: mean and standard deviation of ImageNet.
@@ -50,18 +54,15 @@ _MAX_HEADS = 16
 
 
 def _keymap(n_prefix: int) -> KeyMap:
+    """Return the key map of a ViT with `n_prefix` prefix tokens."""
     block = "stack.blocks.{i}."
     layer = "blocks.{i}."
     return KeyMap(
         (
             Rule("embed.prefix", _PREFIX_TOKENS[:n_prefix], PREFIX_TOKENS),
-            Rule("embed.positions.weight", _POSITIONS, SQUEEZE_0),
+            Rule("embed.positions.weight", "pos_embed", SQUEEZE_0),
             Rule("embed.patches.{p}", "patch_embed.proj.{p}"),
-            Rule(
-                tuple(block + f"attn.{projection}." + "{p}" for projection in "qkv"),
-                layer + "attn.qkv.{p}",
-                SPLIT_QKV,
-            ),
+            Rule(QKV, layer + "attn.qkv.{p}", SPLIT_QKV),
             Rule(block + "attn.out.{p}", layer + "attn.proj.{p}"),
             Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
             Rule(block + "ff.up.{p}", layer + "mlp.fc1.{p}"),
@@ -93,10 +94,10 @@ def read_model(
         tensors: Tensors by timm's names.
         settings: Content of timm's config.json, empty if there is none.
         file: Path of the checkpoint, for error messages.
-        dtype: Data type of the parameters; None for that of the stored tensors.
+        dtype: Data type of the parameters; None means the data type of the stored tensors.
 
     Returns:
-        The model, and a sentence for each assumption.
+        The model, and a sentence for the user about each assumption.
 
     Raises:
         InputError: The tensors are not those of a supported ViT.
@@ -112,7 +113,7 @@ def read_model(
 def read_image_preprocessing(
     settings: Json, config: ViTConfig, file: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Read class names and the settings of the evaluation transform.
+    """Read the class names and the settings of the evaluation transform from timm's config.json.
 
     Args:
         settings: Content of timm's config.json, empty if there is none.
@@ -120,31 +121,20 @@ def read_image_preprocessing(
         file: Path of the checkpoint, for error messages.
 
     Returns:
-        The settings, and a sentence for each assumption.
+        The settings, and a sentence for the user about each assumption.
 
     Raises:
         InputError: A setting is not supported.
     """
     pretrained = settings.get("pretrained_cfg") or {}
     values = {key: pretrained.get(key) or value for key, value in _IMAGE_DEFAULTS.items()}
-    for key, allowed in {
-        "interpolation": ("bilinear", "bicubic"),
-        "crop_mode": ("center", "squash"),
-    }.items():
-        if values[key] not in allowed:
-            raise InputError(
-                f"must be {' or '.join(allowed)}, got {values[key]}", option=key, file=file
-            )
-    names = settings.get("label_names") or pretrained.get("label_names") or []
+    allowed = {"interpolation": ("bilinear", "bicubic"), "crop_mode": ("center", "squash")}
+    check_allowed(values, allowed, file)
     artifacts = {
-        "class_names": list(names),
+        "class_names": settings.get("label_names") or pretrained.get("label_names") or [],
         "image_size": config.image_size,
         "n_channels": config.n_channels,
-        "mean": list(values["mean"]),
-        "std": list(values["std"]),
-        "crop_pct": values["crop_pct"],
-        "crop_mode": values["crop_mode"],
-        "interpolation": values["interpolation"],
+        **values,
     }
     assumed = [key for key in _IMAGE_DEFAULTS if key != "crop_mode" and not pretrained.get(key)]
     notes = [f"assumed timm's default for images: {key} {values[key]}" for key in assumed]
@@ -174,23 +164,20 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
     if model.representation is not None:
         problems.append("representation_size")
     if not problems:
-        before = comparable_fields(replace(model.config, norm_eps=_NORM_EPS))
-        after = comparable_fields(_read_config(tensors, settings, "timm")[0])
-        problems = [f"{key}={value}" for key, value in before.items() if value != after[key]]
+        imported, _ = _read_config(tensors, settings, "timm")
+        problems = differing_fields(replace(model.config, norm_eps=_NORM_EPS), imported)
     if problems:
         raise InputError(
             f"cannot be exported, since timm's ViT does not support {', '.join(problems)}",
             option="model",
         )
     write_directory(path, settings, tensors)
-    norm_eps = model.config.norm_eps
-    note = (
-        "" if norm_eps == _NORM_EPS else f" (norm_eps changes from {norm_eps:g} to {_NORM_EPS:g})"
-    )
+    note = norm_eps_note(model.config.norm_eps, _NORM_EPS)
     return f"timm's {settings['architecture']} with the sizes of this model{note}"
 
 
 def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
+    """Return the content of timm's config.json."""
     d_model = config.d_model
     mlp_ratio = config.d_ff / d_model
     if int(d_model * mlp_ratio) != config.d_ff:  # timm computes d_ff so
@@ -203,8 +190,7 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
         "classifier": list(_HEADS) if config.distillation else _HEADS[0],
     }
     if "crop_pct" in artifacts:
-        image_keys = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
-        pretrained |= {key: artifacts[key] for key in image_keys}
+        pretrained |= {key: artifacts[key] for key in _IMAGE_DEFAULTS}
     pool = _POOLS[config.pool]
     model_args = {
         "img_size": config.image_size,
@@ -235,19 +221,31 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
 def _read_config(
     tensors: Mapping[str, Tensor], settings: Json, file: str
 ) -> tuple[ViTConfig, list[str]]:
-    """Infer the config from shapes, and return it with a sentence for each assumption."""
+    """Infer the config from names and shapes; return a sentence for each assumption, too."""
     d_model, n_channels, patch_size, _ = _shape(tensors, _PATCHES, 4, file)
+    n_rows = _shape(tensors, "pos_embed", 3, file)[1]
+    n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
+    side = math.isqrt(max(n_rows - n_prefix, 0))
+    if side**2 + n_prefix != n_rows:
+        raise InputError(
+            f"must have a row for each of {n_prefix} prefix tokens and of a square of patches,"
+            f" got {n_rows} rows",
+            option="pos_embed",
+            file=file,
+        )
     pool = "cls" if _PREFIX_TOKENS[0] in tensors else "mean"
-    _check_settings(tensors, settings, pool, file)
-    n_heads, notes = _read_n_heads(settings, d_model, file)
-    if not has_key(settings, _ACT_LAYER):
-        notes.append("assumed the exact GELU, as in all but a few of timm's models")
-    # Without a head, the number of classes has no effect.
+    allowed = dict(_ALLOWED)
+    # Without a head, the pooling and the number of classes have no effect.
     options: dict[str, Any] = {"n_classes": 1, "pool": pool}
     if "head.weight" in tensors:
         options["n_classes"] = len(tensors["head.weight"])
-    if _REPRESENTATION in tensors:
-        options["representation_size"] = len(tensors[_REPRESENTATION])
+        allowed |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
+    if "pre_logits.fc.weight" in tensors:
+        options["representation_size"] = len(tensors["pre_logits.fc.weight"])
+    check_allowed(settings, allowed, file)
+    n_heads, notes = _read_n_heads(settings, d_model, file)
+    if not has_key(settings, _ACT_LAYER):
+        notes.append("assumed the exact GELU, as in all but a few of timm's models")
     try:
         config = ViTConfig(
             d_model=d_model,
@@ -255,7 +253,7 @@ def _read_config(
             n_heads=n_heads,
             d_ff=_shape(tensors, "blocks.0.mlp.fc1.weight", 2, file)[0],
             norm_eps=_NORM_EPS,
-            image_size=patch_size * _patches_per_side(tensors, file),
+            image_size=patch_size * side,
             patch_size=patch_size,
             n_channels=n_channels,
             distillation=_PREFIX_TOKENS[1] in tensors,
@@ -267,28 +265,14 @@ def _read_config(
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str) -> tuple[int, ...]:
+    """Return the shape of a tensor; raise InputError unless it has `ndim` dimensions."""
     if name not in tensors or tensors[name].ndim != ndim:
         raise InputError(f"no tensor {name} of {ndim} dimensions", file=file)
     return tuple(tensors[name].shape)
 
 
-def _check_settings(tensors: Mapping[str, Tensor], settings: Json, pool: str, file: str) -> None:
-    """Check settings that change the function of the model, but no name or shape."""
-    if _FC_NORM in tensors:
-        raise InputError(
-            "fc_norm, a norm after the mean of the patches, is not supported", file=file
-        )
-    required = dict(_REQUIRED)
-    if "head.weight" in tensors:
-        required |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
-    for key, allowed in required.items():
-        value = get_key(settings, key, allowed[0])
-        if value not in allowed:
-            raise InputError(f"must be {allowed[-1]!r}, got {value!r}", option=key, file=file)
-
-
 def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[str]]:
-    """Return the number of heads, and a sentence if it is an assumption."""
+    """Return the number of heads, and a sentence if the number is an assumption."""
     if has_key(settings, "model_args.num_heads"):
         return get_key(settings, "model_args.num_heads"), []
     if d_model % _HEAD_WIDTH:
@@ -299,17 +283,3 @@ def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[st
         )
     n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
     return n_heads, [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
-
-
-def _patches_per_side(tensors: Mapping[str, Tensor], file: str) -> int:
-    rows = _shape(tensors, _POSITIONS, 3, file)[1]
-    n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
-    side = math.isqrt(max(rows - n_prefix, 0))
-    if side**2 + n_prefix != rows:
-        raise InputError(
-            f"must have a row for each of {n_prefix} prefix tokens and of a square of patches,"
-            f" got {rows} rows",
-            option=_POSITIONS,
-            file=file,
-        )
-    return side

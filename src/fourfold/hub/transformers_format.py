@@ -1,5 +1,6 @@
-"""Import of models from transformers directories, and export to them."""
+"""Import of models from transformers directories, and export to transformers directories."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, choose_architecture, get_key, has_key, set_key
+from fourfold.hub.architecture import (
+    Architecture,
+    choose_architecture,
+    get_key,
+    norm_eps_note,
+    set_key,
+)
 from fourfold.hub.architectures.bert import BERT, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.bert_heads import BERT_HEADS
 from fourfold.hub.architectures.clip import CLIP
@@ -26,25 +33,11 @@ from fourfold.hub.directory import (
 )
 from fourfold.models.base import Model
 
-# For import, the last one of a `model_type` is the default. For export of a model without a source,
-# the first one that represents all of its settings is chosen.
-ARCHITECTURES: tuple[Architecture, ...] = (
-    *BERT_HEADS,
-    DISTILBERT,
-    ROBERTA,
-    BERT,
-    GPT2,
-    GPT1,
-    VIT,
-    DEIT,
-    MARIAN,
-    PEGASUS,
-    BART,
-    T5,
-    CLIP,
-)
-# Suffixes of LayerNorm parameters in checkpoints that were converted from TensorFlow.
-_TENSORFLOW_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}
+# For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
+# For export of a model without a source, the first architecture that represents all of its settings
+# is chosen.
+_FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
+ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES)
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class SourceCheckpoint:
 
     Args:
         config: Content of config.json.
-        unmapped_tensors: Tensors that the model has no parameter for, by their external names.
+        unmapped_tensors: Tensors that the model has no parameter for, by external name.
         is_base_model: Whether the tensors had the names of a model without a head.
     """
 
@@ -66,19 +59,19 @@ def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Mode
     """Read the model of a transformers directory, on the CPU and in eval mode.
 
     `model.source` is set to a `SourceCheckpoint`. If an image model lacks classification heads in
-    the directory, `model.heads` lacks them, too.
+    the directory, `model.heads` lacks the same heads.
 
     Args:
         path: Directory with config.json and weights.
         dtype: Data type of the parameters; None for the data type of the stored tensors, float32 if
-            they have several.
+            the tensors have several types.
 
     Raises:
-        InputError: The files are corrupted, or hold a model that is not supported.
+        InputError: The files are corrupted, or contain a model that is not supported.
     """
     config = read_config(path)
     candidates = _architectures_of(config, path)
-    tensors = {_rename_tensorflow(name): x for name, x in read_tensors(path).items()}
+    tensors = {_modern_name(name): x for name, x in read_tensors(path).items()}
     architecture = _select_architecture(candidates, config, tensors)
     prefix = architecture.base_model_prefix
     is_base_model = not any(name.startswith(prefix) for name in tensors)
@@ -100,7 +93,9 @@ def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Mode
     if next(model.buffers(), None) is not None:
         # Computed buffers, such as sinusoidal positions, have no values on the meta device.
         computed = dict(architecture.model_class(native_config).named_buffers())
-        _check_constants(architecture, computed, unmapped, path)
+        for external, name in architecture.constants.items():
+            if external in unmapped:
+                _check_sinusoids(external, unmapped[external], computed[name], path)
         for name, buffer in model.named_buffers():
             buffer.copy_(computed[name])
     model.load_state_dict(native)
@@ -110,9 +105,9 @@ def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Mode
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
-    """Return tensors of the source's checkpoint that only `target` has parameters for.
+    """Return the tensors of the source's checkpoint that only `target` has parameters for.
 
-    An example is BERT's pooler: a masked language model has none, but a classifier has.
+    An example is BERT's pooler: a masked language model has no pooler, but a classifier has one.
 
     Args:
         source: Model that was imported from a transformers directory; for other models the result
@@ -120,22 +115,17 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
         target: Model of another class.
 
     Returns:
-        Tensors by the native names of `target`.
+        Tensors by the native names of `target`, in fp32.
     """
     checkpoint = source.source
-    if not isinstance(checkpoint, SourceCheckpoint):
-        return {}
     result: dict[str, Tensor] = {}
-    expected = target.state_dict()
-    for architecture in ARCHITECTURES:
-        if architecture.model_type != checkpoint.config.get("model_type"):
-            continue
-        if architecture.model_class is type(target):
-            tensors = architecture.keymap.to_native_subset(
-                checkpoint.unmapped_tensors, expected, CONFIG_FILE
+    for architecture in ARCHITECTURES if isinstance(checkpoint, SourceCheckpoint) else ():
+        is_same_type = architecture.model_type == checkpoint.config.get("model_type")
+        if is_same_type and architecture.model_class is type(target):
+            result |= architecture.keymap.to_native_subset(
+                checkpoint.unmapped_tensors, target.state_dict()
             )
-            result |= {name: x.float() for name, x in tensors.items()}
-    return result
+    return {name: x.float() for name, x in result.items()}
 
 
 def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = None) -> str:
@@ -183,10 +173,8 @@ def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = No
             prefix = architecture.base_model_prefix
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
     write_directory(path, config, tensors)
-    before = model_config.norm_eps
-    after = architecture.read_config(config, tensors.keys(), path).norm_eps
-    note = "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"
-    return str(config["architectures"][0]) + note
+    written = architecture.read_config(config, tensors.keys(), path)
+    return str(config["architectures"][0]) + norm_eps_note(model_config.norm_eps, written.norm_eps)
 
 
 def _merge_config(
@@ -195,30 +183,28 @@ def _merge_config(
     new: Mapping[str, Any],
     names: Mapping[str, Tensor],
 ) -> dict[str, Any]:
-    """Update the keys of `old` whose native values differ in `new`.
+    """Update the keys of the source's config.json `old` whose values for fourfold differ in `new`.
 
-    Special token ids of `old` are kept, since they belong to its tokenizer.
+    Other keys are kept, such as special token ids, which belong to the tokenizer of the source.
     """
     before = architecture.read_config(old, names, architecture.model_type)
     after = architecture.read_config(new, names, architecture.model_type)
-    changed = [
-        key
-        for field in architecture.fields
-        if getattr(before, field.name) != getattr(after, field.name)
-        for key in field.hf_keys
-    ]
-    if changed:
-        extra = architecture.extra_config(after)
-        changed += [key for key in extra if not key.endswith("_token_id")]
+    fields = [f for f in architecture.fields if getattr(before, f.name) != getattr(after, f.name)]
+    changed = [key for field in fields for key in field.hf_keys]
+    extra = architecture.extra_config(before)
+    changed += [key for key, x in architecture.extra_config(after).items() if x != extra[key]]
     merged = {"architectures": new["architectures"], **old}
     for key in changed:
-        if has_key(new, key):
-            set_key(merged, key, get_key(new, key))
+        set_key(merged, key, get_key(new, key))
     return merged
 
 
 def _architectures_of(config: Mapping[str, Any], path: Path) -> list[Architecture]:
-    """Return the architectures of the `model_type` in config.json."""
+    """Return the architectures that have the `model_type` of a config.json.
+
+    Raises:
+        InputError: No architecture has this `model_type`.
+    """
     model_type = config.get("model_type")
     candidates = [a for a in ARCHITECTURES if a.model_type == model_type]
     if not candidates:
@@ -234,49 +220,37 @@ def _architectures_of(config: Mapping[str, Any], path: Path) -> list[Architectur
 def _select_architecture(
     candidates: list[Architecture], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Architecture:
-    """Select by the class in config.json, otherwise by the names of the tensors.
+    """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
     The class is more reliable, since a token classifier may come with an unused pooler.
     """
     classes = config.get("architectures")
-    if isinstance(classes, list):
-        for architecture in candidates:
-            if architecture.hf_class and architecture.hf_class in classes:
-                return architecture
-    return next(a for a in candidates if a.matches(tensors.keys()))
+    for architecture in candidates:
+        if isinstance(classes, list) and architecture.hf_class in classes:
+            return architecture
+    return next(a for a in candidates if tensors.keys() >= set(a.distinctive))
 
 
-def _rename_tensorflow(name: str) -> str:
-    for old, new in _TENSORFLOW_SUFFIXES.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
+def _modern_name(name: str) -> str:
+    """Rename a LayerNorm parameter of a checkpoint that was converted from TensorFlow."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
-def _check_constants(
-    architecture: Architecture,
-    buffers: Mapping[str, Tensor],
-    unmapped: Mapping[str, Tensor],
-    path: Path,
-) -> None:
-    """Check that constants in the checkpoint, such as sinusoidal tables, have the usual values."""
-    for external, name in architecture.constants.items():
-        if external not in unmapped:
-            continue
-        stored = unmapped[external]
-        tolerance = 1e-2 if stored.dtype.itemsize < 4 else 1e-4
-        computed = buffers[name]
-        if stored.shape != computed.shape or not torch.allclose(
-            stored.float(), computed, rtol=0.0, atol=tolerance
-        ):
-            raise InputError(
-                "must be the table of sinusoidal positions, but has other values",
-                option=external,
-                file=path,
-            )
+def _check_sinusoids(name: str, stored: Tensor, computed: Tensor, path: Path) -> None:
+    """Raise InputError unless a stored table equals the computed table up to rounding."""
+    tolerance = 1e-2 if stored.dtype.itemsize < 4 else 1e-4
+    if stored.shape != computed.shape or not torch.allclose(
+        stored.float(), computed, rtol=0.0, atol=tolerance
+    ):
+        raise InputError(
+            "must be the table of sinusoidal positions, but has other values",
+            option=name,
+            file=path,
+        )
 
 
 def _config_dtype(config: Mapping[str, Any]) -> torch.dtype:
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    """Return the data type in a config.json; float32 if it has none or an unknown type."""
+    name = config.get("dtype") or config.get("torch_dtype")
     dtype = getattr(torch, str(name).removeprefix("torch."), None)
     return dtype if isinstance(dtype, torch.dtype) else torch.float32

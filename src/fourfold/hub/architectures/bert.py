@@ -1,60 +1,75 @@
 """BERT, RoBERTa and DistilBERT: config fields and tensor names of transformers."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
-from fourfold.hub.keymap import FLIP_CLASSES, OFFSET_2, Entry, Ignored, KeyMap, Rule, Tied
+from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyMap, Rule, TensorOp
 from fourfold.models import MaskedLM, MaskedLMConfig
 
-IMPLIED = {"norm_placement": "post", "positions": "learned"}
-POSITIONS = "embed.positions.weight"
-REQUIRED = {
+_BLOCK = "stack.blocks.{i}."
+_REQUIRED = {
     "is_decoder": False,
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
     "tie_word_embeddings": True,
 }
-BERT_FIELDS = (
-    field("vocab_size", "vocab_size", default=30522),
-    field("d_model", "hidden_size", default=768),
-    field("n_layers", "num_hidden_layers", default=12),
-    field("n_heads", "num_attention_heads", default=12),
-    field("d_ff", "intermediate_size", default=3072),
-    activation_field("hidden_act", "gelu"),
-    field("dropout", "hidden_dropout_prob", default=0.1),
-    field("attn_dropout", "attention_probs_dropout_prob", default=0.1),
-    field("norm_eps", "layer_norm_eps", default=1e-12),
-    field("n_segments", "type_vocab_size", default=2),
-)
-BERT_MAX_LEN = field("max_len", "max_position_embeddings", default=512)
-# Positions start after the padding token, which is token 1.
-ROBERTA_MAX_LEN = Field(
-    "max_len", ("max_position_embeddings",), 514, lambda n: n - 2, lambda n: n + 2
-)
-ROBERTA_REQUIRED = {**REQUIRED, "pad_token_id": 1}
 
 
-def encoder_entries(prefix: str) -> tuple[Entry, ...]:
-    """Return the rules of the encoder layers, whose names BERT and RoBERTa share."""
-    layer = prefix + "encoder.layer.{i}."
+def encoder_fields(dropout: float) -> tuple[Field, ...]:
+    """Return the fields of the encoder layers, whose keys BERT and ViT share.
+
+    Args:
+        dropout: Default of both dropout probabilities.
+    """
     return (
-        Rule("embed.tokens.weight", prefix + "embeddings.word_embeddings.weight"),
-        Rule("embed.segments.weight", prefix + "embeddings.token_type_embeddings.weight"),
-        Rule("embed.norm.{p}", prefix + "embeddings.LayerNorm.{p}"),
-        Rule("stack.blocks.{i}.attn.q.{p}", layer + "attention.self.query.{p}"),
-        Rule("stack.blocks.{i}.attn.k.{p}", layer + "attention.self.key.{p}"),
-        Rule("stack.blocks.{i}.attn.v.{p}", layer + "attention.self.value.{p}"),
-        Rule("stack.blocks.{i}.attn.out.{p}", layer + "attention.output.dense.{p}"),
-        Rule("stack.blocks.{i}.attn_norm.{p}", layer + "attention.output.LayerNorm.{p}"),
-        Rule("stack.blocks.{i}.ff.up.{p}", layer + "intermediate.dense.{p}"),
-        Rule("stack.blocks.{i}.ff.down.{p}", layer + "output.dense.{p}"),
-        Rule("stack.blocks.{i}.ff_norm.{p}", layer + "output.LayerNorm.{p}"),
-        Ignored(prefix + "embeddings.position_ids"),
+        field("d_model", "hidden_size", default=768),
+        field("n_layers", "num_hidden_layers", default=12),
+        field("n_heads", "num_attention_heads", default=12),
+        field("d_ff", "intermediate_size", default=3072),
+        activation_field("hidden_act", default="gelu"),
+        field("dropout", "hidden_dropout_prob", default=dropout),
+        field("attn_dropout", "attention_probs_dropout_prob", default=dropout),
+        field("norm_eps", "layer_norm_eps", default=1e-12),
     )
 
 
-def _bert_heads(names: Collection[str], config: Json) -> dict[str, Any]:
+def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> tuple[Entry, ...]:
+    """Return the rules of the encoder layers, most of whose names BERT and ViT share.
+
+    Args:
+        prefix: Prefix of all tensor names.
+        attention: Name of the module that has the query, key and value projections.
+        attn_norm: Name of the norm of the attention sub-layer.
+        ff_norm: Name of the norm of the feed-forward sub-layer.
+    """
+    layer = prefix + "encoder.layer.{i}."
+    return (
+        Rule(_BLOCK + "attn.q.{p}", layer + attention + ".query.{p}"),
+        Rule(_BLOCK + "attn.k.{p}", layer + attention + ".key.{p}"),
+        Rule(_BLOCK + "attn.v.{p}", layer + attention + ".value.{p}"),
+        Rule(_BLOCK + "attn.out.{p}", layer + "attention.output.dense.{p}"),
+        Rule(_BLOCK + "attn_norm.{p}", layer + attn_norm + ".{p}"),
+        Rule(_BLOCK + "ff.up.{p}", layer + "intermediate.dense.{p}"),
+        Rule(_BLOCK + "ff.down.{p}", layer + "output.dense.{p}"),
+        Rule(_BLOCK + "ff_norm.{p}", layer + ff_norm + ".{p}"),
+    )
+
+
+def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
+    """Return the rules of the embeddings, whose names all three models share."""
+    names = prefix + "embeddings."
+    return (
+        Rule("embed.tokens.weight", names + "word_embeddings.weight"),
+        Rule("embed.positions.weight", names + "position_embeddings.weight", position_op),
+        Rule("embed.segments.weight", names + "token_type_embeddings.weight"),
+        Rule("embed.norm.{p}", names + "LayerNorm.{p}"),
+        Extra(names + "position_ids"),
+    )
+
+
+def _infer_heads(names: Collection[str], config: Json) -> dict[str, Any]:
     return {
         "head": "cls.predictions.bias" in names,
         "next_sentence": "cls.seq_relationship.weight" in names,
@@ -69,95 +84,104 @@ def _bert_class(config: MaskedLMConfig) -> str:
 
 BERT = Architecture(
     model_type="bert",
+    hf_class=_bert_class,
     model_class=MaskedLM,
     config_class=MaskedLMConfig,
-    fields=(*BERT_FIELDS, BERT_MAX_LEN),
-    implied=IMPLIED,
-    required=REQUIRED,
-    infer=_bert_heads,
-    hf_class_for=_bert_class,
+    fields=(
+        field("vocab_size", "vocab_size", default=30522),
+        field("n_segments", "type_vocab_size", default=2),
+        *encoder_fields(dropout=0.1),
+        field("max_len", "max_position_embeddings", default=512),
+    ),
+    implied={"norm_placement": "post", "positions": "learned"},
+    required=_REQUIRED,
+    infer=_infer_heads,
     export_if=lambda config: config.n_segments > 0,
     base_model_prefix="bert.",
     keymap=KeyMap(
         (
-            *encoder_entries("bert."),
-            Rule(POSITIONS, "bert.embeddings.position_embeddings.weight"),
+            *_embedding_rules("bert."),
+            *encoder_rules(
+                "bert.", "attention.self", "attention.output.LayerNorm", "output.LayerNorm"
+            ),
             Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
             Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
             Rule("head.bias", "cls.predictions.bias"),
             Rule("next_sentence.pool.{p}", "bert.pooler.dense.{p}"),
             # Class 0 of transformers means "sentence B follows sentence A".
             Rule("next_sentence.classify.{p}", "cls.seq_relationship.{p}", FLIP_CLASSES),
-            Rule((), "bert.pooler.dense.{p}"),
-            Tied("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-            Tied("cls.predictions.decoder.bias", "cls.predictions.bias"),
+            Extra("bert.pooler.dense.{p}", is_kept=True),
+            Extra("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            Extra("cls.predictions.decoder.bias", "cls.predictions.bias"),
         )
     ),
 )
 
-ROBERTA = Architecture(
+ROBERTA = replace(
+    BERT,
     model_type="roberta",
-    model_class=MaskedLM,
-    config_class=MaskedLMConfig,
-    fields=(*BERT_FIELDS, ROBERTA_MAX_LEN),
-    implied=IMPLIED,
-    required=ROBERTA_REQUIRED,
+    hf_class=lambda config: "RobertaForMaskedLM" if config.head else "RobertaModel",
+    # Positions start after the padding token, which is token 1.
+    fields=(
+        *BERT.fields[:-1],
+        Field("max_len", ("max_position_embeddings",), 514, lambda n: n - 2, lambda n: n + 2),
+    ),
+    required={**_REQUIRED, "pad_token_id": 1},
     infer=lambda names, config: {"head": "lm_head.bias" in names},
-    hf_class_for=lambda config: "RobertaForMaskedLM" if config.head else "RobertaModel",
+    # RoBERTa requires padding to be token 1, so models trained by fourfold are exported as BERT.
+    export_if=lambda config: False,
     base_model_prefix="roberta.",
     keymap=KeyMap(
         (
-            *encoder_entries("roberta."),
-            Rule(POSITIONS, "roberta.embeddings.position_embeddings.weight", OFFSET_2),
+            *_embedding_rules("roberta.", OFFSET_2),
+            *encoder_rules(
+                "roberta.", "attention.self", "attention.output.LayerNorm", "output.LayerNorm"
+            ),
             Rule("head.transform.{p}", "lm_head.dense.{p}"),
             Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
             Rule("head.bias", "lm_head.bias"),
-            Rule((), "roberta.pooler.dense.{p}"),
-            Tied("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
-            Tied("lm_head.decoder.bias", "lm_head.bias"),
+            Extra("roberta.pooler.dense.{p}", is_kept=True),
+            Extra("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+            Extra("lm_head.decoder.bias", "lm_head.bias"),
         )
     ),
-    # RoBERTa requires padding to be token 1, so models trained by fourfold are exported as BERT.
-    export_if=lambda config: False,
 )
 
 _LAYER = "distilbert.transformer.layer.{i}."
 
-DISTILBERT = Architecture(
+DISTILBERT = replace(
+    BERT,
     model_type="distilbert",
-    model_class=MaskedLM,
-    config_class=MaskedLMConfig,
+    hf_class=lambda config: "DistilBertForMaskedLM" if config.head else "DistilBertModel",
     fields=(
         field("vocab_size", "vocab_size", default=30522),
         field("d_model", "dim", default=768),
         field("n_layers", "n_layers", default=6),
         field("n_heads", "n_heads", default=12),
         field("d_ff", "hidden_dim", default=3072),
-        activation_field("activation", "gelu"),
+        activation_field("activation", default="gelu"),
         field("dropout", "dropout", default=0.1),
         field("attn_dropout", "attention_dropout", default=0.1),
         field("max_len", "max_position_embeddings", default=512),
     ),
     # `sinusoidal_pos_embds` is not read: it only affects the initialization of the position table.
-    implied={**IMPLIED, "norm_eps": 1e-12, "n_segments": 0},
+    implied={**BERT.implied, "norm_eps": 1e-12, "n_segments": 0},
     required={"tie_word_embeddings": True},
     infer=lambda names, config: {"head": "vocab_projector.bias" in names},
-    hf_class_for=lambda config: "DistilBertForMaskedLM" if config.head else "DistilBertModel",
+    export_if=lambda config: True,
     base_model_prefix="distilbert.",
     keymap=KeyMap(
         (
-            Rule("embed.tokens.weight", "distilbert.embeddings.word_embeddings.weight"),
-            Rule(POSITIONS, "distilbert.embeddings.position_embeddings.weight"),
-            Rule("embed.norm.{p}", "distilbert.embeddings.LayerNorm.{p}"),
-            Rule("stack.blocks.{i}.attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
-            Rule("stack.blocks.{i}.attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),
-            Rule("stack.blocks.{i}.ff.up.{p}", _LAYER + "ffn.lin1.{p}"),
-            Rule("stack.blocks.{i}.ff.down.{p}", _LAYER + "ffn.lin2.{p}"),
-            Rule("stack.blocks.{i}.ff_norm.{p}", _LAYER + "output_layer_norm.{p}"),
+            *_embedding_rules("distilbert."),
+            Rule(_BLOCK + "attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
+            Rule(_BLOCK + "attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),
+            Rule(_BLOCK + "ff.up.{p}", _LAYER + "ffn.lin1.{p}"),
+            Rule(_BLOCK + "ff.down.{p}", _LAYER + "ffn.lin2.{p}"),
+            Rule(_BLOCK + "ff_norm.{p}", _LAYER + "output_layer_norm.{p}"),
             Rule("head.transform.{p}", "vocab_transform.{p}"),
             Rule("head.norm.{p}", "vocab_layer_norm.{p}"),
             Rule("head.bias", "vocab_projector.bias"),
-            Tied("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
+            Extra("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
         )
     ),
 )

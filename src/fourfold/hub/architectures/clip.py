@@ -1,27 +1,26 @@
 """CLIP: config fields, in one section for each tower, and tensor names of transformers."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field, get_key
-from fourfold.hub.keymap import UNSQUEEZE_0, Entry, Ignored, KeyMap, Rule
+from fourfold.hub.architectures.marian import layer_rules
+from fourfold.hub.keymap import UNSQUEEZE_0, Entry, Extra, KeyMap, Rule
 from fourfold.models import CLIP as CLIPModel
 from fourfold.models import CLIPConfig
 
 _TEXT = "text_config."
 _VISION = "vision_config."
+_TEXT_EMBED = "text_model.embeddings."
+_IMAGE_EMBED = "vision_model.embeddings."
 # OpenAI's checkpoints have `eos_token_id: 2`, for which transformers pools the state at the highest
 # token id of each text instead of the state at that token.
 _POOL_AT_HIGHEST_ID = 2
 
 
-def _shared_field(name: str, hf_key: str, default: Any) -> Field:
-    """Create a field that both towers share, so that both sections must have the same value."""
-    return field(name, _TEXT + hf_key, _VISION + hf_key, default=default)
-
-
 def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tuple[Field, ...]:
+    """Return the fields of the tower whose native fields have the prefix `prefix`."""
     return (
         field(prefix + "d_model", section + "hidden_size", default=d_model),
         field(prefix + "n_layers", section + "num_hidden_layers", default=12),
@@ -30,19 +29,15 @@ def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tupl
     )
 
 
-def _tower_entries(native: str, external: str) -> Iterator[Entry]:
-    block = native + "_stack.blocks.{i}."
-    layer = external + "_model.encoder.layers.{i}."
-    for projection in "qkv":
-        yield Rule(
-            block + f"attn.{projection}." + "{p}", layer + f"self_attn.{projection}_proj." + "{p}"
-        )
-    yield Rule(block + "attn.out.{p}", layer + "self_attn.out_proj.{p}")
-    yield Rule(block + "attn_norm.{p}", layer + "layer_norm1.{p}")
-    yield Rule(block + "ff.up.{p}", layer + "mlp.fc1.{p}")
-    yield Rule(block + "ff.down.{p}", layer + "mlp.fc2.{p}")
-    yield Rule(block + "ff_norm.{p}", layer + "layer_norm2.{p}")
-    yield Ignored(external + "_model.embeddings.position_ids")
+def _tower_rules(native: str, external: str) -> tuple[Entry, ...]:
+    """Return the rules of the layers of one tower."""
+    return layer_rules(
+        native + "_stack.blocks.{i}.",
+        external + "_model.encoder.layers.{i}.",
+        attn_norm="layer_norm1",
+        ff="mlp.fc",
+        ff_norm="layer_norm2",
+    )
 
 
 _FIELDS = (
@@ -61,36 +56,37 @@ _FIELDS = (
     field("patch_size", _VISION + "patch_size", default=32),
     field("n_channels", _VISION + "num_channels", default=3),
     field("d_embed", "projection_dim", default=512),
-    activation_field((_TEXT + "hidden_act", _VISION + "hidden_act"), "quick_gelu"),
-    _shared_field("norm_eps", "layer_norm_eps", 1e-5),
-    _shared_field("attn_dropout", "attention_dropout", 0.0),
+    # Both towers share these fields, so both sections must have the same values.
+    activation_field(_TEXT + "hidden_act", _VISION + "hidden_act", default="quick_gelu"),
+    field("norm_eps", _TEXT + "layer_norm_eps", _VISION + "layer_norm_eps", default=1e-5),
+    field("attn_dropout", _TEXT + "attention_dropout", _VISION + "attention_dropout", default=0.0),
 )
 
 
 def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str, Any]:
     """Check the sections `text_config_dict` and `vision_config_dict` of older files.
 
-    transformers lets them override `text_config` and `vision_config`, and takes its defaults for
-    keys that they lack.
+    In transformers these sections override `text_config` and `vision_config`, and a key that an
+    overriding section lacks has the default value of transformers.
+
+    Raises:
+        InputError: A value differs.
     """
+    sections = (_TEXT[:-1], _VISION[:-1])
+    overridden = {**config, **{s: config[f"{s}_dict"] for s in sections if config.get(f"{s}_dict")}}
     for entry in _FIELDS:
         for hf_key in entry.hf_keys:
-            section, _, key = hf_key.partition(".")
-            override = config.get(section + "_dict")
-            if not key or not override:
-                continue
-            value = get_key(config, hf_key, entry.default)
-            other = override.get(key, entry.default)
+            value, other = (get_key(c, hf_key, entry.default) for c in (config, overridden))
             if value != other and entry.from_hf(value) is not None:
-                raise InputError(
-                    f"and {section}_dict must be equal, got {key} {value} and {other}",
-                    option=section,
-                )
+                section, _, key = hf_key.partition(".")
+                message = f"and {section}_dict must be equal, got {key} {value} and {other}"
+                raise InputError(message, option=section)
     return {}
 
 
 CLIP = Architecture(
     model_type="clip",
+    hf_class="CLIPModel",
     model_class=CLIPModel,
     config_class=CLIPConfig,
     fields=_FIELDS,
@@ -100,8 +96,6 @@ CLIP = Architecture(
         _VISION + "model_type": "clip_vision_model",
     },
     infer=_check_duplicate_sections,
-    hf_class_for=lambda config: "CLIPModel",
-    base_model_prefix="",
     # Classes of a single tower read the width of the shared space from their own section.
     extra_config=lambda config: {
         section + "projection_dim": config.d_embed for section in (_TEXT, _VISION)
@@ -109,20 +103,19 @@ CLIP = Architecture(
     keymap=KeyMap(
         (
             Rule("log_scale", "logit_scale"),
-            Rule("text_embed.tokens.weight", "text_model.embeddings.token_embedding.weight"),
-            Rule("text_embed.positions.weight", "text_model.embeddings.position_embedding.weight"),
-            *_tower_entries("text", "text"),
+            Rule("text_embed.tokens.weight", _TEXT_EMBED + "token_embedding.weight"),
+            Rule("text_embed.positions.weight", _TEXT_EMBED + "position_embedding.weight"),
+            *_tower_rules("text", "text"),
             Rule("text_stack.norm.{p}", "text_model.final_layer_norm.{p}"),
             Rule("text_projection.weight", "text_projection.weight"),
-            Rule("image_embed.prefix", "vision_model.embeddings.class_embedding", UNSQUEEZE_0),
-            Rule("image_embed.patches.weight", "vision_model.embeddings.patch_embedding.weight"),
-            Rule(
-                "image_embed.positions.weight", "vision_model.embeddings.position_embedding.weight"
-            ),
+            Rule("image_embed.prefix", _IMAGE_EMBED + "class_embedding", UNSQUEEZE_0),
+            Rule("image_embed.patches.weight", _IMAGE_EMBED + "patch_embedding.weight"),
+            Rule("image_embed.positions.weight", _IMAGE_EMBED + "position_embedding.weight"),
             Rule("image_norm.{p}", "vision_model.pre_layrnorm.{p}"),  # misspelled in transformers
-            *_tower_entries("image", "vision"),
+            *_tower_rules("image", "vision"),
             Rule("image_stack.norm.{p}", "vision_model.post_layernorm.{p}"),
             Rule("image_projection.weight", "visual_projection.weight"),
+            Extra("{tower}.embeddings.position_ids"),
         )
     ),
 )

@@ -10,158 +10,156 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
-from fourfold.hub.keymap import OFFSET_2, SQUEEZE_0, Entry, KeyMap, Rule, Tied
+from fourfold.hub.architecture import Architecture, Json, activation_field, field
+from fourfold.hub.keymap import OFFSET_2, SQUEEZE_0, Entry, Extra, KeyMap, Rule
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.base import Model
 
-
-def _fields(*vocabulary_keys: str) -> tuple[Field, ...]:
-    return (
-        field("vocab_size", "vocab_size", *vocabulary_keys, default=58101),
-        field("d_model", "d_model", default=1024),
-        field("n_layers", "encoder_layers", default=12),
-        field("n_decoder_layers", "decoder_layers", default=12),
-        field("n_heads", "encoder_attention_heads", "decoder_attention_heads", default=16),
-        field("d_ff", "encoder_ffn_dim", "decoder_ffn_dim", default=4096),
-        activation_field("activation_function", "gelu"),
-        field("dropout", "dropout", default=0.1),
-        field("attn_dropout", "attention_dropout", default=0.0),
-        field("ff_dropout", "activation_dropout", default=0.0),
-        field("max_len", "max_position_embeddings", default=1024),
-        field("embed_scale", "scale_embedding", default=False),
-    )
-
-
-def _stack_entries(name: str) -> tuple[Entry, ...]:
-    block = name + ".blocks.{i}."
-    layer = f"model.{name}" + ".layers.{i}."
-    return (
-        Rule(block + "attn.out.{p}", layer + "self_attn.out_proj.{p}"),
-        Rule(block + "attn.{m}.{p}", layer + "self_attn.{m}_proj.{p}"),
-        Rule(block + "attn_norm.{p}", layer + "self_attn_layer_norm.{p}"),
-        Rule(block + "ff.up.{p}", layer + "fc1.{p}"),
-        Rule(block + "ff.down.{p}", layer + "fc2.{p}"),
-        Rule(block + "ff_norm.{p}", layer + "final_layer_norm.{p}"),
-    )
-
-
 _CROSS_ATTN = "decoder.blocks.{i}.cross_attn"
 _HF_CROSS_ATTN = "model.decoder.layers.{i}.encoder_attn"
-_COMMON: tuple[Entry, ...] = (
-    Rule("src_embed.tokens.weight", "model.shared.weight"),
-    *_stack_entries("encoder"),
-    *_stack_entries("decoder"),
-    Rule(_CROSS_ATTN + ".out.{p}", _HF_CROSS_ATTN + ".out_proj.{p}"),
-    Rule(_CROSS_ATTN + ".{m}.{p}", _HF_CROSS_ATTN + ".{m}_proj.{p}"),
-    Rule(_CROSS_ATTN + "_norm.{p}", _HF_CROSS_ATTN + "_layer_norm.{p}"),
-    Rule("head.bias", "final_logits_bias", SQUEEZE_0),
-    Tied("model.encoder.embed_tokens.weight", "model.shared.weight"),
-    Tied("model.decoder.embed_tokens.weight", "model.shared.weight"),
-    Tied("lm_head.weight", "model.shared.weight"),
-)
 # Tables of sinusoidal positions, which only some versions of transformers save.
 _SINUSOIDAL_TABLES = {
     "model.encoder.embed_positions.weight": "src_embed.positions.weight",
     "model.decoder.embed_positions.weight": "tgt_embed.positions.weight",
 }
-_SINUSOIDAL: tuple[Entry, ...] = tuple(Rule((), name) for name in _SINUSOIDAL_TABLES)
+
+
+def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -> tuple[Entry, ...]:
+    """Return the rules of the blocks of a stack, most of whose names Marian and CLIP share.
+
+    Args:
+        block: Prefix of the native names of a block.
+        layer: Prefix of the external names of a layer.
+        attn_norm: External name of the norm of the self-attention.
+        ff: External name of the matrices of the feed-forward layer, without their numbers 1 and 2.
+        ff_norm: External name of the norm of the feed-forward layer.
+    """
+    return (
+        Rule(block + "attn.out.{p}", layer + "self_attn.out_proj.{p}"),
+        Rule(block + "attn.{m}.{p}", layer + "self_attn.{m}_proj.{p}"),
+        Rule(block + "attn_norm.{p}", layer + attn_norm + ".{p}"),
+        Rule(block + "ff.up.{p}", layer + ff + "1.{p}"),
+        Rule(block + "ff.down.{p}", layer + ff + "2.{p}"),
+        Rule(block + "ff_norm.{p}", layer + ff_norm + ".{p}"),
+    )
+
+
+def _keymap(*entries: Entry) -> KeyMap:
+    """Return the key map with the names that all three models share, and with further entries."""
+    return KeyMap(
+        (
+            Rule("src_embed.tokens.weight", "model.shared.weight"),
+            *layer_rules(
+                "{stack}.blocks.{i}.",
+                "model.{stack}.layers.{i}.",
+                attn_norm="self_attn_layer_norm",
+                ff="fc",
+                ff_norm="final_layer_norm",
+            ),
+            Rule(_CROSS_ATTN + ".out.{p}", _HF_CROSS_ATTN + ".out_proj.{p}"),
+            Rule(_CROSS_ATTN + ".{m}.{p}", _HF_CROSS_ATTN + ".{m}_proj.{p}"),
+            Rule(_CROSS_ATTN + "_norm.{p}", _HF_CROSS_ATTN + "_layer_norm.{p}"),
+            Rule("head.bias", "final_logits_bias", SQUEEZE_0),
+            *entries,
+            Extra("model.{stack}.embed_tokens.weight", tied_to="model.shared.weight"),
+            Extra("lm_head.weight", tied_to="model.shared.weight"),
+            Extra("model.{stack}.embed_positions.weight", is_kept=True),
+        )
+    )
 
 
 def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
     return {"output_bias": "final_logits_bias" in names}
 
 
-def _bart_start_token(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the first token of the decoder, which for BART is the end of a text.
+def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Infer the output bias and the first token of the decoder, which BART sets to EOS.
 
-    It is None if it equals the beginning-of-text token.
+    The first token is None if it equals the beginning-of-text token.
     """
     start = config.get("decoder_start_token_id", 2)
-    bos = config.get("bos_token_id", 0)
-    return {
-        **_output_bias(names, config),
-        "decoder_start_token_id": None if start == bos else start,
-    }
+    is_bos = start == config.get("bos_token_id", 0)
+    return _output_bias(names, config) | {"decoder_start_token_id": None if is_bos else start}
 
 
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
     """Return the special token ids of tokenizers that fourfold trains.
 
-    The defaults of transformers exceed most vocabularies. They also force a last token, which would
-    be padding or the beginning-of-text token here.
+    The defaults of transformers exceed most vocabularies. The defaults also force a last token,
+    which would be padding or the beginning-of-text token here.
     """
+    start = config.decoder_start_token_id
     return {
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "decoder_start_token_id": 1
-        if config.decoder_start_token_id is None
-        else config.decoder_start_token_id,
+        "decoder_start_token_id": 1 if start is None else start,
         "forced_eos_token_id": None,
     }
 
 
-_IMPLIED = {"tie_embeddings": "all", "norm_eps": 1e-5}
-_IMPLIED_SINUSOIDAL = {**_IMPLIED, "positions": "sinusoidal_halves", "embed_norm": False}
-_REQUIRED = {"tie_word_embeddings": True}
-
-MARIAN = Architecture(
-    model_type="marian",
-    model_class=EncoderDecoder,
-    config_class=EncoderDecoderConfig,
-    fields=_fields("decoder_vocab_size"),
-    implied={**_IMPLIED_SINUSOIDAL, "norm_placement": "post"},
-    required={**_REQUIRED, "share_encoder_decoder_embeddings": True},
-    infer=_output_bias,
-    hf_class_for=lambda config: "MarianMTModel",
-    base_model_prefix="model.",
-    extra_config=_token_ids,
-    keymap=KeyMap((*_COMMON, *_SINUSOIDAL)),
-    constants=_SINUSOIDAL_TABLES,
-)
-
-PEGASUS = Architecture(
-    model_type="pegasus",
-    model_class=EncoderDecoder,
-    config_class=EncoderDecoderConfig,
-    fields=_fields(),
-    implied={**_IMPLIED_SINUSOIDAL, "norm_placement": "pre"},
-    required=_REQUIRED,
-    infer=_output_bias,
-    hf_class_for=lambda config: "PegasusForConditionalGeneration",
-    base_model_prefix="model.",
-    extra_config=_token_ids,
-    keymap=KeyMap(
-        (
-            *_COMMON,
-            Rule("encoder.norm.{p}", "model.encoder.layer_norm.{p}"),
-            Rule("decoder.norm.{p}", "model.decoder.layer_norm.{p}"),
-            *_SINUSOIDAL,
-        )
-    ),
-    constants=_SINUSOIDAL_TABLES,
-)
-
 BART = Architecture(
     model_type="bart",
+    hf_class="BartForConditionalGeneration",
     model_class=EncoderDecoder,
     config_class=EncoderDecoderConfig,
-    fields=_fields(),
-    implied={**_IMPLIED, "norm_placement": "post", "positions": "learned", "embed_norm": True},
-    required=_REQUIRED,
-    infer=_bart_start_token,
-    hf_class_for=lambda config: "BartForConditionalGeneration",
+    fields=(
+        field("vocab_size", "vocab_size", default=58101),
+        field("d_model", "d_model", default=1024),
+        field("n_layers", "encoder_layers", default=12),
+        field("n_decoder_layers", "decoder_layers", default=12),
+        field("n_heads", "encoder_attention_heads", "decoder_attention_heads", default=16),
+        field("d_ff", "encoder_ffn_dim", "decoder_ffn_dim", default=4096),
+        activation_field("activation_function", default="gelu"),
+        field("dropout", "dropout", default=0.1),
+        field("attn_dropout", "attention_dropout", default=0.0),
+        field("ff_dropout", "activation_dropout", default=0.0),
+        field("max_len", "max_position_embeddings", default=1024),
+        field("embed_scale", "scale_embedding", default=False),
+    ),
+    implied={
+        "tie_embeddings": "all",
+        "norm_eps": 1e-5,
+        "norm_placement": "post",
+        "positions": "learned",
+        "embed_norm": True,
+    },
+    required={"tie_word_embeddings": True},
+    infer=_infer_bart,
     base_model_prefix="model.",
     extra_config=_token_ids,
-    keymap=KeyMap(
-        (
-            *_COMMON,
-            Rule("src_embed.positions.weight", "model.encoder.embed_positions.weight", OFFSET_2),
-            Rule("tgt_embed.positions.weight", "model.decoder.embed_positions.weight", OFFSET_2),
-            Rule("src_embed.norm.{p}", "model.encoder.layernorm_embedding.{p}"),
-            Rule("tgt_embed.norm.{p}", "model.decoder.layernorm_embedding.{p}"),
-        )
+    keymap=_keymap(
+        Rule("src_embed.positions.weight", "model.encoder.embed_positions.weight", OFFSET_2),
+        Rule("tgt_embed.positions.weight", "model.decoder.embed_positions.weight", OFFSET_2),
+        Rule("src_embed.norm.{p}", "model.encoder.layernorm_embedding.{p}"),
+        Rule("tgt_embed.norm.{p}", "model.decoder.layernorm_embedding.{p}"),
+    ),
+)
+
+MARIAN = replace(
+    BART,
+    model_type="marian",
+    hf_class="MarianMTModel",
+    fields=(
+        field("vocab_size", "vocab_size", "decoder_vocab_size", default=58101),
+        *BART.fields[1:],
+    ),
+    implied={**BART.implied, "positions": "sinusoidal_halves", "embed_norm": False},
+    required={**BART.required, "share_encoder_decoder_embeddings": True},
+    infer=_output_bias,
+    keymap=_keymap(),
+    constants=_SINUSOIDAL_TABLES,
+)
+
+PEGASUS = replace(
+    MARIAN,
+    model_type="pegasus",
+    hf_class="PegasusForConditionalGeneration",
+    fields=BART.fields,
+    implied={**MARIAN.implied, "norm_placement": "pre"},
+    required=BART.required,
+    keymap=_keymap(
+        Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}"),
     ),
 )
 
@@ -191,6 +189,7 @@ def deinterleave_positions(model: Model) -> Model:
 
 
 def _permute(name: str, x: Tensor, order: Tensor) -> Tensor:
+    """Permute the dimension of a parameter that belongs to the residual stream."""
     *_, module, parameter = name.split(".")
     if module in _READS_RESIDUAL and parameter == "weight":
         return x[:, order.to(x.device)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Architecture, Json, field
-from fourfold.hub.keymap import Entry, Ignored, KeyMap, Rule, TensorOp, Tied
+from fourfold.hub.keymap import Entry, Extra, KeyMap, Rule
 from fourfold.models import T5 as T5Model
 from fourfold.models import T5Config
 
@@ -24,39 +24,24 @@ _PROJECTIONS = {
     "gated-gelu": ("glu", "gelu_tanh"),
     "gated-silu": ("glu", "silu"),
 }
-# Two matrices that are only matched together.
-_KEEP_BOTH = TensorOp(lambda *x: x, lambda *x: x)
+_BLOCK = "{stack}.blocks.{i}."
+_LAYER = "{stack}.block.{i}.layer."
 
 
-def _stack_entries(name: str, ff_index: int) -> tuple[Entry, ...]:
-    """Return the rules of one stack, whose feed-forward layer is sub-layer number `ff_index`."""
-    block = name + ".blocks.{i}."
-    attention = name + ".block.{i}.layer.0."
-    feed_forward = f"{name}.block." + "{i}" + f".layer.{ff_index}."
-    dense = feed_forward + "DenseReluDense."
+def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
+    """Return the rules of the feed-forward layers of a stack, in which they have number `index`."""
+    block = stack + ".blocks.{i}."
+    layer = stack + ".block.{i}.layer." + f"{index}."
+    dense = layer + "DenseReluDense."
     return (
-        Rule(
-            f"{name}.bias.table.weight",
-            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-        ),
-        Rule(block + "attn.out.weight", attention + "SelfAttention.o.weight"),
-        Rule(block + "attn.{m}.weight", attention + "SelfAttention.{m}.weight"),
-        Rule(block + "attn_norm.weight", attention + "layer_norm.weight"),
         Rule(
             (block + "ff.up.weight", block + "ff.gate.weight"),
             (dense + "wi_0.weight", dense + "wi_1.weight"),
-            _KEEP_BOTH,
         ),
         Rule(block + "ff.up.weight", dense + "wi.weight"),
         Rule(block + "ff.down.weight", dense + "wo.weight"),
-        Rule(block + "ff_norm.weight", feed_forward + "layer_norm.weight"),
-        Rule(f"{name}.norm.weight", f"{name}.final_layer_norm.weight"),
-        Tied(f"{name}.embed_tokens.weight", "shared.weight"),
+        Rule(block + "ff_norm.weight", layer + "layer_norm.weight"),
     )
-
-
-_CROSS_ATTN = "decoder.blocks.{i}.cross_attn"
-_HF_CROSS_ATTN = "decoder.block.{i}.layer.1."
 
 
 def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
@@ -81,11 +66,13 @@ def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _extra_config(config: T5Config) -> dict[str, Any]:
+    """Return the entries of config.json that no single field determines."""
     projections = {native: name for name, native in _PROJECTIONS.items()}
-    if (config.feed_forward, config.activation) not in projections:
+    projection = projections.get((config.feed_forward, config.activation))
+    if projection is None:
         raise InputError(f"{config.activation} has no name in T5's config", option="activation")
     return {
-        "feed_forward_proj": projections[config.feed_forward, config.activation],
+        "feed_forward_proj": projection,
         "tie_word_embeddings": config.tie_embeddings == "all",
         "scale_decoder_outputs": config.scale_output,
         # Special token ids of tokenizers that fourfold trains.
@@ -97,6 +84,7 @@ def _extra_config(config: T5Config) -> dict[str, Any]:
 
 T5 = Architecture(
     model_type="t5",
+    hf_class="T5ForConditionalGeneration",
     model_class=T5Model,
     config_class=T5Config,
     fields=(
@@ -114,24 +102,30 @@ T5 = Architecture(
         field("attn_dropout", "dropout_rate", default=0.1),
         field("ff_dropout", "dropout_rate", default=0.1),
     ),
-    implied={},
     required={"is_decoder": False, "is_encoder_decoder": True},
     infer=_infer_version,
-    hf_class_for=lambda config: "T5ForConditionalGeneration",
-    base_model_prefix="",
     extra_config=_extra_config,
     keymap=KeyMap(
         (
             Rule("src_embed.tokens.weight", "shared.weight"),
-            *_stack_entries("encoder", ff_index=1),
-            *_stack_entries("decoder", ff_index=2),
-            Rule(_CROSS_ATTN + ".out.weight", _HF_CROSS_ATTN + "EncDecAttention.o.weight"),
-            Rule(_CROSS_ATTN + ".{m}.weight", _HF_CROSS_ATTN + "EncDecAttention.{m}.weight"),
-            Rule(_CROSS_ATTN + "_norm.weight", _HF_CROSS_ATTN + "layer_norm.weight"),
+            Rule(
+                "{stack}.bias.table.weight",
+                "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            ),
+            Rule(_BLOCK + "attn.out.weight", _LAYER + "0.SelfAttention.o.weight"),
+            Rule(_BLOCK + "attn.{m}.weight", _LAYER + "0.SelfAttention.{m}.weight"),
+            Rule(_BLOCK + "attn_norm.weight", _LAYER + "0.layer_norm.weight"),
+            Rule(_BLOCK + "cross_attn.out.weight", _LAYER + "1.EncDecAttention.o.weight"),
+            Rule(_BLOCK + "cross_attn.{m}.weight", _LAYER + "1.EncDecAttention.{m}.weight"),
+            Rule(_BLOCK + "cross_attn_norm.weight", _LAYER + "1.layer_norm.weight"),
+            *_feed_forward_rules("encoder", 1),
+            *_feed_forward_rules("decoder", 2),
+            Rule("{stack}.norm.weight", "{stack}.final_layer_norm.weight"),
             Rule("head.own.weight", "lm_head.weight"),
-            Tied("lm_head.weight", "shared.weight"),
+            Extra("lm_head.weight", tied_to="shared.weight"),
+            Extra("{stack}.embed_tokens.weight", tied_to="shared.weight"),
             # Part of the first checkpoints; cross-attention has no relative positions.
-            Ignored("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+            Extra("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         )
     ),
 )
