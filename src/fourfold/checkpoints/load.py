@@ -75,9 +75,9 @@ def load(
 
     Returns:
         The model, with the attributes `config`; `tokenizer` (None if none is stored);
-        `generation_defaults` (special tokens and options that `fourfold.generate` and
-        `fourfold.beam_search` use); and `artifacts` (values of the DataModule, such as
-        `class_names`).
+        `generation_defaults` (special tokens that `fourfold.generate` and `fourfold.beam_search`
+        use, and options of beam search that the commands use); and `artifacts` (values of the
+        DataModule, such as `class_names`).
 
     Raises:
         InputError: There is no such checkpoint; it is corrupted; its architecture is unknown; or

@@ -231,19 +231,16 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
-    Only special tokens are taken from `model.generation_defaults`. To decode with the options of a
-    checkpoint, pass its `num_beams`, `length_penalty` and `length_penalty_type`.
+    Special tokens that are None come from `model.generation_defaults`; other options do not.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
         src: Token ids (B, T) int64, or images (B, C, side, side).
         beam: Number of active hypotheses; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
-        length_penalty_type: Formula of the penalty of n tokens: gnmt ((5 + n) / 6) ** alpha, power
-            n ** alpha, or none.
+        length_penalty_type: Penalty: gnmt ((5 + n) / 6) ** alpha, power n ** alpha, or none.
         src_mask: (B, T) bool, True = real token; padding may stand on either side.
-        bos_id: First token of the targets of an encoder-decoder. Each special token that is None
-            is taken from `model.generation_defaults`.
+        bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         max_len: Maximum number of new tokens, EOS included; None means the length of each source
@@ -252,14 +249,12 @@ def beam_search(
         use_cache: Use a key-value cache; False serves to verify it.
 
     Returns:
-        Token ids (B, 1 + t) int64, starting with `bos_id` (for a causal LM with the columns of
-        `src`), and scores (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): first the targets
-        with EOS by score, then the targets that reached the limit, then padding with the score
-        -inf.
+        Token ids (B, 1 + t) int64, starting with `bos_id` (for a causal LM with `src`), and scores
+        (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): targets with EOS by score, then
+        targets that reached the limit, then padding with the score -inf.
 
     Raises:
-        InputError: An argument is invalid, the sequence would be longer than `max_len` of the
-            model, or `bos_id` or `eos_id` is neither given nor known.
+        InputError: An argument is invalid or too large for the model, or a token is unknown.
 
     Example:
         >>> from fourfold.models import EncoderDecoder, EncoderDecoderConfig

@@ -79,6 +79,7 @@ class GenerationInputs:
         self._check_special_tokens()
 
     def _check_images(self) -> None:
+        """Check that the sources are a batch of images without a mask."""
         images = self.ids
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.numel() > 0
         if not is_batch or not images.is_floating_point():
@@ -88,6 +89,7 @@ class GenerationInputs:
             raise InputError("must be None for images", option=self.mask_name)
 
     def _check_ids(self) -> None:
+        """Check shape, data type and values of the token ids."""
         ids: object = self.ids  # a user may pass anything
         if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and ids.numel():
             vocab_size = self.reader_config.vocab_size or self.vocab_size
@@ -132,6 +134,7 @@ class GenerationInputs:
             )
 
     def _check_special_tokens(self) -> None:
+        """Check that the special tokens are known and within the vocabulary."""
         if self.is_seq2seq and self.bos_id is None:
             raise InputError(
                 "must be given: the model does not store the first token of a target",

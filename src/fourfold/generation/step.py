@@ -53,6 +53,7 @@ class CausalStep:
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
+        """Return logits (N, V) after the prompts (N, T) or one more token per row (N, 1)."""
         if self._ids is not None:
             if self._mask is not None:
                 self._mask = F.pad(self._mask, (0, ids.shape[1]), value=True)
@@ -67,6 +68,7 @@ class CausalStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
+        """Reorder the decoder state: key-value cache, mask and earlier tokens; see `Step`."""
         if self.cache is not None:
             self.cache.reorder(rows)
         self._ids = index_rows(self._ids, rows)
@@ -95,6 +97,7 @@ class Seq2SeqStep:
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
+        """Return logits (N, V) after one more token of each target, `ids` (N, 1)."""
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
         h = self._model.decode(ids, self._memory, self._src_mask, cache=self.cache)
@@ -102,6 +105,7 @@ class Seq2SeqStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
+        """Reorder the decoder state: key-value cache and memory of the encoder; see `Step`."""
         sources = self._sources_of(rows)
         self._rows = len(rows)
         if self.cache is not None:

@@ -45,7 +45,7 @@ class ImportedModel:
 
 def is_importable(content: Mapping[str, Any]) -> bool:
     """Return True if the content of a weights file has the format of timm, nanoGPT or minGPT."""
-    is_timm = timm.is_timm(content) or timm.is_timm(_nested_state(content))
+    is_timm = timm.find_tensors(content) is not None
     return is_timm or nanogpt.is_nanogpt(content) or nanogpt.is_mingpt(content)
 
 
@@ -106,12 +106,11 @@ def _read_file(path: Path, content: Mapping[str, Any], dtype: torch.dtype | None
         tensors = _check_tensors(content, path)
         model = nanogpt.read_mingpt_model(tensors, settings, str(path), dtype)
         return ImportedModel(model, "minGPT")
-    for state in (content, _nested_state(content)):
-        if timm.is_timm(state):
-            return _read_timm(state, settings, path, dtype)
-    raise InputError(
-        "neither a transformers directory nor a checkpoint of nanoGPT, minGPT or timm", file=path
-    )
+    state = timm.find_tensors(content)
+    if state is None:
+        message = "neither a transformers directory nor a checkpoint of nanoGPT, minGPT or timm"
+        raise InputError(message, file=path)
+    return _read_timm(state, settings, path, dtype)
 
 
 def _read_timm(
@@ -121,12 +120,6 @@ def _read_timm(
     model, notes = timm.read_model(_check_tensors(content, path), settings, str(path), dtype)
     artifacts, image_notes = timm.read_image_preprocessing(settings, model.config, str(path))
     return ImportedModel(model, "timm", artifacts, (*notes, *image_notes))
-
-
-def _nested_state(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state dict in the entry `model`, where DeiT's releases have it."""
-    state = content.get("model")
-    return state if isinstance(state, dict) else {}
 
 
 def _check_tensors(content: Mapping[str, Any], path: Path) -> Mapping[str, Tensor]:

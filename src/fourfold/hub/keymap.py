@@ -281,6 +281,7 @@ def _check_complete(
 
 
 def _tuple(names: Names) -> tuple[str, ...]:
+    """Return one or several names as a tuple."""
     return (names,) if isinstance(names, str) else names
 
 

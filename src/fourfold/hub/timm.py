@@ -75,9 +75,14 @@ def _keymap(n_prefix: int) -> KeyMap:
     )
 
 
-def is_timm(tensors: Mapping[str, Any]) -> bool:
-    """Return True if tensors have timm's names of a ViT."""
-    return _PATCHES in tensors
+def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the state dict of a ViT by timm's names in the content of a file, or None.
+
+    DeiT's releases have the state dict in the entry `model`.
+    """
+    nested = content.get("model")
+    states = (content, nested if isinstance(nested, dict) else {})
+    return next((state for state in states if _PATCHES in state), None)
 
 
 def read_model(

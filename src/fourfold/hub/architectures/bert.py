@@ -9,6 +9,8 @@ from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyM
 from fourfold.models import MaskedLM, MaskedLMConfig
 
 _BLOCK = "stack.blocks.{i}."
+# Names of the attention, its norm and the norm of the feed-forward sub-layer in a layer.
+_MODULES = ("attention.self", "attention.output.LayerNorm", "output.LayerNorm")
 _REQUIRED = {
     "is_decoder": False,
     "add_cross_attention": False,
@@ -70,6 +72,7 @@ def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, 
 
 
 def _infer_heads(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Infer the heads of a BERT from the names of its tensors."""
     return {
         "head": "cls.predictions.bias" in names,
         "next_sentence": "cls.seq_relationship.weight" in names,
@@ -77,6 +80,7 @@ def _infer_heads(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _bert_class(config: MaskedLMConfig) -> str:
+    """Return the transformers class of a BERT with the heads of `config`."""
     if config.head:
         return "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
     return "BertForNextSentencePrediction" if config.next_sentence else "BertModel"
@@ -101,9 +105,7 @@ BERT = Architecture(
     keymap=KeyMap(
         (
             *_embedding_rules("bert."),
-            *encoder_rules(
-                "bert.", "attention.self", "attention.output.LayerNorm", "output.LayerNorm"
-            ),
+            *encoder_rules("bert.", *_MODULES),
             Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
             Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
             Rule("head.bias", "cls.predictions.bias"),
@@ -134,9 +136,7 @@ ROBERTA = replace(
     keymap=KeyMap(
         (
             *_embedding_rules("roberta.", OFFSET_2),
-            *encoder_rules(
-                "roberta.", "attention.self", "attention.output.LayerNorm", "output.LayerNorm"
-            ),
+            *encoder_rules("roberta.", *_MODULES),
             Rule("head.transform.{p}", "lm_head.dense.{p}"),
             Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
             Rule("head.bias", "lm_head.bias"),

@@ -69,6 +69,7 @@ def _keymap(*entries: Entry) -> KeyMap:
 
 
 def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Infer from the tensor names whether the model has an output bias."""
     return {"output_bias": "final_logits_bias" in names}
 
 

@@ -35,6 +35,7 @@ def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...])
 
 
 def _count_heads(names: Collection[str]) -> int:
+    """Count the classifiers among the tensor names."""
     heads = ("classifier", "cls_classifier", "distillation_classifier")
     return sum(f"{head}.weight" in names for head in heads)
 
