@@ -111,8 +111,8 @@ class Extra:
     Args:
         name: External name; may have placeholders.
         tied_to: Name of the external tensor that this tensor must repeat (tied weights).
-        is_kept: Whether an export writes the tensor again, as for the pooler of a BERT that is used
-            as a language model. Other tensors, such as causal masks and position ids, are dropped.
+        is_kept: True for a tensor that an export writes again, such as the pooler of a BERT that is
+            used as a language model. Causal masks and position ids are dropped.
     """
 
     name: str

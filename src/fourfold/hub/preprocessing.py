@@ -309,9 +309,7 @@ def write_image_preprocessing(
         **_IMAGE_DEFAULTS,
         "image_mean": artifacts["mean"],
         "image_std": artifacts["std"],
-        "resample": next(
-            number for number, name in _PIL_RESAMPLE.items() if name == artifacts["interpolation"]
-        ),
+        "resample": 2 if artifacts["interpolation"] == _PIL_RESAMPLE[2] else 3,
         "size": {"height": resized, "width": resized} if squash else {"shortest_edge": resized},
     }
     if is_clip:
