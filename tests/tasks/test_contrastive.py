@@ -146,7 +146,7 @@ def test_one_process_gathers_nothing() -> None:
 
 def test_learned_scale_is_limited_to_100(tmp_path: Path) -> None:
     task, data = captions()
-    task.optimizer_config = replace(SGD, lr=1e-9)
+    task.optimizer = replace(SGD, lr=1e-9)
     run = trainer(tmp_path, max_steps=1, limit_val_batches=0)
     task.trainer = run
     run.datamodule = data

@@ -365,7 +365,7 @@ def test_exported_classifier_keeps_its_class_names(label: str, texts: Path, tmp_
     """transformers computes the same probabilities for the same text, with the same names."""
     task, data = sequences(texts, label)
     config = dataclasses.replace(task.config, init="bert", max_len=96)
-    task = type(task)(config, task.optimizer_config, task.schedule_config)
+    task = type(task)(config, task.optimizer, task.schedule)
     trainer = Trainer(
         max_steps=2,
         accelerator="cpu",

@@ -204,7 +204,7 @@ def changed(texts: Path, folder: Path, tuning: TuningConfig, **options: Any) -> 
     torch.manual_seed(0)
     task, data = sequences(texts, max_rows=2000)
     task.tuning = tuning
-    task.optimizer_config = OptimizerConfig("adamw", lr=0.1)
+    task.optimizer = OptimizerConfig("adamw", lr=0.1)
     before: dict[str, Any] = {}
     build = task.configure_model
 
@@ -264,7 +264,7 @@ def test_gradual_unfreezing_starts_at_the_head(texts: Path, tmp_path: Path) -> N
 def test_sgd_accepts_weights_that_are_unfrozen_later(texts: Path, tmp_path: Path) -> None:
     task, data = sequences(texts, max_rows=2000)
     task.tuning = TuningConfig(gradual_unfreezing_epochs=1)
-    task.optimizer_config = OptimizerConfig("sgd", lr=0.1, momentum=0.9)
+    task.optimizer = OptimizerConfig("sgd", lr=0.1, momentum=0.9)
     trainer(tmp_path, max_steps=3, max_epochs=3, limit_val_batches=0).fit(task, data)
     assert len(task.optimizers().state) == len(list(task.model.parameters()))
 

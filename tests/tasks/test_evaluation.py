@@ -56,7 +56,7 @@ def test_validation_of_unchanged_weights_is_equal_in_every_epoch(
             self.seen.append(float(trainer.callback_metrics["val/loss"]))
 
     task, data = FAMILIES[family](texts)
-    task.optimizer_config = dataclasses.replace(task.optimizer_config, lr=1e-300)
+    task.optimizer = dataclasses.replace(task.optimizer, lr=1e-300)
     trainer = Trainer(
         accelerator="cpu",
         precision="64-true",

@@ -137,7 +137,7 @@ def test_constructor_without_optimizer_is_called(scaled_task: Any, tmp_path: Pat
     trainer.fit(fixed_task(CausalLMConfig(**SMALL, vocab_size=V, max_len=16)), PlainData())
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     task = load_task(tmp_path / "a.ckpt", classes=["usermodels.FixedTask"])
-    assert task.optimizer_config.name == "sgd"
+    assert task.optimizer.name == "sgd"
     assert type(fourfold.load(tmp_path / "a.ckpt")).__name__ == "CausalLM"
 
 

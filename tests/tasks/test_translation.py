@@ -48,8 +48,8 @@ def changed(task: Any, **options: Any) -> Any:
     """Return the task with other arguments."""
     return type(task)(
         options.pop("config", task.config),
-        replace(task.optimizer_config, lr=STILL),
-        task.schedule_config,
+        replace(task.optimizer, lr=STILL),
+        task.schedule,
         **options,
     )
 

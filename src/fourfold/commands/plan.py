@@ -150,7 +150,7 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
         source,
         n_trained=sum(p.numel() for p in recipe.task.model.parameters() if p.requires_grad),
         precision=recipe.precision,
-        optimizer=recipe.task.optimizer_config.name,
+        optimizer=recipe.task.optimizer.name,
         replicated=devices > 1,
     )
 

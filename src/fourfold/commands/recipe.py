@@ -7,7 +7,7 @@ The model is on the meta device, so that its weights take no memory.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jsonargparse import ActionConfigFile
@@ -61,8 +61,7 @@ class Recipe:
     @property
     def config(self) -> TransformerConfig:
         """Config of the model."""
-        config: TransformerConfig = self.task.config
-        return config
+        return cast(TransformerConfig, self.task.config)
 
     @property
     def counts_tokens(self) -> bool:

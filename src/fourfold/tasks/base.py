@@ -7,7 +7,7 @@ number of targets in all micro-batches and processes of an optimizer step.
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from lightning import LightningDataModule, LightningModule
@@ -19,6 +19,7 @@ from fourfold.callbacks.monitoring.throughput import is_logged
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
 from fourfold.checkpoints.format import (
+    TASK_SECTIONS,
     VERSION,
     check_version,
     config_from_dict,
@@ -48,6 +49,7 @@ ModelT = TypeVar("ModelT", bound=Model)
 BatchT = TypeVar("BatchT")
 
 
+@dataclass(eq=False, repr=False)
 class Task(LightningModule, Generic[ModelT, BatchT]):
     """Base class of all tasks.
 
@@ -81,28 +83,21 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     model_class: ClassVar[type[Model]]
     config_class: ClassVar[type[ModelConfig]]
-    config: Any
-    model: ModelT
     batch_class: ClassVar[type[Any]]
     unit: ClassVar[str] = "tokens"  # of the throughput
     inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config
     must_equal_data: ClassVar[tuple[str, ...]] = ()  # those that must not be larger than the data's
+    model: ModelT = field(init=False)
 
-    def __init__(
-        self,
-        # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.
-        config: ModelConfig,
-        optimizer: OptimizerConfig,
-        schedule: ScheduleConfig,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008  (frozen)
-    ) -> None:
+    # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.
+    config: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    init_from: InitFrom = None
+    tuning: TuningConfig = TuningConfig()
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.config = config
-        self.optimizer_config = optimizer
-        self.schedule_config = schedule
-        self.init_from = init_from
-        self.tuning = tuning
         self.model = None  # type: ignore[assignment]
         self.allowed_classes: tuple[type[Any] | str, ...] = ()
         self.resumes = False
@@ -279,19 +274,18 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Build the optimizer, and a schedule that is updated in every optimizer step."""
         # A fused step unscales the gradients itself, but Lightning clips them before under fp16.
         fused = not self.trainer.precision.startswith("16")
-        if self.optimizer_config.name == "sgd" and (
+        if self.optimizer.name == "sgd" and (
             isinstance(self.trainer.strategy, FSDP2)
             or self.tuning.gradual_unfreezing_epochs is not None
         ):
             # torch has no fused SGD for sharded weights, nor for weights without a momentum.
             fused = False
         layers = layer_ids(self.model)
-        optimizer = make_optimizer(self.model, self.optimizer_config, layers, fused=fused)
+        optimizer = make_optimizer(self.model, self.optimizer, layers, fused=fused)
         steps = self.total_steps()
-        warn_if_warmup_never_ends(self.schedule_config, steps)
-        schedule = make_schedule(
-            optimizer, self.schedule_config, self.optimizer_config.lr, steps, self.config.d_model
-        )
+        config: Any = self.config
+        warn_if_warmup_never_ends(self.schedule, steps)
+        schedule = make_schedule(optimizer, self.schedule, self.optimizer.lr, steps, config.d_model)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def configure_gradient_clipping(
@@ -313,7 +307,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     def total_steps(self) -> int | None:
         """Return the number of optimizer steps of the whole training, None if it has no end."""
-        return total_optimizer_steps(self.trainer, self.schedule_config)
+        return total_optimizer_steps(self.trainer, self.schedule)
 
     # Evaluation.
 
@@ -346,16 +340,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Raises:
             AttributeError: An argument is not stored in an attribute of the same name.
         """
-        init_args: dict[str, Any] = {
-            "optimizer": asdict(self.optimizer_config),
-            "schedule": asdict(self.schedule_config),
-            "init_from": self.init_from,
-            "tuning": asdict(self.tuning),
-        }
-        for name in init_annotations(type(self)):
-            if name not in ("self", "config", *init_args):
-                init_args[name] = getattr(self, name)
-        return init_args
+        init_args = {name: getattr(self, name) for name in init_annotations(type(self))}
+        return init_args | {name: asdict(init_args[name]) for name in TASK_SECTIONS}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add everything that is needed to build the model and the task from the file alone."""
@@ -404,9 +390,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """
         arguments = dict(init_args)
         arguments["config"] = config_from_dict(cls.config_class, config)
-        arguments["optimizer"] = dataclass_from_dict(OptimizerConfig, arguments["optimizer"])
-        arguments["schedule"] = dataclass_from_dict(ScheduleConfig, arguments["schedule"])
-        arguments["tuning"] = dataclass_from_dict(TuningConfig, arguments["tuning"])
+        for name, section in TASK_SECTIONS.items():
+            arguments[name] = dataclass_from_dict(section, arguments[name])
         parameters = inspect.signature(cls).parameters
         if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
             # A user's constructor may set its own optimizer, schedule or tuning.

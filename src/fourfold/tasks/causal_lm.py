@@ -1,17 +1,16 @@
 """Task of causal language modelling (GPT, GPT-2)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.generation import generate
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
@@ -20,6 +19,7 @@ from fourfold.tasks.samples import self_attention
 MAX_PROMPT_TOKENS = 32  # of a logged sample
 
 
+@dataclass(eq=False, repr=False)
 class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     """Causal language modelling, evaluated by perplexity per token, word and byte.
 
@@ -36,19 +36,12 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     batch_class = CausalBatch
     config_class = CausalLMConfig
 
-    def __init__(
-        self,
-        config: CausalLMConfig = CausalLMConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
-            lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1
-        ),
-        schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
-            name="cosine", warmup_steps=2000, min_lr=6e-5
-        ),
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(config, optimizer, schedule, init_from, tuning)
+    config: CausalLMConfig = CausalLMConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=2000, min_lr=6e-5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.ppl = Perplexity()
 
     def n_units(self, batch: CausalBatch) -> int:

@@ -4,7 +4,7 @@ Shapes: B pairs of the global batch, b pairs of this process, E width of the emb
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
 from fourfold.lightning_internals import attached_trainer
 from fourfold.metrics import RetrievalScores
 from fourfold.models import CLIP, CLIPConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
@@ -28,6 +26,7 @@ from fourfold.tasks.training.loss_normalization import count_of
 MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
 
 
+@dataclass(eq=False, repr=False)
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     """Contrastive learning: matching images and captions in a batch (section 2.3, Figure 3).
 
@@ -52,22 +51,16 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     model_class = CLIP
     batch_class = CaptionBatch
     config_class = CLIPConfig
-    config: CLIPConfig
     unit = "images"
 
-    def __init__(
-        self,
-        config: CLIPConfig = CLIPConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
-            lr=5e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2
-        ),
-        schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
-            name="cosine", warmup_steps=2000
-        ),
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(config, optimizer, schedule, init_from, tuning)
+    config: CLIPConfig = CLIPConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        lr=5e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2
+    )
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=2000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.retrieval = RetrievalScores()
 
     def configure_model(self) -> None:

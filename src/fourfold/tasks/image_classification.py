@@ -3,10 +3,12 @@
 Shapes: B images, C channels, K classes.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from fourfold.checkpoints.init_from import InitFrom
@@ -28,6 +30,7 @@ from fourfold.tasks.training.loss_normalization import count_of
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
 
 
+@dataclass(eq=False, repr=False)
 class ImageClassification(Task[ViT, ImageBatch]):
     """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
 
@@ -50,39 +53,30 @@ class ImageClassification(Task[ViT, ImageBatch]):
     model_class = ViT
     batch_class = ImageBatch
     config_class = ViTConfig
-    config: ViTConfig
     unit = "images"
     inferred_from_data = ("n_classes",)
     must_equal_data = ("n_classes",)
-    loss: Mean
-    top1: MulticlassAccuracy
-    top5: MulticlassAccuracy
 
-    def __init__(
-        self,
-        config: ViTConfig = ViTConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
-            lr=1e-3, weight_decay=0.05, weight_decay_params="linear"
-        ),
-        schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5),  # noqa: B008
-        label_smoothing: float = 0.0,
-        teacher: str | None = None,
-        distillation: str = "hard",
-        teacher_weight: float = 0.5,
-        temperature: float = 3.0,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        check_range("label_smoothing", label_smoothing, minimum=0.0, below=1.0)
-        check_choice("distillation", distillation, DISTILLATION_TYPES)
-        check_range("teacher_weight", teacher_weight, above=0.0, below=1.0)
-        check_range("temperature", temperature, above=0.0)
-        super().__init__(config, optimizer, schedule, init_from, tuning)
-        self.label_smoothing = label_smoothing
-        self.teacher = teacher
-        self.distillation = distillation
-        self.teacher_weight = teacher_weight
-        self.temperature = temperature
+    config: ViTConfig = ViTConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        lr=1e-3, weight_decay=0.05, weight_decay_params="linear"
+    )
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5)
+    label_smoothing: float = 0.0
+    teacher: str | None = None
+    distillation: str = "hard"
+    teacher_weight: float = 0.5
+    temperature: float = 3.0
+    init_from: InitFrom = field(default=None, kw_only=True)
+    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
+        check_choice("distillation", self.distillation, DISTILLATION_TYPES)
+        check_range("teacher_weight", self.teacher_weight, above=0.0, below=1.0)
+        check_range("temperature", self.temperature, above=0.0)
+        super().__post_init__()
+        self.loss = Mean()
         self.teacher_model: Teacher | None = None
 
     def configure_model(self) -> None:
@@ -92,9 +86,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
         super().configure_model()
         n_classes = self.config.n_classes
         assert n_classes is not None  # the model is built
-        self.loss = Mean()
-        self.top1 = MulticlassAccuracy(n_classes, average="micro")
-        self.top5 = MulticlassAccuracy(n_classes, top_k=min(5, n_classes), average="micro")
+        self.top1: Metric = MulticlassAccuracy(n_classes, average="micro")
+        self.top5: Metric = MulticlassAccuracy(n_classes, top_k=min(5, n_classes), average="micro")
         self.confusion: MulticlassConfusionMatrix | None = None
         heads = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
         self.top1_per_head: Any = nn.ModuleDict(

@@ -1,17 +1,16 @@
 """Task of masked language modelling, with next-sentence prediction if the model has that head."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores, upcast_fp32
 from fourfold.metrics import Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
@@ -19,6 +18,7 @@ from fourfold.tasks.samples import self_attention
 from fourfold.tasks.training.loss_normalization import count_of
 
 
+@dataclass(eq=False, repr=False)
 class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     """Masked language modelling, evaluated by perplexity and accuracy of the masked tokens.
 
@@ -37,15 +37,12 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     batch_class = MaskedBatch
     config_class = MaskedLMConfig
 
-    def __init__(
-        self,
-        config: MaskedLMConfig = MaskedLMConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(name="linear", warmup_steps=10000),  # noqa: B008
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(config, optimizer, schedule, init_from, tuning)
+    config: MaskedLMConfig = MaskedLMConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear", warmup_steps=10000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.ppl = Perplexity()
         self.next_ppl = Perplexity()
 

@@ -4,6 +4,7 @@ Shapes: B context windows, T tokens, N best spans.
 """
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fourfold.data.text.question_answering import QuestionData
 
 
+@dataclass(eq=False, repr=False)
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
@@ -44,23 +46,19 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     model_class = SpanExtractor
     batch_class = SpanBatch
     config_class = SpanExtractorConfig
-    config: SpanExtractorConfig
 
-    def __init__(
-        self,
-        config: SpanExtractorConfig = SpanExtractorConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
-        max_answer_length: int = 30,
-        n_best_size: int = 20,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        check_positive("max_answer_length", max_answer_length)
-        check_positive("n_best_size", n_best_size)
-        super().__init__(config, optimizer, schedule, init_from, tuning)
-        self.max_answer_length = max_answer_length
-        self.n_best_size = n_best_size
+    config: SpanExtractorConfig = SpanExtractorConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear")
+    max_answer_length: int = 30
+    n_best_size: int = 20
+    init_from: InitFrom = field(default=None, kw_only=True)
+    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_positive("max_answer_length", self.max_answer_length)
+        check_positive("n_best_size", self.n_best_size)
+        super().__post_init__()
         self.loss = Mean()
         self.scores = SquadScores()
 

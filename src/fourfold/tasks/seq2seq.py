@@ -4,6 +4,7 @@ Shapes: B rows, S source tokens or patches, T target tokens, C channels.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.checkpoints.init_from import InitFrom
-from fourfold.core.config import TransformerConfig
 from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
@@ -20,8 +20,6 @@ from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_en
 from fourfold.metrics import Perplexity, TranslationScores
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.finetuning.config import TuningConfig
-from fourfold.optim import OptimizerConfig
-from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import BatchT, Task
 from fourfold.tasks.samples import MAX_TOKENS, cross_attention, token_names
 
@@ -33,6 +31,7 @@ class DataWithReferences(Protocol):
         """Return the reference of each row: one text, or several."""
 
 
+@dataclass(eq=False, repr=False)
 class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
 
@@ -53,32 +52,22 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         tuning: See `Task`.
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        optimizer: OptimizerConfig,
-        schedule: ScheduleConfig,
-        label_smoothing: float = 0.0,
-        label_smoothing_type: str = "uniform",
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
-        length_penalty_type: str = "gnmt",
-        val_num_beams: int = 1,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008  (frozen)
-    ) -> None:
-        check_choice("label_smoothing_type", label_smoothing_type, LABEL_SMOOTHING_TYPES)
-        check_choice("length_penalty_type", length_penalty_type, tuple(LENGTH_PENALTIES))
-        check_range("label_smoothing", label_smoothing, minimum=0.0, below=1.0)
-        check_positive("num_beams", num_beams)
-        check_range("val_num_beams", val_num_beams, minimum=0)
-        super().__init__(config, optimizer, schedule, init_from, tuning)
-        self.label_smoothing = label_smoothing
-        self.label_smoothing_type = label_smoothing_type
-        self.num_beams = num_beams
-        self.length_penalty = length_penalty
-        self.length_penalty_type = length_penalty_type
-        self.val_num_beams = val_num_beams
+    label_smoothing: float = 0.0
+    label_smoothing_type: str = "uniform"
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    length_penalty_type: str = "gnmt"
+    val_num_beams: int = 1
+    init_from: InitFrom = field(default=None, kw_only=True)
+    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_choice("label_smoothing_type", self.label_smoothing_type, LABEL_SMOOTHING_TYPES)
+        check_choice("length_penalty_type", self.length_penalty_type, tuple(LENGTH_PENALTIES))
+        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
+        check_positive("num_beams", self.num_beams)
+        check_range("val_num_beams", self.val_num_beams, minimum=0)
+        super().__post_init__()
         self.ppl = Perplexity()
         self.scores = TranslationScores()
 

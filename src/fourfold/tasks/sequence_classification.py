@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens, K classes.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ from fourfold.tasks.samples import prediction_rows, self_attention
 from fourfold.tasks.training.loss_normalization import count_of
 
 
+@dataclass(eq=False, repr=False)
 class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     """Classification or regression of a sentence or a pair, usually with a pre-trained encoder.
 
@@ -47,24 +49,20 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     model_class = SequenceClassifier
     batch_class = SequenceBatch
     config_class = SequenceClassifierConfig
-    config: SequenceClassifierConfig
     inferred_from_data = ("vocab_size", "n_classes")
     must_equal_data = ("n_classes",)
-    loss: Mean
-    scores: RegressionScores | ClassificationScores
 
-    def __init__(
-        self,
-        config: SequenceClassifierConfig = SequenceClassifierConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
-        label_smoothing: float = 0.0,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        check_range("label_smoothing", label_smoothing, minimum=0.0, below=1.0)
-        super().__init__(config, optimizer, schedule, init_from, tuning)
-        self.label_smoothing = label_smoothing
+    config: SequenceClassifierConfig = SequenceClassifierConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear")
+    label_smoothing: float = 0.0
+    init_from: InitFrom = field(default=None, kw_only=True)
+    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
+        super().__post_init__()
+        self.loss = Mean()
 
     def configure_model(self) -> None:
         """Build the model, and the metrics, which need the number of classes."""
@@ -72,9 +70,10 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
             super().configure_model()
             n_classes = self.config.n_classes
             assert n_classes is not None  # the model is built
-            self.loss = Mean()
             is_regression = n_classes == 1
-            self.scores = RegressionScores() if is_regression else ClassificationScores(n_classes)
+            self.scores: RegressionScores | ClassificationScores = (
+                RegressionScores() if is_regression else ClassificationScores(n_classes)
+            )
 
     def n_units(self, batch: SequenceBatch) -> int:
         """Return the number of tokens, padding included."""
@@ -133,6 +132,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return logits if self.config.n_classes == 1 else logits.softmax(-1)
 
 
+@dataclass(eq=False, repr=False)
 class CausalSequenceClassification(SequenceClassification):
     """Classification or regression from the last token's state of a causal LM (GPT-1).
 
@@ -151,20 +151,10 @@ class CausalSequenceClassification(SequenceClassification):
 
     model_class = CausalClassifier  # type: ignore[assignment]
     config_class = CausalClassifierConfig  # type: ignore[assignment]
-    model: CausalClassifier  # type: ignore[assignment]
-
-    def __init__(
-        self,
-        config: CausalClassifierConfig = CausalClassifierConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
-        label_smoothing: float = 0.0,
-        lm_weight: float = 0.5,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(config, optimizer, schedule, label_smoothing, init_from, tuning)  # type: ignore[arg-type]
-        self.lm_weight = lm_weight
+    model: CausalClassifier = field(init=False)  # type: ignore[assignment]
+    config: CausalClassifierConfig = CausalClassifierConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5)
+    lm_weight: float = 0.5
 
     def logits(self, batch: SequenceBatch) -> Tensor:
         """Return logits (B, K) in fp32."""

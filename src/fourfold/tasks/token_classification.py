@@ -1,18 +1,17 @@
 """Task of token classification: named entities (W-NUT, CoNLL), parts of speech."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.data.loading.batches import TokenBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import IGNORE_INDEX, upcast_fp32
 from fourfold.metrics import EntityScores, Mean
 from fourfold.models import TokenClassifier, TokenClassifierConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
@@ -28,6 +27,7 @@ class DataWithChunks(Protocol):
         """Return sentence and chunk of each row."""
 
 
+@dataclass(eq=False, repr=False)
 class TokenClassification(Task[TokenClassifier, TokenBatch]):
     """Classification of each word, evaluated by the F1 of entities.
 
@@ -43,19 +43,15 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
     model_class = TokenClassifier
     batch_class = TokenBatch
     config_class = TokenClassifierConfig
-    config: TokenClassifierConfig
     inferred_from_data = ("vocab_size", "n_classes")
     must_equal_data = ("n_classes",)
 
-    def __init__(
-        self,
-        config: TokenClassifierConfig = TokenClassifierConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5, eps=1e-6),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(name="linear"),  # noqa: B008
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(config, optimizer, schedule, init_from, tuning)
+    config: TokenClassifierConfig = TokenClassifierConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.loss = Mean()
         self.scores = EntityScores()
 

@@ -1,8 +1,8 @@
 """Tasks of translation: encoder-decoder, T5 (text to text), composite of pre-trained models."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.core.config import TransformerConfig
 from fourfold.data.loading.batches import PairBatch
 from fourfold.models import (
@@ -14,12 +14,12 @@ from fourfold.models import (
     TextToTextConfig,
 )
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
 
 
+@dataclass(eq=False, repr=False)
 class Translation(Seq2SeqTask[PairBatch]):
     """Translation with an encoder-decoder (Vaswani et al. 2017).
 
@@ -34,41 +34,19 @@ class Translation(Seq2SeqTask[PairBatch]):
     batch_class = PairBatch
     config_class: ClassVar[type[TransformerConfig]] = EncoderDecoderConfig
 
-    def __init__(
-        self,
-        config: EncoderDecoderConfig = EncoderDecoderConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
-            name="adam", lr=1.0, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0
-        ),
-        schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=4000),  # noqa: B008
-        label_smoothing: float = 0.1,
-        label_smoothing_type: str = "uniform",
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
-        length_penalty_type: str = "gnmt",
-        val_num_beams: int = 1,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(
-            config,
-            optimizer,
-            schedule,
-            label_smoothing,
-            label_smoothing_type,
-            num_beams,
-            length_penalty,
-            length_penalty_type,
-            val_num_beams,
-            init_from,
-            tuning,
-        )
+    config: EncoderDecoderConfig = EncoderDecoderConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        name="adam", lr=1.0, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0
+    )
+    schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=4000)
+    label_smoothing: float = 0.1
 
     def n_units(self, batch: PairBatch) -> int:
         """Return the number of source and target tokens, padding included."""
         return batch.src.numel() + batch.tgt.numel()
 
 
+@dataclass(eq=False, repr=False)
 class TextToText(Translation):
     """Text-to-text tasks with T5 (Raffel et al. 2019).
 
@@ -89,37 +67,13 @@ class TextToText(Translation):
     model_class = T5
     config_class = T5Config
 
-    def __init__(
-        self,
-        config: T5Config = T5Config(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(  # noqa: B008
-            name="inverse_sqrt", warmup_steps=10_000
-        ),
-        label_smoothing: float = 0.0,
-        label_smoothing_type: str = "uniform",
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
-        length_penalty_type: str = "gnmt",
-        val_num_beams: int = 1,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(
-            config,
-            optimizer,
-            schedule,
-            label_smoothing,
-            label_smoothing_type,
-            num_beams,
-            length_penalty,
-            length_penalty_type,
-            val_num_beams,
-            init_from,
-            tuning,
-        )
+    config: T5Config = T5Config()
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(name="inverse_sqrt", warmup_steps=10_000)
+    label_smoothing: float = 0.0
 
 
+@dataclass(eq=False, repr=False)
 class CompositeTranslation(Translation):
     """Translation with separately pre-trained encoder and decoder (Rothe et al. 2020).
 
@@ -136,37 +90,11 @@ class CompositeTranslation(Translation):
 
     model_class = CompositeEncoderDecoder
     config_class = TextToTextConfig
-    config: TextToTextConfig
 
-    def __init__(
-        self,
-        config: TextToTextConfig = TextToTextConfig(),  # noqa: B008  (frozen)
-        optimizer: OptimizerConfig = OptimizerConfig(  # noqa: B008
-            name="adam", lr=0.05, weight_decay=0.0
-        ),
-        schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=40_000),  # noqa: B008
-        label_smoothing: float = 0.0,
-        label_smoothing_type: str = "uniform",
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
-        length_penalty_type: str = "gnmt",
-        val_num_beams: int = 1,
-        init_from: InitFrom = None,
-        tuning: TuningConfig = TuningConfig(),  # noqa: B008
-    ) -> None:
-        super().__init__(
-            config,  # type: ignore[arg-type]  # of another family than that of the base class
-            optimizer,
-            schedule,
-            label_smoothing,
-            label_smoothing_type,
-            num_beams,
-            length_penalty,
-            length_penalty_type,
-            val_num_beams,
-            init_from,
-            tuning,
-        )
+    config: TextToTextConfig = TextToTextConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=0.05, weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=40_000)
+    label_smoothing: float = 0.0
 
     def _complete_config(self) -> None:
         super()._complete_config()

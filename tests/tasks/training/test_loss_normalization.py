@@ -21,7 +21,7 @@ def test_first_step_without_targets_is_rejected(texts: Path, tmp_path: Path) -> 
         def step(self, batch: Any) -> Any:
             return super().step(batch._replace(labels=torch.full_like(batch.labels, -100)))
 
-    silent = Silent(task.config, task.optimizer_config, task.schedule_config)
+    silent = Silent(task.config, task.optimizer, task.schedule)
     with pytest.raises(InputError, match="gives no target in the first step"):
         train(silent, data, tmp_path)
 

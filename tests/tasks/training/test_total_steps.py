@@ -30,7 +30,7 @@ def test_training_without_an_end_has_no_number_of_steps(
     texts: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     task, data = words(texts, max_rows=13)
-    late = type(task)(task.config, task.optimizer_config, ScheduleConfig("constant", 5_000))
+    late = type(task)(task.config, task.optimizer, ScheduleConfig("constant", 5_000))
     train(
         late,
         data,
@@ -47,6 +47,6 @@ def test_training_without_an_end_has_no_number_of_steps(
 
 def test_training_warns_of_a_long_warmup(texts: Path, tmp_path: Path) -> None:
     task, data = words(texts, max_rows=13)
-    late = type(task)(task.config, task.optimizer_config, ScheduleConfig("linear", 5_000))
+    late = type(task)(task.config, task.optimizer, ScheduleConfig("linear", 5_000))
     with pytest.warns(UserWarning, match="warmup_steps is 5,000, but training has 2 steps"):
         train(late, data, tmp_path, max_steps=2)
