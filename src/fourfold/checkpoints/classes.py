@@ -10,26 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fourfold import models
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 
-# Model class: its module below `fourfold.models`. The config class is NAMEConfig in that module.
-MODELS = {
-    "CLIP": "clip",
-    "CausalClassifier": "classifiers",
-    "CausalLM": "causal_lm",
-    "CompositeEncoderDecoder": "composite",
-    "EncoderDecoder": "encoder_decoder",
-    "MaskedLM": "masked_lm",
-    "RecurrentClassifier": "recurrent.language_model",
-    "RecurrentLM": "recurrent.language_model",
-    "ResNet": "baselines.resnet",
-    "SequenceClassifier": "classifiers",
-    "SpanExtractor": "classifiers",
-    "T5": "t5",
-    "TokenClassifier": "classifiers",
-    "ViT": "vit",
-}
 Classes = Iterable[type[Any] | str]
 
 
@@ -39,9 +23,8 @@ def class_path(cls: type[Any]) -> str:
 
 
 def model_name(cls: type[Any]) -> str:
-    """Return the name of a model class in a checkpoint: bare for a model of fourfold."""
-    module = MODELS.get(cls.__name__)
-    return cls.__name__ if cls.__module__ == f"fourfold.models.{module}" else class_path(cls)
+    """Return the name of a model class in a checkpoint: without a path for a model of fourfold."""
+    return cls.__name__ if getattr(models, cls.__name__, None) is cls else class_path(cls)
 
 
 def import_class(path: str) -> type[Any]:
@@ -114,14 +97,13 @@ def find_model_class(
     if "." in name:
         cls = find_user_class(name, classes, file)
         return cls, config_class_of(cls)
-    if name not in MODELS:
-        raise InputError(f"fourfold has no model {name[:80]!r}", file=file)
-    module = import_module(f"fourfold.models.{MODELS[name]}")
     config_name = f"{name}Config"
-    if name == "CompositeEncoderDecoder":  # one class of models with two kinds of encoders
+    if name == "CompositeEncoderDecoder":  # one model class with two config classes
         has_vit = "image_size" in config.get("encoder", ())
         config_name = "ImageToTextConfig" if has_vit else "TextToTextConfig"
-    return getattr(module, name), getattr(module, config_name)
+    if not hasattr(models, config_name):
+        raise InputError(f"fourfold has no model {name[:80]!r}", file=file)
+    return getattr(models, name), getattr(models, config_name)
 
 
 def config_class_of(model_class: type[Model]) -> type[Any]:

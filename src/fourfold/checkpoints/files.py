@@ -4,12 +4,12 @@ import os
 import pickle
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fourfold.checkpoints.format import check_content, check_version, in_checkpoint
 from fourfold.errors import InputError
 
 CHECKPOINT_NAMES = ("best", "average", "last")  # in a run directory, in order of preference
@@ -41,20 +41,6 @@ def find_checkpoint(run: Path) -> Path:
     )
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint written by fourfold, on the CPU, and check its structure.
-
-    Raises:
-        InputError: See `read_file`; or the file was written by another program, or by an earlier
-            version of fourfold; or a part of it is missing or has the wrong type.
-    """
-    content = read_file(path)
-    check_version(content, path)
-    with in_checkpoint(path):
-        check_content(content)
-    return content
-
-
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read the dictionary in a file of `torch.save`, on the CPU. Code in the file is never run.
 
@@ -64,7 +50,13 @@ def read_file(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         raise InputError("there is no such checkpoint file", file=path)
-    _check_corruption(path)
+    corrupted = None
+    with suppress(*CORRUPTION_ERRORS):  # truncated, or no archive: `torch.load` tells the two apart
+        corrupted = _corrupted_member(path)
+    if corrupted is not None:
+        raise InputError(
+            f"the checkpoint is corrupted: checksum of {corrupted} is wrong", file=path
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -89,16 +81,7 @@ def is_complete(path: Path) -> bool:
         return False
 
 
-def _check_corruption(path: Path) -> None:
-    """Compare the checksums in the file, which `torch.load` ignores."""
-    try:
-        member = _corrupted_member(path)
-    except CORRUPTION_ERRORS:
-        return  # truncated, or not an archive: `torch.load` tells the two apart
-    if member is not None:
-        raise InputError(f"the checkpoint is corrupted: checksum of {member} is wrong", file=path)
-
-
 def _corrupted_member(path: Path) -> str | None:
+    """Return the first member of an archive whose checksum is wrong; `torch.load` ignores them."""
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()

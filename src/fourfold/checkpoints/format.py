@@ -25,6 +25,7 @@ from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 
 VERSION = 2
+WEIGHT_PREFIX = "model."  # of a model's weights in the state dict of a task
 # Types of the sections, and of the values in them.
 SECTIONS: dict[str, dict[str, type]] = {
     "model": {"class": str, "config": dict},
@@ -66,47 +67,51 @@ def in_checkpoint(path: str | Path) -> Iterator[None]:
         raise InputError(f"the checkpoint is not valid: {error}", file=path) from error
 
 
-def check_version(content: Mapping[str, Any], path: str | Path | None) -> None:
-    """Check that this version of fourfold wrote the checkpoint.
+def check_version(saved: Any, path: str | Path | None) -> None:
+    """Check that this version of fourfold wrote a checkpoint or a directory.
+
+    Args:
+        saved: Section `fourfold` of a checkpoint, or the content of fourfold.json; None if missing.
+        path: The file, for the message.
 
     Raises:
-        InputError: Another program or an earlier version of fourfold wrote it.
+        InputError: Another program or another version of fourfold wrote the file.
     """
-    saved = content.get("fourfold")
+    file = path or "checkpoint"
     if saved is None:
-        raise InputError("not a checkpoint written by fourfold", file=path or "checkpoint")
-    if isinstance(saved, Mapping) and saved.get("version") != VERSION:
-        age = "a later" if _is_later(saved.get("version")) else "an earlier"
+        raise InputError("not a checkpoint written by fourfold", file=file)
+    with in_checkpoint(file):
+        check_type("fourfold", saved, dict)
+    version = saved.get("version")
+    if version != VERSION:
+        age = "a later" if isinstance(version, int) and version > VERSION else "an earlier"
         raise InputError(
             f"the checkpoint was written by {age} version of fourfold, which this version cannot"
             " read",
-            file=path or "checkpoint",
+            file=file,
         )
 
 
-def _is_later(version: object) -> bool:
-    return isinstance(version, int) and version > VERSION
-
-
-def check_content(content: Mapping[str, Any]) -> None:
-    """Check that a checkpoint has all sections, and that each holds the right types.
+def check_content(content: Mapping[str, Any], path: str | Path) -> None:
+    """Check the version of a checkpoint, its sections, and the types of their values.
 
     Raises:
-        InputError: A section is missing or has the wrong type.
+        InputError: The file is of another program or version, or a value is missing or has the
+            wrong type.
     """
-    saved = content["fourfold"]
-    check_type("fourfold", saved, dict)
-    for name, keys in SECTIONS.items():
-        section = saved.get(name)
-        check_type(f"fourfold.{name}", section, dict)
-        for key, declared in keys.items():
-            check_type(f"fourfold.{name}.{key}", section.get(key), declared)
-    state = content.get("state_dict")
-    check_type("state_dict", state, dict)
-    for name, tensor in (state or {}).items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise InputError("must be a tensor", option=f"state_dict.{str(name)[:80]}")
-    check_artifacts(saved["data"])
+    saved = content.get("fourfold")
+    check_version(saved, path)
+    with in_checkpoint(path):
+        for name, keys in SECTIONS.items():
+            section = saved.get(name)
+            check_type(f"fourfold.{name}", section, dict)
+            for key, declared in keys.items():
+                check_type(f"fourfold.{name}.{key}", section.get(key), declared)
+        check_artifacts(saved["data"])
+        check_type("state_dict", content.get("state_dict"), dict)
+        for name, tensor in content["state_dict"].items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise InputError("must be a tensor", option=f"state_dict.{str(name)[:80]}")
 
 
 def check_artifacts(artifacts: Mapping[str, Any]) -> None:
@@ -128,31 +133,27 @@ def check_training(content: Mapping[str, Any]) -> None:
     Raises:
         InputError: A value is missing or has the wrong type.
     """
-    if "loops" in content:  # not in an imported checkpoint
-        check_type("loops", content["loops"], dict)
-        check_type("loops.fit_loop", content["loops"].get("fit_loop"), dict)
-    states = content.get("optimizer_states", [])
-    check_type("optimizer_states", states, list)
-    for state in states:
+    loops = content.get("loops", {"fit_loop": {}})  # an imported checkpoint has none
+    check_type("loops", loops, dict)
+    check_type("loops.fit_loop", loops.get("fit_loop"), dict)
+    check_type("optimizer_states", content.get("optimizer_states", []), list)
+    for state in content.get("optimizer_states", []):
         check_type("optimizer_states", state, dict)
         for group in state.get("param_groups") or ():
-            for name in ("lr", "initial_lr", "eps", "weight_decay", "momentum"):
-                if name in group:
-                    check_type(f"optimizer_states.{name}", group[name], float)
+            for name in group.keys() & {"lr", "initial_lr", "eps", "weight_decay", "momentum"}:
+                check_type(f"optimizer_states.{name}", group[name], float)
         for moments in (state.get("state") or {}).values():
             for name, value in moments.items():
                 check_type(f"optimizer_states.{name}", value, Tensor)
 
 
 def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:
-    """Check the arguments of a task's constructor before it is called.
+    """Check the arguments of a task's constructor before the constructor is called.
 
     Raises:
         InputError: An argument is unknown or has the wrong type.
     """
     annotations = init_annotations(task_class)
-    for name in TASK_SECTIONS:
-        dataclass_from_dict(TASK_SECTIONS[name], init_args.get(name))
     for name, value in init_args.items():
         if name not in annotations:
             raise InputError(f"is not an argument of {task_class.__name__}", option=str(name)[:80])
@@ -160,15 +161,19 @@ def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None
             check_type(name, value, annotations[name])
 
 
-def init_annotations(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of the constructor's arguments, including those of the base classes."""
+def init_annotations(task_class: type[Any]) -> dict[str, Any]:
+    """Return the types of a task's constructor arguments without the config, by argument name.
+
+    The arguments of all base classes are included, since a user's constructor may accept them as
+    keyword arguments or set them itself.
+    """
     annotations: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed(task_class.__mro__):
         if "__init__" in vars(base):
             parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
             named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
             annotations |= {p.name: p.annotation for p in named}
-    return annotations
+    return {name: x for name, x in annotations.items() if name not in ("self", "config")}
 
 
 def config_from_dict(config_class: Any, values: Any) -> Any:

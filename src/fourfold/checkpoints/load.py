@@ -1,9 +1,9 @@
 """`fourfold.load`: a model from a checkpoint, a run directory or a Hugging Face directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,8 +12,8 @@ from fourfold.checkpoints import native_directory
 from fourfold.checkpoints.classes import Classes, find_model_class
 from fourfold.checkpoints.files import find_checkpoint, read_file
 from fourfold.checkpoints.format import (
+    WEIGHT_PREFIX,
     check_content,
-    check_version,
     config_from_dict,
     dataclass_from_dict,
     in_checkpoint,
@@ -29,7 +29,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from fourfold.hub.detect_format import ImportedModel
 
-WEIGHT_PREFIX = "model."  # of a model's weights in the state dict of a task
+ModelT = TypeVar("ModelT", bound=Model)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -141,7 +141,8 @@ def read_model(
     """
     located = directory.resolve_path(path)
     if native_directory.is_native(located):
-        return _read_native(located, classes)
+        content = native_directory.read(located)
+        return model_from_checkpoint(content, located / native_directory.DESCRIPTION, classes)
     if directory.is_model_directory(located):
         return read_foreign(located, allow_missing_head=allow_missing_head)
     if located.is_dir():
@@ -149,9 +150,6 @@ def read_model(
     content = read_weights(located)
     if "fourfold" not in content and _is_foreign(content):
         return read_foreign(located, content, allow_missing_head=allow_missing_head)
-    check_version(content, located)
-    with in_checkpoint(located):
-        check_content(content)
     return model_from_checkpoint(content, located, classes)
 
 
@@ -163,10 +161,13 @@ def model_from_checkpoint(
     Raises:
         InputError: The config is not valid, or the weights do not match it.
     """
+    check_content(content, path)
     saved = content["fourfold"]
     init_args, artifacts = saved["task"]["init_args"], saved["data"]
-    model = build_model(saved["model"], path, classes)
+    name, values = saved["model"]["class"], saved["model"]["config"]
+    model_class, config_class = find_model_class(name, values, classes, path)
     with in_checkpoint(path):
+        model = build_model(model_class, config_from_dict(config_class, values))
         tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
         if tuning.lora_rank:
             add_lora(
@@ -187,30 +188,33 @@ def model_from_checkpoint(
         from fourfold.hub.transformers_format import SourceCheckpoint
 
         model.source = SourceCheckpoint(**content["source"])
-    defaults = GenerationDefaults(
-        num_beams=init_args.get("num_beams"),
-        length_penalty=init_args.get("length_penalty"),
-        length_penalty_type=init_args.get("length_penalty_type"),
-    )
+    defaults = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     merge_lora(model)
-    return SourceModel(path, model.eval(), artifacts.get("tokenizer"), artifacts, defaults)
+    return SourceModel(
+        path,
+        model.eval(),
+        artifacts.get("tokenizer"),
+        artifacts,
+        GenerationDefaults(**defaults),
+    )
 
 
-def build_model(section: Mapping[str, Any], path: Path, classes: Classes) -> Model:
-    """Build a model with initial weights from its class and its config as plain values.
+def build_model(model_class: type[ModelT], config: Any) -> ModelT:
+    """Build a model with initial weights.
 
     Raises:
-        InputError: The class is unknown, or the config is not valid.
+        InputError: The machine has too little memory for the weights.
     """
-    model_class, config_class = find_model_class(section["class"], section["config"], classes, path)
-    with in_checkpoint(path):
-        config = config_from_dict(config_class, section["config"])
     try:
         return model_class(config)
-    except RuntimeError as error:  # torch cannot count or allocate so many weights
-        raise InputError(
-            "the machine has too little memory for the model described in it", file=path
-        ) from error
+    except RuntimeError as error:
+        # torch has no exception class of its own for these two failures.
+        if "allocate memory" in str(error) or "size calculation overflowed" in str(error):
+            raise InputError(
+                "describes a model for which the machine has too little memory",
+                option="model.config",
+            ) from error
+        raise
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> None:
@@ -235,14 +239,6 @@ def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None
     n_classes = getattr(config, "n_classes", None)
     if names and n_classes not in (None, len(names)):
         raise InputError(f"it has {len(names)} class names for {n_classes} classes", file=path)
-
-
-def _read_native(path: Path, classes: Classes) -> SourceModel:
-    content = native_directory.read(path)
-    model = build_model(content.model, path / native_directory.DESCRIPTION, classes)
-    load_weights(model, content.weights, path / native_directory.WEIGHTS)
-    check_classes(model.config, content.artifacts, path)
-    return SourceModel(path, model.eval(), content.tokenizer, content.artifacts, content.defaults)
 
 
 def _is_foreign(content: Mapping[str, Any]) -> bool:

@@ -9,20 +9,17 @@
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
 
 from fourfold.checkpoints.classes import model_name
 from fourfold.checkpoints.format import (
     VERSION,
-    check_artifacts,
+    WEIGHT_PREFIX,
     check_version,
-    dataclass_from_dict,
     in_checkpoint,
 )
 from fourfold.core.validation import check_type
@@ -34,53 +31,39 @@ WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 
 
-@dataclass(frozen=True)
-class NativeDirectory:
-    """Content of a native directory.
-
-    Args:
-        model: Name of the model class, and the config as plain values.
-        weights: State dict of the model.
-        artifacts: Values of the DataModule, such as class names; without the tokenizer.
-        defaults: Special tokens and options of generation.
-        tokenizer: The tokenizer as JSON, or None.
-    """
-
-    model: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    artifacts: Mapping[str, Any]
-    defaults: GenerationDefaults
-    tokenizer: str | None
-
-
 def is_native(path: Path) -> bool:
     """Return whether `path` is a directory in the native format."""
     return (path / DESCRIPTION).is_file()
 
 
-def read(path: Path) -> NativeDirectory:
+def read(path: Path) -> dict[str, Any]:
     """Read a native directory.
+
+    Returns:
+        The content of a checkpoint with the same model. The special tokens and the options of
+        generation take the place of the task's arguments.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.
     """
     file = path / DESCRIPTION
-    content = read_json(file)
-    check_version({"fourfold": content}, file)
+    description = read_json(file)
+    check_version(description, file)
     with in_checkpoint(file):
-        for name in ("model", "artifacts", "generation"):
-            check_type(name, content.get(name), dict)
-        check_type("model.class", content["model"].get("class"), str)
-        check_type("model.config", content["model"].get("config"), dict)
-        check_artifacts(content["artifacts"])
-        defaults = dataclass_from_dict(GenerationDefaults, content["generation"])
+        check_type("artifacts", description.get("artifacts"), dict)
+    saved = {
+        "version": VERSION,
+        "model": description.get("model"),
+        "task": {"class": "", "init_args": description.get("generation")},
+        "data": description["artifacts"],
+    }
+    if (path / TOKENIZER).is_file():
+        saved["data"]["tokenizer"] = (path / TOKENIZER).read_text(encoding="utf-8")
     weights = read_safetensors(path / WEIGHTS)
-    tokenizer_file = path / TOKENIZER
-    tokenizer = tokenizer_file.read_text(encoding="utf-8") if tokenizer_file.is_file() else None
-    artifacts = content["artifacts"]
-    if tokenizer is not None:
-        artifacts["tokenizer"] = tokenizer
-    return NativeDirectory(content["model"], weights, artifacts, defaults, tokenizer)
+    return {
+        "fourfold": saved,
+        "state_dict": {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()},
+    }
 
 
 def write(model: Any, path: Path) -> None:

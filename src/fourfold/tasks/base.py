@@ -8,12 +8,14 @@ number of targets in all micro-batches and processes of an optimizer step.
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from fourfold.callbacks.monitoring.throughput import is_logged
 from fourfold.checkpoints.classes import class_path, model_name
@@ -27,6 +29,7 @@ from fourfold.checkpoints.format import (
     init_annotations,
 )
 from fourfold.checkpoints.init_from import InitFrom, initialize_from
+from fourfold.checkpoints.load import build_model
 from fourfold.core.config import ModelConfig
 from fourfold.errors import InputError
 from fourfold.lightning_internals import attached_trainer
@@ -104,7 +107,6 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self.loss_normalizer = LossNormalizer()
-        self._tokenizer: Tokenizer | None = None
 
     # Implemented by subclasses.
 
@@ -122,12 +124,13 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise NotImplementedError
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Compute and reset the metrics of a split, val or test."""
+        """Compute the metrics of a split, val or test, which the caller resets afterwards."""
         raise NotImplementedError
 
     def n_units(self, batch: BatchT) -> int:
-        """Return the number of tokens or images in a batch, for the throughput."""
-        raise NotImplementedError
+        """Return the number of images, or of tokens including padding, in a batch."""
+        data: Any = batch
+        return len(data.images) if self.unit == "images" else data.ids.numel()
 
     # Data and model.
 
@@ -152,21 +155,19 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self.artifacts = artifacts_of(self.datamodule)
         self.save_hyperparameters({"config": asdict(self.config), **self.init_args()})
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of the data or of the checkpoint.
 
         Raises:
             InputError: The checkpoint was imported from weights without a tokenizer.
         """
-        if self._tokenizer is None:
-            if "tokenizer" not in self.artifacts:
-                raise InputError(
-                    "has no tokenizer: it was imported from weights without one",
-                    option="--checkpoint",
-                )
-            self._tokenizer = Tokenizer.from_str(self.artifacts["tokenizer"])
-        return self._tokenizer
+        if "tokenizer" not in self.artifacts:
+            raise InputError(
+                "has no tokenizer: it was imported from weights without one",
+                option="--checkpoint",
+            )
+        return Tokenizer.from_str(self.artifacts["tokenizer"])
 
     def configure_model(self) -> None:
         """Build the model, after completing the config from the data if a Trainer is attached.
@@ -179,12 +180,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             return
         trainer = attached_trainer(self)
         if trainer is None:  # a task from a checkpoint, or one without data
-            self.model = self._build_model()
+            self.model = build_model(self.model_class, self.config)  # type: ignore[assignment]
             apply_finetuning(self.model, self.tuning)
             return
         self._complete_config()
         self._check_row_lengths()
-        self.model = self._build_model()
+        self.model = build_model(self.model_class, self.config)  # type: ignore[assignment]
         if self.init_from and not self.resumes and trainer.ckpt_path is None:
             # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
             tokenizer = artifacts_of(self.datamodule).get("tokenizer")
@@ -196,18 +197,6 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
                 print(report, flush=True)
         apply_finetuning(self.model, self.tuning)
         prepare_for_strategy(self.model, trainer)
-
-    def _build_model(self) -> ModelT:
-        try:
-            return self.model_class(self.config)  # type: ignore[return-value]
-        except RuntimeError as error:
-            # torch has no exception class of its own for these two failures.
-            if "allocate memory" in str(error) or "size calculation overflowed" in str(error):
-                raise InputError(
-                    "describes a model for which the machine has too little memory",
-                    option="model.config",
-                ) from error
-            raise
 
     def _complete_config(self) -> None:
         """Take the sizes that are None from the data, and compare the others with the data."""
@@ -226,14 +215,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             )
         if needed is None or size is None:
             return
-        if size < needed:
+        must_be_equal = name in self.must_equal_data
+        if size < needed or (must_be_equal and size != needed):
+            limit = needed if must_be_equal else f"at least {needed}"
             raise InputError(
-                f"must be at least {needed}, the number in the data, or null, got {size}",
-                option=option,
-            )
-        if name in self.must_equal_data and size != needed:
-            raise InputError(
-                f"must be {needed}, the number in the data, or null, got {size}", option=option
+                f"must be {limit}, the number in the data, or null, got {size}", option=option
             )
 
     def _check_row_lengths(self) -> None:
@@ -324,8 +310,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self.summary = self._log_metrics("test")
 
     def _log_metrics(self, split: str) -> dict[str, Any]:
-        """Log the metrics that are numbers, and return all."""
+        """Log the metrics that are numbers, reset all metrics, and return their values."""
         metrics = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
+        for module in self.modules():
+            if isinstance(module, Metric):
+                module.reset()
         numbers = {name: float(x) for name, x in metrics.items() if isinstance(x, int | float)}
         self.log_dict(numbers, prog_bar=split == "val", rank_zero_only=False, sync_dist=False)
         return metrics
@@ -360,7 +349,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """
         trainer = attached_trainer(self)
         path = None if trainer is None else trainer.ckpt_path
-        check_version(checkpoint, path)
+        check_version(checkpoint.get("fourfold"), path)
         try:
             self._check_matches(checkpoint, trainer)
         except InputError as error:
@@ -391,7 +380,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         arguments = dict(init_args)
         arguments["config"] = config_from_dict(cls.config_class, config)
         for name, section in TASK_SECTIONS.items():
-            arguments[name] = dataclass_from_dict(section, arguments[name])
+            arguments[name] = dataclass_from_dict(section, arguments.get(name))
         parameters = inspect.signature(cls).parameters
         if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
             # A user's constructor may set its own optimizer, schedule or tuning.

@@ -36,6 +36,3 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     def as_pairs(self, batch: CaptionBatch) -> PairBatch:
         """Return images as sources, which have no mask, and captions as targets."""
         return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]
-
-    def n_units(self, batch: CaptionBatch) -> int:
-        return len(batch.images)

@@ -44,9 +44,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         super().__post_init__()
         self.ppl = Perplexity()
 
-    def n_units(self, batch: CausalBatch) -> int:
-        return batch.ids.numel()
-
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return hidden states (B T, D), matrix and bias of the head, and targets (B T,)."""
         h = self.model.hidden(batch.ids, documents=batch.documents)
@@ -68,9 +65,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, accuracy, ppl_token, ppl_word and ppl_byte."""
-        metrics = self.ppl.compute()
-        self.ppl.reset()
-        return metrics
+        return self.ppl.compute()
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
         """Continue the first half of each row, beside the row's own continuation."""

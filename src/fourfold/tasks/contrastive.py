@@ -84,9 +84,6 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
                 self.config = replace(self.config, eos_id=tokenizer.eos_id)
         super().configure_model()
 
-    def n_units(self, batch: CaptionBatch) -> int:
-        return len(batch.images)
-
     def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         """Both cross-entropies of this process's pairs among the pairs of all processes."""
         images, texts = self._encode(batch)
@@ -122,9 +119,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, and recall at 1, 5 and 10 of texts for images and of images for texts."""
-        metrics: dict[str, Any] = self.retrieval.compute()
-        self.retrieval.reset()
-        return metrics
+        return self.retrieval.compute()
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return row numbers (b,), and the embeddings of images and texts (b, E)."""

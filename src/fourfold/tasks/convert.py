@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import fourfold.tasks
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
 from fourfold.checkpoints.files import read_file
@@ -13,21 +14,8 @@ from fourfold.errors import InputError
 from fourfold.hub import preprocessing, timm
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
-from fourfold.tasks.loading import PACKAGE, find_task_class
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
-# Model class: task of an imported checkpoint.
-TASKS = {
-    "CLIP": "contrastive.ContrastiveLearning",
-    "CausalLM": "causal_lm.CausalLanguageModeling",
-    "EncoderDecoder": "translation.Translation",
-    "MaskedLM": "masked_lm.MaskedLanguageModeling",
-    "SequenceClassifier": "sequence_classification.SequenceClassification",
-    "SpanExtractor": "question_answering.QuestionAnswering",
-    "T5": "translation.TextToText",
-    "TokenClassifier": "token_classification.TokenClassification",
-    "ViT": "image_classification.ImageClassification",
-}
 
 
 def import_checkpoint(source: Path, target: Path) -> list[str]:
@@ -49,7 +37,8 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     found = read_foreign(source)
     assert found.foreign is not None
     model: Any = found.model
-    task_class: Any = find_task_class(PACKAGE + TASKS[type(model).__name__], target)
+    classes = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
+    task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
     task = task_class(model.config)
     task.model = model
     task.artifacts = _read_preprocessing(found)

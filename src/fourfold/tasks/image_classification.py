@@ -114,9 +114,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
         """Return the logits (B, K) of each head; the model's prediction is their mean."""
         return self.model.logits_per_head(self.model.hidden(images))
 
-    def n_units(self, batch: ImageBatch) -> int:
-        return len(batch.images)
-
     def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the labels, which may be mixed, and of the teacher's predictions."""
         heads = self.head_logits(batch.images)
@@ -157,8 +154,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
         if self.confusion is not None:
             metrics["confusion"] = self.confusion.compute().tolist()
             self.confusion = None
-        for metric in (self.loss, self.top1, self.top5, *self.top1_per_head.values()):
-            metric.reset()
         return metrics
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:

@@ -1,23 +1,22 @@
 """Tasks from checkpoints: `load_task`, and the reader of checkpoints for Lightning's Trainer."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
 from torch import Tensor
 
-from fourfold.checkpoints.classes import Classes, find_user_class
-from fourfold.checkpoints.files import read_checkpoint, read_file
+from fourfold.checkpoints.classes import Classes, class_path, find_user_class
+from fourfold.checkpoints.files import read_file
 from fourfold.checkpoints.format import (
+    WEIGHT_PREFIX,
     check_content,
     check_init_args,
     check_training,
-    check_version,
     in_checkpoint,
 )
-from fourfold.checkpoints.load import WEIGHT_PREFIX, check_classes, load_weights
+from fourfold.checkpoints.load import check_classes, load_weights
 from fourfold.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def load_task(
         >>> task = load_task("runs/gpt2/tiny/checkpoints/best.ckpt")  # doctest: +SKIP
         >>> task.tokenizer.encode("The cat")  # doctest: +SKIP
     """
-    return task_from_checkpoint(read_checkpoint(path), path, expect, classes)
+    return task_from_checkpoint(read_file(path), path, expect, classes)
 
 
 def task_from_checkpoint(
@@ -57,20 +56,13 @@ def task_from_checkpoint(
 ) -> "Task[Any, Any]":
     """Build the task in the content of a checkpoint; see `load_task`."""
     path = Path(path)
-    with in_checkpoint(path):
-        check_content(content)
+    check_content(content, path)
     saved = content["fourfold"]
     task_class = find_task_class(saved["task"]["class"], path, classes)
     _check_expected(task_class, expect, path)
     with in_checkpoint(path):
         check_init_args(task_class, saved["task"]["init_args"])
-    try:
-        with in_checkpoint(path):
-            task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
-    except RuntimeError as error:  # torch cannot count or allocate so many weights
-        raise InputError(
-            "the machine has too little memory for the model described in it", file=path
-        ) from error
+        task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
     load_weights(task, content["state_dict"], path)
     check_classes(task.config, saved["data"], path)
     task.artifacts = saved["data"]
@@ -83,17 +75,12 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     Raises:
         InputError: It is neither, or it is not a task.
     """
-    from fourfold.tasks.base import Task
+    import fourfold.tasks  # here, since that package imports this module
 
-    if name.startswith(PACKAGE):
-        module, _, attribute = name.rpartition(".")
-        try:
-            found = getattr(import_module(module), attribute, None)
-        except ModuleNotFoundError:
-            found = None
-    else:
-        found = find_user_class(name, classes, path)
-    if not isinstance(found, type) or not issubclass(found, Task):
+    shipped = {class_path(x): x for x in vars(fourfold.tasks).values() if isinstance(x, type)}
+    is_shipped = name.startswith(PACKAGE)
+    found = shipped.get(name) if is_shipped else find_user_class(name, classes, path)
+    if not isinstance(found, type) or not issubclass(found, fourfold.tasks.Task):
         raise InputError(f"{name[:200]} is not a task", file=path)
     return found
 
@@ -126,9 +113,8 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
     is_state_dict = all(isinstance(value, Tensor) for value in content.values())
     if is_state_dict and any(name.startswith(WEIGHT_PREFIX) for name in content):
         return content
-    check_version(content, path)
+    check_content(content, path)
     with in_checkpoint(path):
-        check_content(content)
         check_training(content)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content

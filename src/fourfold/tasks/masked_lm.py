@@ -46,10 +46,6 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         self.ppl = Perplexity()
         self.next_ppl = Perplexity()
 
-    def n_units(self, batch: MaskedBatch) -> int:
-        """Return the number of tokens, padding included."""
-        return batch.ids.numel()
-
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
         """Return hidden states (B, T, D), and the input of the head at the masked positions."""
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
@@ -93,8 +89,6 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             next_sentence = self.next_ppl.compute()
             if "ppl_token" in next_sentence:  # missing without any pair
                 metrics["next_sentence_accuracy"] = next_sentence["accuracy"]
-        self.ppl.reset()
-        self.next_ppl.reset()
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:

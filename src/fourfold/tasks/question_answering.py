@@ -5,7 +5,7 @@ Shapes: B context windows, T tokens, N best spans.
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,12 @@ from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.training.loss_normalization import count_of
 
-if TYPE_CHECKING:
-    from fourfold.data.text.question_answering import QuestionData
-
 
 @dataclass(eq=False, repr=False)
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
+
+    The DataModule has a method `questions(split)`, as in `fourfold.data.QuestionData`.
 
     Args:
         config: Config of the model.
@@ -62,18 +61,10 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.loss = Mean()
         self.scores = SquadScores()
 
-    @property
-    def datamodule(self) -> "QuestionData":
-        return cast("QuestionData", super().datamodule)
-
     def setup(self, stage: str) -> None:
         """Take from the data, beside the artifacts, whether a question may have no answer."""
         super().setup(stage)
         self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
-
-    def n_units(self, batch: SpanBatch) -> int:
-        """Return the number of tokens, padding included."""
-        return batch.ids.numel()
 
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Return the logits of start and end, each (B, T) in fp32; -inf at padding."""
@@ -145,10 +136,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         """Return loss, exact_match and f1."""
         data = self.datamodule.questions(split)
         scores = self.scores.compute([question.answers for question in data.questions])
-        metrics = {"loss": self.loss.compute(), **scores}
-        self.loss.reset()
-        self.scores.reset()
-        return metrics
+        return {"loss": self.loss.compute(), **scores}
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, list[Answer]]]:
         """Return the number of each window's question, and the best answers in the window."""

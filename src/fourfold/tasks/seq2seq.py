@@ -3,9 +3,8 @@
 Shapes: B rows, S source tokens or patches, T target tokens, C channels.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,18 +23,13 @@ from fourfold.tasks.base import BatchT, Task
 from fourfold.tasks.samples import MAX_TOKENS, cross_attention, token_names
 
 
-class DataWithReferences(Protocol):
-    """DataModule that has reference texts."""
-
-    def references(self, split: str) -> Sequence[Any]:
-        """Return the reference of each row: one text, or several."""
-
-
 @dataclass(eq=False, repr=False)
 class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
 
-    A subclass sets the model. If its batches are not a `PairBatch`, it overrides `as_pairs`.
+    The DataModule has a method `references(split)`, which returns one reference text, or several,
+    for each row. A subclass sets the model. A subclass whose batches are not a `PairBatch` also
+    overrides `as_pairs`.
 
     Args:
         config: Config of the model.
@@ -70,10 +64,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         super().__post_init__()
         self.ppl = Perplexity()
         self.scores = TranslationScores()
-
-    @property
-    def datamodule(self) -> DataWithReferences:
-        return cast(DataWithReferences, super().datamodule)
 
     @property
     def start_id(self) -> int:
@@ -132,10 +122,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, ppl_token, accuracy; bleu, chrf, exact_match and the BLEU signature."""
         metrics: dict[str, Any] = self.ppl.compute()
-        self.ppl.reset()
         if self.val_num_beams or split == "test":
             metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""))
-            self.scores.reset()
         return metrics
 
     def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:

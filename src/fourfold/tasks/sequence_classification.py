@@ -75,10 +75,6 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
                 RegressionScores() if is_regression else ClassificationScores(n_classes)
             )
 
-    def n_units(self, batch: SequenceBatch) -> int:
-        """Return the number of tokens, padding included."""
-        return batch.ids.numel()
-
     def logits(self, batch: SequenceBatch) -> Tensor:
         """Return logits (B, K) in fp32."""
         segments = batch.segments if self.config.n_segments > 1 else None
@@ -107,8 +103,6 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
-        self.loss.reset()
-        self.scores.reset()
         return metrics
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:

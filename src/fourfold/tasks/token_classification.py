@@ -1,8 +1,7 @@
 """Task of token classification: named entities (W-NUT, CoNLL), parts of speech."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,16 +19,11 @@ from fourfold.tasks.samples import self_attention
 ChunkId = tuple[int, int]  # number of a sentence, and of the chunk in it
 
 
-class DataWithChunks(Protocol):
-    """DataModule whose rows are chunks of sentences."""
-
-    def chunk_keys(self, split: str) -> Sequence[ChunkId]:
-        """Return sentence and chunk of each row."""
-
-
 @dataclass(eq=False, repr=False)
 class TokenClassification(Task[TokenClassifier, TokenBatch]):
     """Classification of each word, evaluated by the F1 of entities.
+
+    The DataModule has a method `chunk_keys(split)`, which returns the `ChunkId` of each row.
 
     Args:
         config: Config of the model.
@@ -54,14 +48,6 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         super().__post_init__()
         self.loss = Mean()
         self.scores = EntityScores()
-
-    @property
-    def datamodule(self) -> DataWithChunks:
-        return cast(DataWithChunks, super().datamodule)
-
-    def n_units(self, batch: TokenBatch) -> int:
-        """Return the number of tokens, padding included."""
-        return batch.ids.numel()
 
     def logits(self, batch: TokenBatch) -> Tensor:
         """Return logits (B, T, K) in fp32."""
@@ -106,8 +92,6 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
             metrics["confusion"] = self.scores.confusion(self.artifacts["class_names"])
         else:
             metrics = {name: x for name, x in metrics.items() if not name.startswith("f1_")}
-        self.loss.reset()
-        self.scores.reset()
         return metrics
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:

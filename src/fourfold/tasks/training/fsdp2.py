@@ -119,11 +119,8 @@ class FSDP2(ModelParallelStrategy):
     def on_validation_start(self) -> None:
         self._gather_weights(True)
 
-    def on_test_start(self) -> None:
-        self._gather_weights(True)
-
-    def on_predict_start(self) -> None:
-        self._gather_weights(True)
+    on_test_start = on_validation_start
+    on_predict_start = on_validation_start
 
     def on_validation_end(self) -> None:
         self._gather_weights(False)
