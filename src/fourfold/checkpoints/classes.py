@@ -1,4 +1,4 @@
-"""Classes named in checkpoints: the table of models, and the user's own classes if allowed.
+"""Classes named in checkpoints: models of fourfold, and classes that the user allows.
 
 A checkpoint holds the name of a model class and the import path of a task class. Importing a module
 runs its code, so only classes of fourfold and those that the user names are imported.
@@ -23,7 +23,7 @@ def class_path(cls: type[Any]) -> str:
 
 
 def model_name(cls: type[Any]) -> str:
-    """Return the name of a model class in a checkpoint: without a path for a model of fourfold."""
+    """Return the name of a model class in a checkpoint; for a user's class the import path."""
     return cls.__name__ if getattr(models, cls.__name__, None) is cls else class_path(cls)
 
 
@@ -59,7 +59,7 @@ def import_class(path: str) -> type[Any]:
 
 
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
-    """Return the class at the import path in a checkpoint, if the user allows it.
+    """Return the user's class at the import path in a checkpoint, if the user allows the class.
 
     Args:
         path: Import path in the checkpoint.
@@ -107,10 +107,10 @@ def find_model_class(
 
 
 def config_class_of(model_class: type[Model]) -> type[Any]:
-    """Return the config class of a model: its `config_class`, or the type of its `config` argument.
+    """Return the attribute `config_class` of a model class, or the type of the argument `config`.
 
     Raises:
-        InputError: The class declares neither.
+        InputError: The class has neither that attribute nor a type for that argument.
     """
     declared = getattr(model_class, "config_class", None)
     if declared is None:

@@ -13,12 +13,13 @@ TRAINING_ONLY = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dro
 def check_same_task(
     saved: Mapping[str, Any], task_class: str, artifacts: Mapping[str, Any]
 ) -> None:
-    """Check that a checkpoint was written by this task, and with this tokenizer and these classes.
+    """Check the task, the tokenizer and the class names of a checkpoint against the current ones.
 
     Args:
         saved: Section `fourfold` of the checkpoint.
-        task_class: Import path of the task that reads it.
-        artifacts: Artifacts of that task's DataModule; empty if it has none.
+        task_class: Import path of the task that reads the checkpoint.
+        artifacts: Artifacts of the current DataModule (plain values such as the tokenizer and class
+            names); empty for a DataModule without artifacts.
 
     Raises:
         InputError: The task, the tokenizer or the class names differ.
@@ -38,15 +39,17 @@ def check_same_task(
 def check_same_settings(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, training: bool
 ) -> None:
-    """Compare the settings of the task that wrote a checkpoint with those of the one that reads it.
+    """Check that the settings in a checkpoint equal those of the task that reads the checkpoint.
 
     Some settings, such as the number of heads or the learning rate, can differ without a shape
     mismatch in the state dict.
 
     Args:
-        saved: Settings in the checkpoint: `config` of the model, and the constructor's arguments.
-        current: Settings of the task that reads it.
-        training: Training is resumed. Evaluation compares only what changes the model.
+        saved: Settings in the checkpoint: `config` of the model, and the arguments of the task's
+            constructor.
+        current: Settings of the task that reads the checkpoint.
+        training: True if a training resumes. An evaluation compares only settings that change the
+            output of the model.
 
     Raises:
         InputError: A setting differs.

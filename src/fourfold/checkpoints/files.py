@@ -1,4 +1,4 @@
-"""Checkpoint files on disk: find, read, and test for corruption, without running code in them."""
+"""Checkpoint files on disk: search, reading without running code in a file, test for corruption."""
 
 import os
 import pickle
@@ -20,7 +20,9 @@ CORRUPTION_ERRORS = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
 
 
 def find_checkpoint(run: Path) -> Path:
-    """Return the checkpoint of a run directory that is evaluated, exported or fine-tuned.
+    """Return the preferred checkpoint of a run directory: best, else average, else last.
+
+    A run directory holds the config, the logs and the checkpoints of one training.
 
     Raises:
         InputError: The run directory has no checkpoint.
@@ -42,10 +44,10 @@ def find_checkpoint(run: Path) -> Path:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Read the dictionary in a file of `torch.save`, on the CPU. Code in the file is never run.
+    """Read the dictionary in a file of `torch.save` to the CPU, without running code in the file.
 
     Raises:
-        InputError: The file does not exist, is corrupted, or holds something else.
+        InputError: The file does not exist, is corrupted, or does not hold a dictionary.
     """
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
@@ -74,7 +76,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether all checksums in a checkpoint file are right."""
+    """Return True if all checksums in a checkpoint file are right."""
     try:
         return _corrupted_member(path) is None
     except CORRUPTION_ERRORS:

@@ -1,4 +1,4 @@
-"""`init_from`: initialize a model with the weights of other models."""
+"""Initialization of a model with the weights of other models (option `init_from`)."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -21,10 +21,10 @@ InitFrom = str | dict[str, str] | None
 
 @lru_cache(maxsize=1)  # callers need the shape, the tokenizer and the weights, one after another
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
-    """Read the model at a path that `fourfold.load` accepts; the classifier may be missing.
+    """Read the model at a path that `fourfold.load` accepts, possibly without a classifier.
 
     Raises:
-        InputError: There is no such model; it is corrupted; or its architecture is unknown.
+        InputError: There is no such model; the file is corrupted; or the architecture is unknown.
     """
     return read_model(path, classes=classes, allow_missing_head=True)
 
@@ -41,8 +41,8 @@ def initialize_from(
     Args:
         model: The model whose weights are overwritten.
         init_from: A path, or paths by role: {"encoder": PATH, "decoder": PATH}.
-        tokenizer: Tokenizer of the data as JSON. If the source has another one, the embeddings of
-            the tokens that both have are copied to their new ids.
+        tokenizer: Tokenizer of the data as JSON. If the source has another tokenizer, the
+            embeddings of the tokens in both vocabularies are copied to the new ids.
         interpolation: Resampling of a grid of position embeddings, a key of INTERPOLATIONS.
         classes: The user's model classes that the sources may name, or their import paths. The
             class of `model` is always allowed.
@@ -115,9 +115,9 @@ def _copy_weights(
 
 
 def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None:
-    """Match the tokens that two tokenizers share.
+    """Return the ids of the tokens that two tokenizers share.
 
-    The special tokens for padding, begin, end, unknown and mask match by role, not by spelling.
+    Special tokens match by role (padding, begin, end, unknown, mask), other tokens by spelling.
 
     Args:
         old: Tokenizer of the source as JSON.

@@ -1,4 +1,4 @@
-"""`fourfold.load`: a model from a checkpoint, a run directory or a Hugging Face directory."""
+"""Loading of a model from a checkpoint, a run directory or a Hugging Face directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -35,16 +35,16 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model read from a path, with everything that was stored with it.
+    """Model that was read from a path, with the tokenizer and the other values stored there.
 
     Args:
         path: The file or directory that was read.
         model: The model on the CPU, in fp32 and eval mode.
-        tokenizer: Its tokenizer as JSON, or None.
-        artifacts: What its DataModule left in the checkpoint, such as class names.
-        defaults: Its special tokens and options of generation.
-        foreign: Its description in the format of another library; None for a checkpoint of
-            fourfold.
+        tokenizer: The tokenizer as JSON; None if none is stored.
+        artifacts: Plain values of the DataModule in the checkpoint, such as class names.
+        defaults: Special tokens and options of generation.
+        foreign: Description of the model in the format of another library; None for a checkpoint
+            of fourfold.
     """
 
     path: Path
@@ -65,8 +65,8 @@ def load(
 
     Args:
         path: A checkpoint file (`.ckpt`); a run directory, whose best checkpoint is taken, else the
-            average of checkpoints or the last one; a directory written by `fourfold.save`; a
-            Hugging Face directory of transformers or timm; a file of weights of timm, nanoGPT or
+            average of checkpoints or the last checkpoint; a directory written by `fourfold.save`;
+            a Hugging Face directory of transformers or timm; a file of weights of timm, nanoGPT or
             minGPT; or the name of a model on the Hugging Face Hub, `owner/name`.
         device: Device of the model; the CPU by default.
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
@@ -80,8 +80,9 @@ def load(
         DataModule, such as `class_names`).
 
     Raises:
-        InputError: There is no such checkpoint; it is corrupted; its architecture is unknown; or
-            it names a class that is neither part of fourfold nor in `classes`.
+        InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
+            unknown; or the checkpoint names a class that is neither part of fourfold nor in
+            `classes`.
 
     Example:
         >>> model = fourfold.load("runs/gpt2/tiny")  # doctest: +SKIP
@@ -110,7 +111,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
-    """Fill in the special tokens that are not given, from the config and the tokenizer."""
+    """Return the defaults, with missing special tokens from the config and the tokenizer."""
     tokenizer = model.tokenizer
     start = getattr(model.config, "decoder_start_token_id", None)
     if start is not None:
@@ -133,8 +134,7 @@ def read_model(
     Args:
         path: See `load`.
         classes: See `load`.
-        allow_missing_head: Accept an image model of another library without a classifier, which
-            then has none.
+        allow_missing_head: Accept an image model of another library whose file has no classifier.
 
     Raises:
         InputError: See `load`.
@@ -156,10 +156,16 @@ def read_model(
 def model_from_checkpoint(
     content: Mapping[str, Any], path: Path, classes: Classes = ()
 ) -> SourceModel:
-    """Build the model in the content of a checkpoint. Low-rank updates (LoRA) are merged.
+    """Build the model in the content of a checkpoint, and merge its low-rank updates (LoRA).
+
+    Args:
+        content: Content of the file.
+        path: The file, for messages.
+        classes: See `load`.
 
     Raises:
-        InputError: The config is not valid, or the weights do not match it.
+        InputError: The content or the config is not valid; the class of the model is unknown or not
+            allowed; or the weights do not match the config.
     """
     check_content(content, path)
     saved = content["fourfold"]
@@ -218,10 +224,10 @@ def build_model(model_class: type[ModelT], config: Any) -> ModelT:
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> None:
-    """Load a state dict.
+    """Load a state dict into a module.
 
     Raises:
-        InputError: Names or shapes do not match.
+        InputError: Names or shapes in the file `path` do not match those of the module.
     """
     try:
         module.load_state_dict(state)
@@ -230,7 +236,7 @@ def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> Non
 
 
 def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None:
-    """Check that a checkpoint has as many class names as its model has classes.
+    """Check that the number of class names in a checkpoint is the model's number of classes.
 
     Raises:
         InputError: The numbers differ.
@@ -261,7 +267,7 @@ def read_foreign(
         allow_missing_head: See `read_model`.
 
     Raises:
-        InputError: There is no such model; it is corrupted; or its architecture is unknown.
+        InputError: There is no such model; the file is corrupted; or the architecture is unknown.
     """
     from fourfold.hub import detect_format, preprocessing  # imports all architectures
     from fourfold.hub.generation_config import read_generation_defaults
@@ -284,7 +290,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     """Read one file of weights, in safetensors format or written by `torch.save`.
 
     Raises:
-        InputError: There is no such file, it is corrupted, or it holds something else.
+        InputError: There is no such file, or the file is corrupted or does not hold weights.
     """
     if path.suffix == ".safetensors" and path.is_file():
         return dict(directory.read_safetensors(path))

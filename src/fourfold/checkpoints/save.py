@@ -1,4 +1,4 @@
-"""`fourfold.save`: a model as a Hugging Face directory, or in the native directory format."""
+"""Saving of a model as a Hugging Face directory, or in the native directory format."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def save(model: Model, path: str | Path) -> None:
     data type, including tensors that fourfold does not use. Any other model is written in the
     native format: fourfold.json, model.safetensors and tokenizer.json.
 
-    No file is ever incomplete: each is written under another name and then renamed.
+    No file in the directory is ever incomplete, since files are written elsewhere and then renamed.
 
     Args:
         model: A model of fourfold, or an instance of your own model class with a `config`.
@@ -62,7 +62,7 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of tokenizer and image preprocessing; return their keys in config.json."""
+    """Write the files of tokenizer and preprocessing, and return the keys for config.json."""
     from fourfold.hub import preprocessing
     from fourfold.hub.preprocessing import label_mappings
     from fourfold.models.clip import CLIP
@@ -87,10 +87,10 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def staged_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory whose files become those of `path` if no exception is raised.
+    """Yield a temporary directory whose files are moved to `path` if no exception is raised.
 
-    A directory that does not exist appears at once with all its files. In an existing one, files
-    of the same name are replaced one by one, the description of the model last.
+    A directory that does not exist appears at once with all its files. In an existing directory,
+    files of the same name are replaced one by one, the description of the model last.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))

@@ -1,4 +1,4 @@
-"""Base classes of metrics: RowMetric, BatchSums, Mean; gather_objects and lower_is_better."""
+"""Base classes of metrics: values of all rows (RowMetric), sums over batches (BatchSums), Mean."""
 
 import math
 from typing import Any
@@ -48,7 +48,7 @@ class RowMetric(Metric):
 
 
 class BatchSums(Metric):
-    """Sums of several numbers over the batches of all ranks, in float64.
+    """Sums of several numbers over the batches of all ranks, computed in float64.
 
     Sums of float32 values in float64 are exact unless their magnitudes differ by more than 2**29.
     The result therefore depends neither on the order of batches nor on the number of devices. The
@@ -86,7 +86,7 @@ class BatchSums(Metric):
 
 
 class Mean(BatchSums):
-    """Mean of a value over rows or tokens; `update` takes a sum and the number of its terms.
+    """Mean of a value over rows or tokens; `update` takes a sum and the number of summed values.
 
     Example:
         >>> loss = Mean()
@@ -96,6 +96,6 @@ class Mean(BatchSums):
     """
 
     def compute(self) -> float:  # type: ignore[override]
-        """Return the mean; nan if there was no term."""
+        """Return the mean; nan if there was no value."""
         total, count = super().compute() or (math.nan, 0.0)
         return total / count if count else math.nan

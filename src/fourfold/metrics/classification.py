@@ -14,10 +14,10 @@ from fourfold.metrics.base import gather_objects
 class ClassificationScores(MulticlassConfusionMatrix):
     """Accuracy, F1 and Matthews correlation coefficient (MCC) of K classes.
 
-    All are computed from one confusion matrix in float64, with scikit-learn's conventions: a
-    division by 0 gives 0. (torchmetrics computes the MCC in float32, and 1 for a single class.) F1
-    is that of class 1 for two classes, as in GLUE's MRPC and QQP, and the mean over classes for
-    more.
+    The three scores are computed from one confusion matrix in float64. As in scikit-learn, a
+    division by 0 gives 0. (torchmetrics computes the MCC in float32, and 1 for a single class.) For
+    two classes, F1 is the F1 of class 1, as in GLUE's MRPC and QQP; for more classes, F1 is the
+    mean over classes.
 
     Args:
         n_classes: Number of classes K.
@@ -33,7 +33,7 @@ class ClassificationScores(MulticlassConfusionMatrix):
         super().__init__(n_classes, validate_args=False)
 
     def counts(self) -> list[list[int]]:
-        """Return the confusion matrix over all ranks, with true classes in rows."""
+        """Return the confusion matrix (K, K) over all ranks; a row is a true class."""
         with self.sync_context():
             counts: list[list[int]] = self.confmat.tolist()
         return counts
@@ -76,7 +76,7 @@ class RegressionScores(Metric):
         self.pairs = []
 
     def compute(self) -> dict[str, float]:
-        """Return pearson and spearman: 0 if one side is constant, nan if a number is not finite."""
+        """Return pearson and spearman; 0 for constant values, nan if a value is not finite."""
         ours = torch.cat(self.pairs).tolist() if self.pairs else []
         # Sorted, so that rounding does not depend on the number of ranks.
         pairs = sorted(pair for rank in gather_objects(ours) for pair in rank)

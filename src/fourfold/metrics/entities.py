@@ -63,9 +63,9 @@ class EntityScores(RowMetric):
         return [[pairs[a, b] for b in tags] for a in tags]
 
     def compute(self) -> dict[str, Any]:
-        """Return precision, recall, f1, accuracy over words, and f1_TYPE of each type of entity.
+        """Return precision, recall, f1, accuracy over words, and f1_TYPE for each type of entity.
 
-        For parts of speech only accuracy is returned.
+        Tags that are parts of speech give only the accuracy.
         """
         n_correct = Counter[str]()
         n_true = Counter[str]()

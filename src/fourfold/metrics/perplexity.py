@@ -10,8 +10,9 @@ from fourfold.metrics.base import BatchSums
 class Perplexity(BatchSums):
     """Perplexity exp(total nll / number of units) per token, per word and per byte.
 
-    Perplexities per token can only be compared between models with the same tokenizer; those per
-    word and per byte of the raw text can always be compared.
+    The negative log-likelihood (nll) is measured in nats. Perplexities per token are comparable
+    only between models with the same tokenizer. Perplexities per word and per byte of the raw text
+    are comparable between all models.
 
     Example:
         >>> import torch
@@ -36,7 +37,7 @@ class Perplexity(BatchSums):
         super().update(nll, n_tokens, n_words, n_bytes, n_correct)
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """Return loss, accuracy, and ppl_token, ppl_word and ppl_byte of the units counted."""
+        """Return loss, accuracy, ppl_token, ppl_word and ppl_byte; no ppl of a unit without a count."""
         nll, n_tokens, n_words, n_bytes, n_correct = super().compute() or [0.0] * 5
         result = {"loss": nll / max(1.0, n_tokens), "accuracy": n_correct / max(1.0, n_tokens)}
         for name, count in {"token": n_tokens, "word": n_words, "byte": n_bytes}.items():

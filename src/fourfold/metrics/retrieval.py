@@ -11,7 +11,8 @@ from fourfold.metrics.base import RowMetric
 class RetrievalScores(RowMetric):
     """Recall of texts by images and of images by texts, among all rows of a split.
 
-    Images with equal texts share the text, and each of them counts as a correct result for it.
+    Images with equal texts share one text, and each of these images is a correct result for the
+    text.
     """
 
     chunk_size: ClassVar[int] = 1024  # rows compared with all others at once
@@ -25,7 +26,7 @@ class RetrievalScores(RowMetric):
             rows: B row numbers in the split.
             images: (B, E) embeddings of images; dot products with `texts` are logits.
             texts: (B, E) embeddings of texts.
-            token_ids: B texts, by which equal texts are found.
+            token_ids: Token ids of B texts. Texts with the same ids are equal.
         """
         vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
         self.rows.update(zip(rows, vectors, strict=True))
@@ -33,8 +34,8 @@ class RetrievalScores(RowMetric):
     def compute(self) -> dict[str, float]:
         """Return loss, and image_to_text and text_to_image recall at 1, 5 and 10, from 0 to 1.
 
-        The loss is the mean of both cross-entropies with the whole split as one batch. A text of
-        several images is one query and one candidate.
+        The loss is the mean of the cross-entropies of images and of texts, with the whole split as
+        one batch. A text of several images is one query and one candidate.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))

@@ -35,7 +35,7 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def token_f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the words; if one text is empty, 1 if both are.
+    """Return the F1 of the words of two texts; if a text is empty, 1 if both texts are empty.
 
     Example:
         >>> token_f1("the Eiffel Tower", "Eiffel tower in Paris")
@@ -80,7 +80,7 @@ class SquadScores(RowMetric):
         }
 
     def compute(self, references: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
-        """Return exact_match and f1, from 0 to 1, each the maximum over a question's references.
+        """Return exact_match and f1 from 0 to 1, with the best reference of each question.
 
         Args:
             references: Accepted answers to each question of the split; none if the question has no

@@ -1,8 +1,8 @@
 """Base class of all tasks: a LightningModule with a model, its loss, metrics and optimizer.
 
-From `fourfold fit` to the loss: Lightning calls `training_step`, which calls the subclass's `step`.
-It returns the sum of the loss over all targets and their number. The loss is normalized by the
-number of targets in all micro-batches and processes of an optimizer step.
+In training, Lightning calls `training_step`, which calls the method `step` of the subclass. `step`
+returns the sum of the loss over the targets of a batch, and the number of targets. The gradient is
+divided by the number of targets in all micro-batches and processes of an optimizer step.
 """
 
 import inspect
@@ -56,40 +56,49 @@ BatchT = TypeVar("BatchT")
 class Task(LightningModule, Generic[ModelT, BatchT]):
     """Base class of all tasks.
 
-    A subclass sets `model_class` and `config_class`, and implements `step`, `update_metrics`,
-    `compute_metrics` and `n_units`. If its constructor has more arguments, it stores each of them
-    in an attribute of the same name, from which checkpoints take their values.
+    A subclass sets the class variables, and implements `step`, `update_metrics` and
+    `compute_metrics`. The tasks of fourfold are dataclasses, whose fields are the arguments of the
+    constructor. A subclass may have a constructor of its own, which stores each further argument in
+    an attribute of the same name, since checkpoints take the values from there.
 
-    The DataModule may be any LightningDataModule. If it has the attributes and methods of
-    `ResumableDataModule`, the task takes the vocabulary size, the number of classes and the
-    artifacts (tokenizer, class names, preprocessing) from it.
+    The DataModule may be any LightningDataModule. A DataModule with the attributes and methods of
+    `ResumableDataModule` also gives the task the vocabulary size, the number of classes and the
+    artifacts (plain values such as the tokenizer, class names and preprocessing).
 
     Args:
         config: Config of the model; a size that is None is taken from the data.
         optimizer: Options of the optimizer.
         schedule: Options of the learning-rate schedule.
-        init_from: Path of the weights that the model starts with: anything that `fourfold.load`
-            accepts. For an encoder-decoder also two paths, `{encoder: PATH, decoder: PATH}`. A
-            report of loaded, resized, new and unused tensors is printed.
+        init_from: Path of a model, in any format that `fourfold.load` accepts, whose weights
+            initialize the model. For an encoder-decoder also two paths, `{encoder: PATH, decoder:
+            PATH}`. A report of loaded, resized, new and unused tensors is printed.
         tuning: Options of fine-tuning.
 
     Attributes:
+        model_class: Class of the model.
+        config_class: Class of the model's config.
+        batch_class: Class of the batches that the DataModule makes.
+        unit: Unit of the throughput, tokens or images.
+        inferred_from_data: Fields of the config that are taken from the DataModule if they are
+            None, and otherwise must not be smaller than the values of the DataModule.
+        must_equal_data: Fields among `inferred_from_data` that must equal the values of the
+            DataModule.
         model: The model; None until `configure_model` has built it.
         allowed_classes: The user's classes, or their import paths, that the checkpoint of
             `init_from` may name.
-        artifacts: Plain values of the data that a checkpoint stores: tokenizer, class names,
-            preprocessing.
-        summary: Metrics of the last evaluation, including those that are not numbers.
-        resumes: The weights will be loaded from a checkpoint, so `init_from` is not read. The
-            command line sets it; Lightning knows the checkpoint only after the model is built.
+        artifacts: Artifacts of the DataModule, which a checkpoint stores.
+        summary: Metrics of the last evaluation by name, including those that are not numbers.
+        resumes: True if the weights will be loaded from a checkpoint, in which case `init_from` is
+            not read. The command line sets this attribute, since Lightning knows the checkpoint
+            only after the model is built.
     """
 
     model_class: ClassVar[type[Model]]
     config_class: ClassVar[type[ModelConfig]]
     batch_class: ClassVar[type[Any]]
-    unit: ClassVar[str] = "tokens"  # of the throughput
-    inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)  # fields of the config
-    must_equal_data: ClassVar[tuple[str, ...]] = ()  # those that must not be larger than the data's
+    unit: ClassVar[str] = "tokens"
+    inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    must_equal_data: ClassVar[tuple[str, ...]] = ()
     model: ModelT = field(init=False)
 
     # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.
@@ -115,16 +124,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise NotImplementedError
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
-        """Update the metrics of a split with a batch.
-
-        Args:
-            batch: The batch.
-            split: val or test.
-        """
+        """Update the metrics of a split, val or test, with a batch."""
         raise NotImplementedError
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Compute the metrics of a split, val or test, which the caller resets afterwards."""
+        """Return the metrics of a split, val or test, by name; the caller resets the metrics."""
         raise NotImplementedError
 
     def n_units(self, batch: BatchT) -> int:
@@ -136,14 +140,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     @property
     def datamodule(self) -> Any:
-        """DataModule of the Trainer, or None; subclasses narrow the type."""
+        """DataModule of the Trainer; None if the Trainer has only DataLoaders."""
         return getattr(self.trainer, "datamodule", None)
 
     def setup(self, stage: str) -> None:
         """Take the artifacts from the DataModule.
 
         Raises:
-            InputError: Its batches are those of another task.
+            InputError: The DataModule makes batches for another task.
         """
         made: type[Any] = getattr(self.datamodule, "batch_class", self.batch_class)
         if not issubclass(made, self.batch_class):
@@ -170,11 +174,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return Tokenizer.from_str(self.artifacts["tokenizer"])
 
     def configure_model(self) -> None:
-        """Build the model, after completing the config from the data if a Trainer is attached.
+        """Build the model; with a Trainer, first take missing sizes of the config from the data.
 
         Raises:
-            InputError: The config's vocabulary or number of classes is smaller than that of the
-                data; a row is longer than `max_len`; or `init_from` does not match.
+            InputError: The vocabulary or the number of classes in the config is smaller than in the
+                data; a row is longer than `max_len`; or the layers of `init_from` do not match.
         """
         if self.model is not None:
             return
@@ -206,6 +210,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
                 self.config = replace(self.config, **{name: getattr(self.datamodule, name)})
 
     def _check_size(self, name: str, size: int | None, section: str = "model.config") -> None:
+        """Check a size in a section of the config against the attribute `name` of the data."""
         needed = getattr(self.datamodule, name, None)
         option = f"{section}.{name}"
         if needed is None and size is None:
@@ -223,7 +228,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             )
 
     def _check_row_lengths(self) -> None:
-        """Check the longest row of each split before the training rather than in the middle."""
+        """Check before the training that the longest row of each split is within `max_len`."""
         configs = (self.config, getattr(self.config, "encoder", None))
         limits = [limit for config in configs if (limit := getattr(config, "max_len", None))]
         limit = min(limits, default=None)
@@ -238,15 +243,15 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Training.
 
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
-        """Freeze the batch norms again, which a validation has set to training mode."""
+        """Freeze the batch norms of frozen layers, since Lightning sets them to training mode."""
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return a loss whose gradient, after Lightning's averaging, is that of the global mean."""
+        """Return the loss of a micro-batch, scaled for the mean over all targets of the step."""
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Normalize the gradients of all micro-batches, and log loss and gradient norm."""
+        """Divide the gradients by the number of targets, and log the loss and the gradient norm."""
         if self.trainer.global_step == 0:
             check_unused_parameters(self.model, self.trainer)
         for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
@@ -269,7 +274,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         layers = layer_ids(self.model)
         optimizer = make_optimizer(self.model, self.optimizer, layers, fused=fused)
         steps = self.total_steps()
-        config: Any = self.config
+        config: Any = self.config  # the config of every model has a `d_model`
         warn_if_warmup_never_ends(self.schedule, steps)
         schedule = make_schedule(optimizer, self.schedule, self.optimizer.lr, steps, config.d_model)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
@@ -280,7 +285,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients also with a fused optimizer under bf16-mixed, where Lightning refuses."""
+        """Clip gradients, also those of a fused optimizer under bf16-mixed.
+
+        Lightning raises an error for a fused optimizer under bf16-mixed.
+        """
         if not gradient_clip_val or self.trainer.precision != "bf16-mixed":
             super().configure_gradient_clipping(
                 optimizer, gradient_clip_val, gradient_clip_algorithm
@@ -333,7 +341,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return init_args | {name: asdict(init_args[name]) for name in TASK_SECTIONS}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add everything that is needed to build the model and the task from the file alone."""
+        """Add the section `fourfold`, from which the model and the task can be built."""
         checkpoint["fourfold"] = {
             "version": VERSION,
             "model": {"class": model_name(self.model_class), "config": asdict(self.config)},
@@ -371,7 +379,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], init_args: Mapping[str, Any]) -> Self:
-        """Build a task with its model, with initial weights, from plain values.
+        """Build a task from plain values, with a model that has initial weights.
 
         Args:
             config: Fields of the model's config.
@@ -397,10 +405,11 @@ def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
 
 
 def check_weight_averaging(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
-    """Check that training does not resume from averaged weights as if they were the weights.
+    """Check that training does not resume from averaged weights in place of the trained weights.
 
     Raises:
-        InputError: The checkpoint holds both, and no callback tells them apart.
+        InputError: The checkpoint holds averaged and trained weights, and there is no averaging
+            callback, which would load each of them into its place.
     """
     averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
     if "current_model_state" in checkpoint and not averages:

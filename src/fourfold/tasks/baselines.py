@@ -25,7 +25,7 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
 
     Args:
         config: Config of the model.
-        optimizer: See `CausalLanguageModeling`, as for all further arguments.
+        optimizer: See `CausalLanguageModeling`, also for all further arguments.
     """
 
     model_class = RecurrentLM  # type: ignore[assignment]
@@ -34,7 +34,7 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return nothing: an LSTM has neither attention maps nor a key-value cache."""
+        """Return no samples, since an LSTM has neither attention maps nor a key-value cache."""
         return {}
 
 
@@ -44,7 +44,7 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
 
     Args:
         config: Config of the model.
-        optimizer: See `CausalSequenceClassification`, as for all further arguments.
+        optimizer: See `CausalSequenceClassification`, also for all further arguments.
     """
 
     model_class = RecurrentClassifier  # type: ignore[assignment]
@@ -53,7 +53,7 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
     config: RecurrentClassifierConfig = RecurrentClassifierConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return the first texts with true and predicted labels; an LSTM has no attention."""
+        """Return the first texts with true and predicted labels, without attention maps."""
         return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
@@ -66,7 +66,7 @@ class ConvolutionalClassification(ImageClassification):
 
     Args:
         config: Config of the model.
-        optimizer: See `ImageClassification`, as for all further arguments.
+        optimizer: See `ImageClassification`, also for all further arguments.
     """
 
     model_class = ResNet  # type: ignore[assignment]

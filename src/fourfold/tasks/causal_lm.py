@@ -1,4 +1,4 @@
-"""Task of causal language modelling (GPT, GPT-2)."""
+"""Causal language modelling task (GPT, GPT-2)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         config: Config of the model.
         optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
-            tenth.
+            tenth of the learning rate.
         init_from: See `Task`.
         tuning: See `Task`.
     """
@@ -50,7 +50,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of each next token."""
+        """Return the cross-entropy of the next tokens, and the number of target tokens."""
         h, weight, bias, targets = self._output(batch)
         loss = linear_cross_entropy(h, weight, bias, targets, normalizer=1.0)
         return loss, (targets != IGNORE_INDEX).sum()
@@ -68,12 +68,12 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return self.ppl.compute()
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Continue the first half of each row, beside the row's own continuation."""
+        """Return the first half of each row with its true and its generated continuation."""
         half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
         prompt = batch.ids[:, :half]
         rest = batch.ids[:, half : 2 * half]
-        # With a seed, the random numbers do not come from torch's generator, so that training
-        # continues as without these samples.
+        # With a seed, the random numbers do not come from torch's generator. The training therefore
+        # does not depend on these samples.
         ids = generate(self.model, prompt, max_new=half, temperature=0.8, top_p=0.95, seed=0)
         texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
         rows = [list(row) for row in zip(*texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Task of contrastive learning from images and their captions (CLIP; Radford et al. 2021).
+"""Contrastive learning task from images and their captions (CLIP; Radford et al. 2021).
 
 Shapes: B pairs of the global batch, b pairs of this process, E width of the embeddings.
 """
@@ -36,8 +36,9 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     like one device with a batch of N x B. Gradient accumulation is different: a pair is compared
     with the pairs of its micro-batch only, and the gradient is the mean over all micro-batches.
 
-    Evaluation compares every image with every text of the split, whatever the batch size. Its loss
-    is that of the whole split as one batch, so it grows with the logarithm of the number of pairs.
+    Evaluation compares every image with every text of the split, for any batch size. The loss of an
+    evaluation is computed with the whole split as one batch, so the loss grows with the logarithm
+    of the number of pairs.
 
     Args:
         config: Config of the model; `eos_id` is taken from the tokenizer if it is None.
@@ -85,7 +86,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         super().configure_model()
 
     def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Both cross-entropies of this process's pairs among the pairs of all processes."""
+        """Return the loss, summed over the pairs of this process, and the number of these pairs."""
         images, texts = self._encode(batch)
         all_images, offset = gather(images)
         all_texts, _ = gather(texts)
@@ -118,7 +119,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, and recall at 1, 5 and 10 of texts for images and of images for texts."""
+        """Return the loss, and the recall at 1, 5 and 10 of texts by images and images by texts."""
         return self.retrieval.compute()
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +129,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
 
 
 def gather(x: Tensor) -> tuple[Tensor, int]:
-    """Concatenate the rows of all processes; gradients flow back to each.
+    """Concatenate the rows of all processes, with gradients for the rows of each process.
 
     Args:
         x: Rows (b, E) of this process; b may differ between processes.

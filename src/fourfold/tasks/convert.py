@@ -30,7 +30,7 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
         Lines that describe the result.
 
     Raises:
-        InputError: `target` exists, or the model cannot be read.
+        InputError: `target` exists, or `source` cannot be read.
     """
     if target.exists():
         raise InputError("this file exists already; name another one", file=target)
@@ -92,8 +92,8 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
         Lines that describe the result.
 
     Raises:
-        InputError: `target` is not empty; the checkpoint cannot be read; or the library has no such
-            architecture.
+        InputError: `target` is not empty; the checkpoint cannot be read; or the target library does
+            not have the architecture.
     """
     to_timm = str(target).startswith(TIMM_PREFIX)
     target = Path(str(target).removeprefix(TIMM_PREFIX))

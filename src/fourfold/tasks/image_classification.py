@@ -1,4 +1,4 @@
-"""Task of image classification with a Vision Transformer, with distillation (ViT, DeiT).
+"""Image classification task with a Vision Transformer (ViT) and knowledge distillation (DeiT).
 
 Shapes: B images, C channels, K classes.
 """
@@ -39,12 +39,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
         optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
         label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
-        teacher: Checkpoint or run directory of a trained classifier. The last head is trained on
-            its predictions and the first one on the labels; without a distillation token both are
-            one head.
-        distillation: hard or soft, see `distillation_loss`.
-        teacher_weight: Weight of the teacher's loss; that of the labels is one minus this (DeiT:
-            0.5 hard, 0.1 soft).
+        teacher: Checkpoint or run directory of a trained classifier, the teacher. The last head of
+            the model is trained on the teacher's predictions and the first head on the labels. A
+            model without a distillation token has one head, which is trained on both.
+        distillation: Loss of the teacher's predictions, hard or soft; see `distillation_loss`.
+        teacher_weight: Weight w of the loss of the teacher's predictions; the weight of the labels
+            is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
         temperature: Temperature of soft distillation (DeiT: 3).
         init_from: See `Task`.
         tuning: See `Task`.
@@ -80,7 +80,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         self.teacher_model: Teacher | None = None
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics, which need the number of classes."""
+        """Build the model, and the metrics for its number of classes."""
         if self.model is not None:
             return
         super().configure_model()
@@ -95,7 +95,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         )
 
     def on_fit_start(self) -> None:
-        """Load the teacher, which only training needs.
+        """Load the teacher, since only training uses the teacher.
 
         Raises:
             InputError: See `Teacher`.
@@ -104,18 +104,18 @@ class ImageClassification(Task[ViT, ImageBatch]):
             self.teacher_model = Teacher(self.teacher, self.artifacts)
 
     def on_test_start(self) -> None:
-        """Create the confusion matrix, which only a test reports."""
+        """Create the confusion matrix, since only a test reports the matrix."""
         n_classes = self.config.n_classes
         assert n_classes is not None  # the model is built
         if n_classes <= MAX_CONFUSION_CLASSES:
             self.confusion = MulticlassConfusionMatrix(n_classes).to(self.device)
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Return the logits (B, K) of each head; the model's prediction is their mean."""
+        """Return the logits (B, K) of each head; the mean of all heads is the prediction."""
         return self.model.logits_per_head(self.model.hidden(images))
 
     def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the labels, which may be mixed, and of the teacher's predictions."""
+        """Return the loss of the labels and the teacher's predictions, and the number of images."""
         heads = self.head_logits(batch.images)
         logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
         loss = classification_loss(
@@ -139,10 +139,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
             metric.update(of_head.float(), batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, top1 and top5; in a test also the confusion matrix (rows: true classes).
+        """Return the loss and the accuracies; in a test also the confusion matrix.
 
-        With fewer than five classes top5 is 1. A model with two heads also has top1_class and
-        top1_distillation.
+        top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
+        with two heads also has top1_class and top1_distillation. The rows of the confusion matrix
+        are the true classes.
         """
         metrics: dict[str, Any] = {
             "loss": self.loss.compute(),
@@ -157,7 +158,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return metrics
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
-        """Return the first images with true and predicted classes, and attention in the first."""
+        """Return the first images with their classes, and attention maps of the first image."""
         names = self.artifacts["class_names"]
         rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
         captions = [

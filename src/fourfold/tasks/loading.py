@@ -34,12 +34,13 @@ def load_task(
 
     Args:
         path: A checkpoint file written by `fourfold fit` or `fourfold import`.
-        expect: Names of classes, one of which the task must be or be derived from.
+        expect: Name of a task class, or several names. The task must be an instance of one of these
+            classes.
         classes: Your own task classes that the checkpoint may name, or their import paths.
 
     Raises:
         InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
-            or its task is neither part of fourfold nor in `classes`.
+            or the task is neither part of fourfold nor in `classes`.
 
     Example:
         >>> task = load_task("runs/gpt2/tiny/checkpoints/best.ckpt")  # doctest: +SKIP
@@ -70,10 +71,15 @@ def task_from_checkpoint(
 
 
 def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[Any, Any]]":
-    """Return the class at an import path, if it is a task of fourfold or one that the user allows.
+    """Return the class of a task of fourfold, or of a task that the user allows.
+
+    Args:
+        name: Import path of the class in the checkpoint.
+        path: The checkpoint, for the message.
+        classes: The user's classes that may be used, or their import paths.
 
     Raises:
-        InputError: It is neither, or it is not a task.
+        InputError: The user does not allow the class, or the class is not a task.
     """
     import fourfold.tasks  # here, since that package imports this module
 
@@ -101,9 +107,10 @@ def _check_expected(
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer.
 
-    Lightning requires the number of the version that wrote a checkpoint, which `fourfold import`
-    does not write. A file of weights alone, by which Lightning's launcher passes the weights of a
-    subprocess to the main process, is returned as it is.
+    Lightning requires its own version number in a checkpoint. This function adds that number to a
+    checkpoint that `fourfold import` wrote. A file of weights alone is returned without a check,
+    since Lightning's launcher passes the weights of a subprocess to the main process in such a
+    file.
 
     Raises:
         InputError: The file does not exist, is corrupted, or was not written by this version of

@@ -1,4 +1,4 @@
-"""Task of masked language modelling, with next-sentence prediction if the model has that head."""
+"""Masked language modelling task (BERT), with next-sentence prediction if the model has a head."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,11 +52,12 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return h, self.model.head.output(h.flatten(0, 1)[_masked_positions(batch)])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy at masked positions, plus the next-sentence loss if pairs are given.
+        """Return the cross-entropy of masked tokens, and their number; plus the next-sentence loss.
 
-        BERT adds the means of both losses. Here each pair is weighted by its number of masked
-        tokens, so that one count normalizes both losses, and a row has the same weight in every
-        micro-batch. If all rows have equally many masked tokens, the result is BERT's sum.
+        BERT adds the means of both losses. Here the next-sentence loss of a row is weighted by the
+        number of masked tokens in the row, so one count normalizes both losses, and a row has the
+        same weight in every micro-batch. The result is BERT's sum if all rows have the same number
+        of masked tokens.
         """
         h, output = self._encode(batch)
         targets = batch.targets.flatten()[_masked_positions(batch)]
@@ -92,11 +93,11 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
-        """Show the first rows with their masked tokens and the predictions for them."""
+        """Return the first rows with their masked tokens and the predicted tokens."""
         tokenizer = self.tokenizer
         masked = batch.targets != IGNORE_INDEX
         predicted = self.predict_step(batch, 0)
-        # Some targets are kept or replaced by random tokens; here all of them are shown as masked.
+        # Some targets are kept or replaced by random tokens; the table shows each target as masked.
         mask_id = tokenizer.unk_id if tokenizer.mask_id is None else tokenizer.mask_id
         inputs = batch.ids.masked_fill(masked, mask_id)
         rows = []

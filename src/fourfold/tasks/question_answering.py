@@ -1,4 +1,4 @@
-"""Task of extractive question answering: the span of the answer in a context (SQuAD).
+"""Extractive question answering task: the span of the answer in a context (SQuAD).
 
 Shapes: B context windows, T tokens, N best spans.
 """
@@ -33,8 +33,8 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
     Args:
         config: Config of the model.
-        optimizer: Options of the optimizer; the default has the learning rate of BERT's README for
-            SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
+        optimizer: Options of the optimizer; the default has the learning rate in the README of
+            BERT's code for SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
         schedule: Options of the schedule; the default is linear decay to 0.
         max_answer_length: Largest number of tokens in an answer.
         n_best_size: Number of answers that `predict` writes for each question.
@@ -62,12 +62,12 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
-        """Take from the data, beside the artifacts, whether a question may have no answer."""
+        """Take the artifacts from the data, and the option `allow_no_answer` from the artifacts."""
         super().setup(stage)
         self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
 
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Return the logits of start and end, each (B, T) in fp32; -inf at padding."""
+        """Return the logits of first and last token, each (B, T) in fp32; -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
         logits = upcast_fp32(logits)
@@ -75,7 +75,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return start, end
 
     def step(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Mean of the cross-entropies of the answer's first and last token."""
+        """Return the mean cross-entropy of first and last token, summed over B windows, and B."""
         losses = self._losses(batch, *self.logits(batch))
         return losses.sum(), count_of(len(losses), losses)
 
@@ -107,7 +107,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             start: Logits of the first token (B, T).
             end: Logits of the last token (B, T).
             data: The split that the rows of the batch belong to.
-            n_best: Number of spans; a window with fewer allowed spans has fewer.
+            n_best: Largest number of spans for each window.
         """
         width = start.shape[1]
         positions = torch.arange(width, device=start.device)
@@ -159,8 +159,8 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
         """Return the best answers to each question over all windows, by the question's id.
 
-        If a question may have no answer, the empty text stands for that. Its score is the smallest
-        one of all windows.
+        If a question may have no answer, the empty text stands for "no answer". The score of the
+        empty text is the smallest null score of all windows.
 
         Args:
             outputs: Outputs of `predict_step`.

@@ -21,7 +21,7 @@ def shortest_row(batch: Any) -> Any:
     """Return the shortest row of a batch, without padding and with at most MAX_TOKENS tokens.
 
     Args:
-        batch: A batch with `ids` (B, T). Each of its tensors (B, T) is cut to the same tokens.
+        batch: A batch with `ids` (B, T). Each tensor (B, T) in the batch is cut to the same tokens.
     """
     mask = getattr(batch, "mask", None)
     if mask is None:
@@ -45,7 +45,7 @@ def self_attention(
         model: The model.
         tokenizer: The tokenizer that names rows and columns.
         batch: A batch with `ids` (B, T), and optionally a `mask`.
-        forward: A function that runs the model on such a batch.
+        forward: A function that runs the model on a batch with one row.
     """
     row = shortest_row(batch)
     names = token_names(tokenizer, row.ids[0].tolist())
@@ -70,7 +70,7 @@ def cross_attention(
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return the maps of all layers; of MAX_LAYERS evenly spaced ones if there are more."""
+    """Return the attention maps of all layers, or of MAX_LAYERS evenly spaced layers."""
     n_layers = min(len(maps), MAX_LAYERS)
     layers = sorted({round(i * (len(maps) - 1) / max(1, n_layers - 1)) for i in range(n_layers)})
     return AttentionMaps(
@@ -84,7 +84,7 @@ def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:
-    """Return true class, predicted class and its probability.
+    """Return the true class, the predicted class and the probability of the latter for each row.
 
     Args:
         class_names: Names of the classes.

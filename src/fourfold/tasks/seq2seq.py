@@ -1,4 +1,4 @@
-"""Base class of sequence-to-sequence tasks: label-smoothed loss, perplexity, beam search, BLEU.
+"""Base class of sequence-to-sequence tasks: smoothed loss, perplexity, beam search and BLEU.
 
 Shapes: B rows, S source tokens or patches, T target tokens, C channels.
 """
@@ -36,12 +36,13 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         optimizer: Options of the optimizer.
         schedule: Options of the schedule.
         label_smoothing: Probability mass taken from the target (Vaswani et al. 2017, section 5.4).
-        label_smoothing_type: Distribution of that mass: uniform, off_target or off_target_pad.
+        label_smoothing_type: Distribution of the mass of `label_smoothing` over the vocabulary:
+            uniform, off_target or off_target_pad.
         num_beams: Beam width; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Formula of the penalty: gnmt ((5 + n) / 6) ** alpha, power n ** alpha,
             or none.
-        val_num_beams: Beam width in validation; 0 skips generation and BLEU there.
+        val_num_beams: Beam width in validation; 0 disables generation and BLEU in validation.
         init_from: See `Task`.
         tuning: See `Task`.
     """
@@ -67,17 +68,17 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     @property
     def start_id(self) -> int:
-        """First token of the decoder's input."""
+        """Id of the first token of the decoder's input."""
         given: int | None = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 
     def as_pairs(self, batch: Any) -> PairBatch:
-        """Return the sources and targets of a batch."""
+        """Return a batch as pairs of sources and targets."""
         pairs: PairBatch = batch
         return pairs
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
-        """Label-smoothed cross-entropy of each target token given the tokens before it."""
+        """Return the label-smoothed cross-entropy of the targets, and the number of targets."""
         h, weight, bias, targets = self._teacher_forced(self.as_pairs(batch))
         loss = linear_cross_entropy(
             h,
@@ -120,7 +121,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             self.scores.update(rows, hypotheses, [references[row] for row in rows])
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, ppl_token, accuracy; bleu, chrf, exact_match and the BLEU signature."""
+        """Return loss, perplexity, accuracy, BLEU, chrF, exact match and the signature of BLEU."""
         metrics: dict[str, Any] = self.ppl.compute()
         if self.val_num_beams or split == "test":
             metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""))
@@ -150,6 +151,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
+        """Return the cross-attention maps of the shortest source and its generated text."""
         tokenizer = self.tokenizer
         if batch.src.ndim == 2:
             row = int(batch.src_mask.sum(1).argmin())
@@ -173,8 +175,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
         """Generate the best text for each source.
 
-        A text has at most 50 tokens more than its source; that of an image at most as many tokens
-        as the captions of the data.
+        A text has at most 50 tokens more than its source. The caption of an image is not longer
+        than the longest caption of the data.
 
         Args:
             src: Token ids (B, S), or images (B, C, height, width).

@@ -33,8 +33,8 @@ from fourfold.tasks.training.loss_normalization import count_of
 class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     """Classification or regression of a sentence or a pair, usually with a pre-trained encoder.
 
-    The metrics are accuracy, F1 and Matthews correlation of classes; Pearson and Spearman
-    correlation of numbers (a model with one class).
+    A model with one class predicts a number. The metrics of classes are accuracy, F1 and Matthews
+    correlation; the metrics of numbers are Pearson and Spearman correlation.
 
     Args:
         config: Config of the model.
@@ -65,7 +65,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.loss = Mean()
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics, which need the number of classes."""
+        """Build the model, and the metrics for its number of classes."""
         if self.model is None:
             super().configure_model()
             n_classes = self.config.n_classes
@@ -82,7 +82,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return upcast_fp32(logits)
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the class, or squared error of the number."""
+        """Return the cross-entropy of the classes or the squared error of the numbers, and B."""
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
         return loss, count_of(len(batch.ids), loss)
 
@@ -99,14 +99,14 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the scores; of classes in a test also the confusion matrix."""
+        """Return the loss and the scores; in a test of classes also the confusion matrix."""
         metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
         return metrics
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return the first texts with true and predicted labels, and attention of the shortest."""
+        """Return the first texts with their labels, and attention maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         outputs = self.predict_step(batch, 0)
         columns = ["text", "true", "predicted"]
@@ -137,8 +137,8 @@ class CausalSequenceClassification(SequenceClassification):
         optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
         schedule: Options of the schedule; the default is linear decay to 0.
         label_smoothing: Probability mass that is spread evenly over all classes.
-        lm_weight: Weight of the language-model loss (lambda of eq. 5). The loss of a row is the
-            mean over its tokens, as in the paper's code.
+        lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
+            row is the mean over the tokens of the row, as in the paper's code.
         init_from: See `Task`.
         tuning: See `Task`.
     """
@@ -157,7 +157,7 @@ class CausalSequenceClassification(SequenceClassification):
         )
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Loss of the classifier, plus the weighted language-model loss of each row."""
+        """Return the loss of the classifier plus the weighted language-model loss, and B."""
         h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
         logits = upcast_fp32(self.model.classify(h, batch.mask))
         loss = self._loss(logits, batch.labels, self.label_smoothing)

@@ -1,4 +1,8 @@
-"""Task of token classification: named entities (W-NUT, CoNLL), parts of speech."""
+"""Token classification task: named entities (W-NUT, CoNLL) and parts of speech.
+
+Shapes: B rows, T tokens, K classes. A row is a sentence, or a chunk of a sentence that is longer
+than the model reads.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +59,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return upcast_fp32(logits)
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy at the first token of each word."""
+        """Return the cross-entropy at the first token of each word, and the number of words."""
         logits = self.logits(batch).flatten(0, 1)
         labels = batch.labels.flatten()
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
@@ -95,7 +99,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return metrics
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
-        """Return the first texts with true and predicted tags, and attention of the shortest."""
+        """Return the first texts with their tags, and attention maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         is_word = batch.labels != IGNORE_INDEX
         true = self._tags(batch.labels, is_word)
@@ -108,7 +112,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
-        """Return sentence and chunk of each row, and the tags of its words joined by spaces."""
+        """Return the `ChunkId` of each row, and the tags of its words joined by spaces."""
         chunks = self.datamodule.chunk_keys("test")
         tags = self._tags(self.logits(batch).argmax(-1), batch.labels != IGNORE_INDEX)
         return [

@@ -16,17 +16,18 @@ SHARED_ARTIFACTS = ("class_names", "image_size", "n_channels", "mean", "std")
 
 
 class Teacher:
-    """Frozen image classifier whose predictions a student is trained on.
+    """Frozen image classifier on whose predictions a student is trained.
 
-    It is not an `nn.Module`, so that its weights are not part of the student's state dict.
+    `Teacher` is not an `nn.Module`, so the teacher's weights are not part of the student's state
+    dict.
 
     Args:
         path: A checkpoint or a run directory, whose best checkpoint is taken.
         artifacts: Artifacts of the student's data.
 
     Raises:
-        InputError: There is no such checkpoint; it is not an image classifier; or it was trained on
-            other classes or with other preprocessing.
+        InputError: There is no such checkpoint; the model is not an image classifier; or the model
+            was trained on other classes or with other preprocessing.
     """
 
     def __init__(self, path: str, artifacts: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning of a model: freezing of layers, gradual unfreezing, LoRA."""
+"""Fine-tuning of a model: frozen layers, gradual unfreezing and LoRA."""
 
 from torch import nn
 
@@ -12,7 +12,8 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
     """Freeze layers and add low-rank updates, in place.
 
     Raises:
-        InputError: The model has fewer layers than `freeze`, or no linear layer of these names.
+        InputError: The model has fewer layers than `freeze`, or no linear layer with a name in
+            `lora_targets`.
     """
     if tuning.freeze:
         ids, head = layer_ids(model)
@@ -40,7 +41,7 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
 
 
 def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
-    """Return the parameters that gradual unfreezing still freezes in an epoch."""
+    """Return the parameters that are still frozen in an epoch of gradual unfreezing."""
     if tuning.gradual_unfreezing_epochs is None:
         return []
     ids, head = layer_ids(model)
@@ -49,7 +50,7 @@ def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[
 
 
 def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
-    """Freeze the running statistics of the layers that gradual unfreezing still freezes."""
+    """Freeze the running statistics of batch norms in layers that are still frozen in an epoch."""
     if tuning.gradual_unfreezing_epochs is None:
         return
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]

@@ -1,9 +1,10 @@
 """FSDP2 strategy: weights, gradients and optimizer states sharded over devices (Zhao et al. 2023).
 
-Each block is gathered when it is needed and resharded afterwards; so is the rest of the model. A
-task's step does not call `model.forward` alone: it uses hidden states, and a tied embedding as the
-matrix of the loss. So the whole step is registered as one forward method of the model, and the
-weights outside of the blocks stay gathered from its beginning until their gradients are computed.
+The weights of a block are gathered before the block runs and resharded afterwards. A task's step
+does not only call `model.forward`, but also uses hidden states, and a tied embedding as the matrix
+of the loss. Therefore the whole step is registered as one forward method of the model. The weights
+outside of the blocks stay gathered from the beginning of the step until their gradients are
+computed.
 """
 
 from collections.abc import Mapping
@@ -133,14 +134,14 @@ class FSDP2(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the full state dict on the first rank, an empty one on the others."""
+        """Return the full state dict on the first rank, and an empty dict on the other ranks."""
         self._gather_weights(False)  # a callback may save before `on_validation_end`
         return super().lightning_module_state_dict()
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read the file on every rank."""
+        """Read the checkpoint file on every rank."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -152,10 +153,10 @@ class FSDP2(ModelParallelStrategy):
         )
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the full state on the first rank, an empty one on the others.
+        """Return the full state on the first rank, and an empty dict on the other ranks.
 
-        Parameters are numbered as torch numbers them. Lightning numbers them in the order of the
-        model, which differs from that of an optimizer with several groups.
+        Parameters are numbered in the order of the optimizer, as in torch. Lightning numbers
+        parameters in the order of the model, which is another order if there are several groups.
         """
         assert self.lightning_module is not None
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
@@ -179,9 +180,9 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
-    """Return torch's module for sharded state dicts, and options for full ones on every rank.
+    """Return torch's module for sharded state dicts, and its options for full state dicts.
 
-    It is imported here, since the import takes half a second that only FSDP2 needs.
+    The import takes half a second, so only FSDP2 imports the module.
     """
     from torch.distributed.checkpoint import state_dict
 

@@ -29,10 +29,10 @@ class LossNormalizer:
 
     Attributes:
         mean: Loss of the last optimizer step, over all its micro-batches and processes.
-        nonfinite: The loss of the last micro-batch was not finite.
-        stop_requested: Set from outside: this process is to stop.
-        stop_requested_anywhere: Some process was to stop at the last optimizer step; the same value
-            in all processes.
+        nonfinite: True if the loss of the last micro-batch was not finite.
+        stop_requested: True if this process is to stop; set by a callback.
+        stop_requested_anywhere: True if some process was to stop at the last optimizer step; the
+            value is the same in all processes.
     """
 
     mean: Tensor
@@ -46,10 +46,10 @@ class LossNormalizer:
         self._loss_dtype = torch.float32
 
     def scale_loss(self, total: Tensor, count: Tensor, trainer: Trainer) -> Tensor:
-        """Return the loss of a micro-batch as it is to be differentiated.
+        """Return the loss of a micro-batch, scaled for the backward pass.
 
-        Lightning divides it by the number of micro-batches, and DDP its gradient by the number of
-        processes.
+        The scale cancels two divisions: Lightning divides the loss by the number of micro-batches,
+        and DDP divides the gradient by the number of processes.
 
         Args:
             total: Sum of the loss over the targets of the micro-batch.
@@ -68,11 +68,13 @@ class LossNormalizer:
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
     def finalize_gradients(self, parameters: Iterable[nn.Parameter], trainer: Trainer) -> None:
-        """Divide the gradients by the number of targets, which is known before the step only.
+        """Divide the gradients by the number of targets of the optimizer step.
+
+        With gradient accumulation this number is known only after the last micro-batch.
 
         Raises:
             InputError: The first step has no targets.
-            TrainingStopped: A loss of the step is not finite, in whichever process.
+            TrainingStopped: A loss of the step is not finite in any of the processes.
         """
         assert self._sums is not None  # `scale_loss` was called
         is_accumulated = trainer.accumulate_grad_batches > 1
@@ -113,7 +115,7 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
     """Warn of parameters without a gradient.
 
     Raises:
-        InputError: DDP would wait for their gradients forever.
+        InputError: A parameter has no gradient, for which DDP would wait forever.
     """
     unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if not unused:

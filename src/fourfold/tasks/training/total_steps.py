@@ -1,4 +1,4 @@
-"""Number of optimizer steps of a training, which learning-rate schedules need."""
+"""Number of optimizer steps of a training, for learning-rate schedules."""
 
 from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -10,12 +10,13 @@ from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
 def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
     """Return the number of optimizer steps of the whole training; None if it has no end.
 
-    The number of batches is asked of the DataModule, since `trainer.estimated_stepping_batches`
-    would create a DataLoader and lose its restored position. Only a plain LightningDataModule,
-    which has no such position, is asked through the Trainer.
+    The number of batches comes from the DataModule, since `trainer.estimated_stepping_batches`
+    would create a DataLoader and lose its restored position. For a plain LightningDataModule, which
+    has no restored position, the number comes from the Trainer.
 
     Raises:
-        InputError: The limit is 0, or the schedule needs the end of a training that has none.
+        InputError: `trainer.max_steps` is 0; or the schedule needs the number of steps, but the
+            training has no end.
     """
     max_steps = int(trainer.max_steps)
     epochs = trainer.max_epochs or 0
@@ -50,7 +51,8 @@ def count_steps(
 
     Args:
         batches: Number of micro-batches in an epoch.
-        limit: Largest number of them, or the fraction of them, that is used; None for all.
+        limit: Largest number (int) or fraction (float) of the micro-batches that is used; None for
+            all micro-batches.
         accumulation: Number of micro-batches in a step; the last step of an epoch may have fewer.
         epochs: Largest number of epochs.
         max_steps: Largest number of steps; -1 for no limit.
