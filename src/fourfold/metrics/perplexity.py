@@ -37,7 +37,7 @@ class Perplexity(BatchSums):
         super().update(nll, n_tokens, n_words, n_bytes, n_correct)
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """Return loss, accuracy, ppl_token, ppl_word and ppl_byte; no ppl of a unit without a count."""
+        """Return loss, accuracy, and ppl_token, ppl_word and ppl_byte if the unit was counted."""
         nll, n_tokens, n_words, n_bytes, n_correct = super().compute() or [0.0] * 5
         result = {"loss": nll / max(1.0, n_tokens), "accuracy": n_correct / max(1.0, n_tokens)}
         for name, count in {"token": n_tokens, "word": n_words, "byte": n_bytes}.items():
