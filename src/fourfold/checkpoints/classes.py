@@ -101,7 +101,7 @@ def find_model_class(
     if name == "CompositeEncoderDecoder":  # one model class with two config classes
         has_vit = "image_size" in config.get("encoder", ())
         config_name = "ImageToTextConfig" if has_vit else "TextToTextConfig"
-    if not hasattr(models, config_name):
+    if not hasattr(models, name) or not hasattr(models, config_name):
         raise InputError(f"fourfold has no model {name[:80]!r}", file=file)
     return getattr(models, name), getattr(models, config_name)
 
