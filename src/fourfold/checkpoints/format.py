@@ -99,7 +99,7 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
         InputError: The file is of another program or version, or a value is missing or has the
             wrong type.
     """
-    saved = content.get("fourfold")
+    saved: Any = content.get("fourfold")
     check_version(saved, path)
     with in_checkpoint(path):
         for name, keys in SECTIONS.items():

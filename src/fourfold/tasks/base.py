@@ -184,12 +184,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             return
         trainer = attached_trainer(self)
         if trainer is None:  # a task from a checkpoint, or one without data
-            self.model = build_model(self.model_class, self.config)  # type: ignore[assignment]
+            self.model = build_model(self.model_class, self.config)
             apply_finetuning(self.model, self.tuning)
             return
         self._complete_config()
         self._check_row_lengths()
-        self.model = build_model(self.model_class, self.config)  # type: ignore[assignment]
+        self.model = build_model(self.model_class, self.config)
         if self.init_from and not self.resumes and trainer.ckpt_path is None:
             # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
             tokenizer = artifacts_of(self.datamodule).get("tokenizer")
@@ -222,7 +222,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             return
         must_be_equal = name in self.must_equal_data
         if size < needed or (must_be_equal and size != needed):
-            limit = needed if must_be_equal else f"at least {needed}"
+            limit = f"at least {needed}" if size < needed else needed
             raise InputError(
                 f"must be {limit}, the number in the data, or null, got {size}", option=option
             )
