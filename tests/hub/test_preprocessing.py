@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.text.sequence_classification import join_segments
+from fourfold.data.text.segments import join_segments
 from fourfold.data.vision.transforms import eval_transform, resized_side
 from fourfold.errors import InputError
 from fourfold.hub.preprocessing import (

@@ -81,7 +81,7 @@ def test_train_rows_reduces_the_training_split_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val": 1.5}, "^val must lie between 0 and 1 to hold out rows, got 1.5"),
+        ({"val": 1.5}, "^val must be above 0 and below 1, got 1.5"),
         ({"val": 0.0001}, "too short to hold out 0.0001"),
         ({"train_rows": 2}, "train_rows must lie between 1 and the 1 training rows, got 2"),
         ({"documents": "word"}, "documents must be one of file, line, paragraph, got 'word'"),
@@ -118,7 +118,7 @@ def test_blank_table_rows_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureF
     """A third of WikiText's rows on the hub are blank."""
     rows = "".join(json.dumps({"text": text}) + "\n" for text in ("a b", "", " \n", "c"))
     assert read(tmp_path, rows, "t.jsonl")["train"].columns == [["a b", "c"]]
-    assert "train: dropped 2 of 4 rows without text" in caplog.text
+    assert "t.jsonl:1: dropped 2 of 4 rows with an empty text" in caplog.text
 
 
 def test_bytes_and_words_are_counted() -> None:

@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 def test_pairs_come_from_two_files_a_template_or_a_table(folder: Path) -> None:
     both = read_pairs([f"{folder}/a.en", f"{folder}/a.de"], LANGS, None)
     assert both.columns == [["one", "two"], ["eins", "zwei"]]
-    assert read_pairs(f"{folder}/a.{{lang}}", LANGS, None).columns == both.columns
-    table = read_pairs(f"{folder}/c.tsv", LANGS, ["en", "de"])
+    assert read_pairs([f"{folder}/a.{{lang}}"], LANGS, None).columns == both.columns
+    table = read_pairs([f"{folder}/c.tsv"], LANGS, ["en", "de"])
     assert table.columns == [["four"], ["vier"]]
 
 
@@ -37,7 +37,7 @@ def test_several_templates_are_concatenated(folder: Path) -> None:
     assert table.location(2) == f"{folder}/b.de + {folder}/b.en:1"
 
 
-@pytest.mark.parametrize("sources", ["a.en", ["a.en", "a.de", "b.en"], []])
-def test_sources_without_two_languages_are_rejected(sources: str | list[str]) -> None:
+@pytest.mark.parametrize("sources", [["a.en"], ["a.en", "a.de", "b.en"], []])
+def test_sources_without_two_languages_are_rejected(sources: list[str]) -> None:
     with pytest.raises(InputError, match=r"must be \[source file, target file\]"):
         read_pairs(sources, LANGS, None)

@@ -37,8 +37,8 @@ def test_splits_hold_enough_english_text() -> None:
 def test_leaking_and_repeated_paragraphs_are_dropped() -> None:
     seen: set[str] = set()
     long = "A paragraph that is long enough to make a document."
-    train = _without_leaks("train", [("a", f"{long}\n\nShared line.\nMore."), ("b", long)], seen)
+    train = _without_leaks("train", [f"{long}\n\nShared line.\nMore.", long], seen)
     assert train.columns == [[f"{long}\n\nShared line.\nMore."]]
     text = "Other words, many of them, so that they are kept.\n\nBefore. Shared   line."
-    val = _without_leaks("val", [("c", text)], seen)
+    val = _without_leaks("val", [text], seen)
     assert val.columns == [["Other words, many of them, so that they are kept."]]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.data.readers.splits import hold_out, read_splits
+from fourfold.data.readers.splits import hold_out, read_rows
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
@@ -40,7 +40,7 @@ def test_holdout_has_the_fraction_and_is_stable_when_data_grow() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 7.0])
 def test_fractions_outside_the_unit_interval_are_rejected(fraction: float) -> None:
-    with pytest.raises(InputError, match=f"^val must lie between 0 and 1 .*got {fraction:g}"):
+    with pytest.raises(InputError, match=f"^val must be above 0 and below 1, got {fraction:g}"):
         hold_out(TextTable.from_columns([["a"]], "x:"), fraction, "val")
 
 
@@ -57,12 +57,12 @@ def test_a_text_shared_by_all_rows_leaves_no_training_row() -> None:
     assert len(rest) + len(held_out) == 99
 
 
-def test_read_splits_concatenates_files_and_holds_out_by_key() -> None:
-    rows = {"a": list(range(100)), "b": list(range(100, 200)), "c": []}
+def test_read_rows_concatenates_files_and_holds_out_by_key() -> None:
+    rows = {"a": list(range(100)), "b": list(range(100, 200))}
     sources = {"train": ["a", "b"], "val": 0.2, "test": "b"}
-    splits = read_splits(sources, rows.__getitem__, lambda row: str(row // 2))
+    splits = read_rows(sources, rows.__getitem__, lambda row: str(row // 2))
     assert sorted(splits["train"] + splits["val"]) == list(range(200))
     assert not {row // 2 for row in splits["train"]} & {row // 2 for row in splits["val"]}
     assert splits["test"] == rows["b"]
-    with pytest.raises(InputError, match="test must name files with rows, got c"):
-        read_splits({"train": "a", "test": "c"}, rows.__getitem__, str)
+    with pytest.raises(InputError, match=r"test must name files .*, got \[\]"):
+        read_rows({"train": "a", "test": []}, rows.__getitem__, str)

@@ -14,9 +14,10 @@ from fourfold.errors import InputError
     [
         ('{"data": [', "x.json:1: invalid JSON"),
         (
-            '{"data": [{"paragraphs": [{"qas": []}]}]}',
+            '{"data": [{"paragraphs": [{"qas": [{}]}]}]}',
             "not in SQuAD's format: 'context' is missing",
         ),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "not in SQuAD's format"),
         ('{"data": []}', "has no questions"),
     ],
 )

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.loading.sampler import EpochSampler
 from fourfold.data.text.causal_lm_dataset import BlockDataset, DocumentDataset, TokenStream
@@ -107,7 +108,8 @@ def test_crops_start_at_random_positions_in_every_epoch():
 def test_document_rows_run_from_eos_to_eos(lengths, shuffle):
     documents, _ = make(lengths)
     sizes = np.array(lengths)
-    dataset = DocumentDataset(documents, 4 * sizes, sizes, EOS, max_tokens=40, shuffle=shuffle)
+    order = LengthBucketedOrder(sizes + 1, max_tokens=40, shuffle=shuffle)
+    dataset = DocumentDataset(documents.wrap(EOS, EOS), 4 * sizes, sizes, EOS, order)
     seen = []
     for batch in epoch(dataset):
         assert batch.ids.numel() <= 40

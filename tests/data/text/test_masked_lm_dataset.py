@@ -3,6 +3,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.loading.sampler import EpochSampler
 from fourfold.data.text.masked_lm_dataset import (
@@ -39,6 +40,11 @@ def epoch(dataset, number=0):
     return [dataset.__getitems__(keys) for keys in sampler]
 
 
+def row_dataset(rows, max_rows, *, shuffle=True, **options):
+    order = LengthBucketedOrder(rows.lengths, max_rows=max_rows, shuffle=shuffle)
+    return MaskedRowDataset(rows, masking(), order, **options)
+
+
 def unmasked(batch):
     return np.where(batch.targets != IGNORE_INDEX, batch.targets, batch.ids)
 
@@ -72,9 +78,7 @@ def test_packing_keeps_every_token_within_max_len():
 
 def test_row_batches_have_mask_and_documents():
     rows = pack_sentences(make([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=True)
-    dataset = MaskedRowDataset(
-        rows, masking(), block_cross_document_attention=True, max_rows=2, shuffle=False
-    )
+    dataset = row_dataset(rows, 2, shuffle=False, block_cross_document_attention=True)
     (batch,) = epoch(dataset)
     short, full = 0, 1  # sorted by length
     assert batch.mask[full].all()
@@ -82,14 +86,14 @@ def test_row_batches_have_mask_and_documents():
     assert batch.documents[full].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert unmasked(batch)[full].tolist() == rows[0].tolist()
     assert (batch.targets[~batch.mask] == IGNORE_INDEX).all()
-    assert epoch(MaskedRowDataset(rows, masking(), max_rows=1, shuffle=False))[0].mask is None
+    assert epoch(row_dataset(rows, 1, shuffle=False))[0].mask is None
 
 
 def test_target_positions_index_the_targets():
     sentences = make([[9, 12, 7, 10]] * 6)
     rows = pack_sentences(sentences, 20, BOS, EOS, cross_documents=False)
     pairs = SegmentPairDataset(sentences, 24, masking(), max_rows=3)
-    for batch in (*epoch(MaskedRowDataset(rows, masking(), max_rows=3)), *epoch(pairs)):
+    for batch in (*epoch(row_dataset(rows, 3)), *epoch(pairs)):
         assert len(batch.target_positions)
         assert (
             batch.target_positions.tolist()

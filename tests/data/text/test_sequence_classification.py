@@ -13,7 +13,7 @@ from fourfold.data import GlueData, SequenceData
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.labels import find_classes, stratified_subset
 from fourfold.data.text.glue import GLUE_TASKS
-from fourfold.data.text.sequence_classification import join_segments
+from fourfold.data.text.segments import join_segments
 from fourfold.errors import InputError
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
@@ -143,8 +143,8 @@ def test_unknown_validation_label_raises(tmp_path: Path) -> None:
 
 
 def test_numeric_classes_are_sorted_by_value() -> None:
-    assert find_classes(["10", "9", "1"]) == ["1", "9", "10"]
-    assert find_classes(["b", "a", "10"]) == ["10", "a", "b"]
+    assert find_classes(["10", "9", "1"], "x.tsv:2") == ["1", "9", "10"]
+    assert find_classes(["b", "a", "10"], "x.tsv:2") == ["10", "a", "b"]
 
 
 def test_named_split_of_builtin_source_raises() -> None:

@@ -13,7 +13,7 @@ from fourfold.commands.infer.base import TextProcessor, format_classes
 from fourfold.commands.infer.line_io import Item
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.text.sequence_classification import join_segments, n_special_tokens
+from fourfold.data.text.segments import join_segments, n_special_tokens
 from fourfold.errors import InputError
 
 

@@ -44,20 +44,13 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
             or if there is no sentence.
     """
     is_json = not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
-    if is_json:
-        sentences = list(_read_json(path, str(word), str(tag)))
-    else:
-        sentences = list(_read_columns(path, word, tag))
+    sentences = list((_read_json if is_json else _read_columns)(path, word, tag))
     if not sentences:
         raise InputError("the file has no sentence", file=path)
     return sentences
 
 
 def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
-    for name, column in (("data.word", word), ("data.tag", tag)):
-        if not isinstance(column, int):
-            message = f"must be the number of a column, from 0, for {path}, got {column!r}"
-            raise InputError(message, option=name)
     lines = read_lines(path)
     # Without this distinction the word "#" with its tag would be skipped as a comment.
     has_tabs = any("\t" in line for line in lines if not line.startswith("#"))
@@ -84,19 +77,19 @@ def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Senten
         try:
             words.append(fields[int(word)].strip())
             tags.append(fields[int(tag)].strip())
-        except IndexError as error:
-            message = f"the line has only {len(fields)} columns: {line!r}"
+        except (IndexError, ValueError) as error:
+            message = f"the line has no columns {word!r} and {tag!r}, numbered from 0: {line!r}"
             raise InputError(message, file=path, line=number) from error
         if len(fields) < 2 or not words[-1] or not tags[-1]:
             raise InputError(f"the word has no tag: {line!r}", file=path, line=number)
 
 
-def _read_json(path: str, word: str, tag: str) -> Iterator[Sentence]:
+def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     for number, record in read_json_lines(path):
-        for key in (word, tag):
+        for key in (str(word), str(tag)):
             if not isinstance(record, dict) or not isinstance(record.get(key), list):
                 raise InputError(f"{key!r} must be a list", file=path, line=number)
-        words, tags = ([str(item) for item in record[key]] for key in (word, tag))
+        words, tags = ([str(item) for item in record[str(key)]] for key in (word, tag))
         if len(words) != len(tags):
             message = f"there are {len(words)} words, but {len(tags)} tags"
             raise InputError(message, file=path, line=number)

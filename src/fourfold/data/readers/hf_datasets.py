@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from fourfold.core.validation import check_choice
 from fourfold.data.readers.text_table import TextTable, get_column
 from fourfold.errors import InputError
 
@@ -30,27 +29,16 @@ class HubConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def check_hub_source(source: str, hub: HubConfig | None, split: object) -> tuple[HubConfig, str]:
-    """Return dataset and split of a source that is neither builtin nor files.
+def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str]) -> TextTable:
+    """Read columns of one split, such as "train", "train[:1%]" or "train+test".
 
     Raises:
-        InputError: If `source` is not hub, or if the dataset or the split is not named.
+        InputError: If no dataset is given, if `datasets` is not installed or cannot load the split,
+            if a column is missing, or if the split is empty.
     """
-    if source != "hub":
-        check_choice("data.source", source, ["builtin", "files", "hub"])
-    if hub is None or not isinstance(split, str):
+    if config is None:
         message = "must be given for source: hub as {path: ...}, with names of splits"
         raise InputError(message, option="data.hub")
-    return hub, split
-
-
-def read_hub_split(config: HubConfig, split: str, columns: Sequence[str]) -> TextTable:
-    """Read columns of one split, such as "train" or "train[:1%]".
-
-    Raises:
-        InputError: If `datasets` is not installed or cannot load the split, if a column is missing,
-            or if the split is empty.
-    """
     try:
         from datasets import load_dataset
     except ImportError as error:

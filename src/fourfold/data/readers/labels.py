@@ -1,7 +1,7 @@
 """Labels: class names, class indices, floats of a regression, and stratified subsets."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,31 +9,27 @@ from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
 
-def find_classes(labels: Iterable[str], location: str | None = None) -> list[str]:
-    """Return the distinct labels: sorted by value if all are numbers, else alphabetically.
+def find_classes(labels: Sequence[str], location: str) -> list[str]:
+    """Return the distinct labels, sorted by value if all are numbers, otherwise alphabetically.
 
     Args:
         labels: Labels of the training rows.
-        location: Location of the first row, for error messages.
+        location: Location of the first row, for the error message.
 
     Raises:
         InputError: If all labels are equal.
 
     Example:
-        >>> find_classes(["10", "9", "9"])
+        >>> find_classes(["10", "9", "9"], "train.tsv:2")
         ['9', '10']
     """
     classes = set(labels)
     if len(classes) < 2:
-        label = next(iter(classes), None)
-        option = None if location else "labels"
-        message = f"all training rows have the label {label!r}" if location else "must differ"
-        raise InputError(message, file=location, option=option)
+        raise InputError(f"all training rows have the label {labels[0]!r}", file=location)
     try:
-        values = {label: float(label) for label in classes}
+        return sorted(classes, key=lambda label: (float(label), label))
     except ValueError:
         return sorted(classes)
-    return sorted(classes, key=lambda label: (values[label], label))
 
 
 def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:

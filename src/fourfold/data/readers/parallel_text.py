@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
 from fourfold.data.readers.text_table import TextTable, read_aligned_lines, read_table
 from fourfold.errors import InputError
 
 
 def read_pairs(
-    sources: str | Sequence[str], langs: tuple[str, str], columns: Sequence[str] | None
+    sources: Sequence[str], langs: tuple[str, str], columns: Sequence[str] | None
 ) -> TextTable:
     """Read sentence pairs from files.
 
@@ -22,7 +21,6 @@ def read_pairs(
     Raises:
         InputError: If a file is missing, empty or invalid, or if two files are not aligned.
     """
-    sources = [sources] if isinstance(sources, str) else list(sources)
     if columns is not None:
         return TextTable.concat([read_table(source, columns) for source in sources])
     if sources and all("{lang}" in source for source in sources):
@@ -37,8 +35,17 @@ def read_pairs(
     )
 
 
-def read_hub_pairs(
-    hub: HubConfig, split: str, langs: tuple[str, str], columns: Sequence[str] | None
-) -> TextTable:
-    """Read sentence pairs with `datasets`; the default columns are `translation.{lang}`."""
-    return read_hub_split(hub, split, columns or [f"translation.{lang}" for lang in langs])
+def builtin_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, TextTable]:
+    """Return the splits of `synthetic_pairs`, whose packages are imported only here.
+
+    Raises:
+        InputError: As `synthetic_pairs`; or if a package is missing.
+    """
+    try:
+        from fourfold.data.readers.synthetic_translation import synthetic_pairs
+    except ImportError as error:
+        message = f"cannot be builtin without the package {error.name}"
+        raise InputError(
+            f"{message}: pip install 'fourfold[demo]'", option="data.source"
+        ) from error
+    return synthetic_pairs(src_lang, tgt_lang, n_train)

@@ -5,7 +5,6 @@ its source files without importing them. The text depends on the Python version 
 """
 
 import ast
-import hashlib
 import inspect
 import re
 import sysconfig
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from fourfold.data.readers.splits import unit_hash
 from fourfold.data.readers.text_table import TextTable
 
 _HOLDOUT_FRACTION = 0.06
@@ -27,25 +27,24 @@ def read_python_docs() -> dict[str, TextTable]:
     The split of a document follows from its name. Repeated paragraphs are kept once. Paragraphs of
     validation and test that share a line or a sentence with an earlier split are dropped.
     """
-    documents: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
+    documents: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for name, text in (*_read_topics(), *_read_docstrings()):
-        documents[_split_of(name)].append((name, text))
+        documents[_split_of(name)].append(text)
     seen: set[str] = set()
     return {split: _without_leaks(split, texts, seen) for split, texts in documents.items()}
 
 
 def _split_of(name: str) -> str:
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    share = int.from_bytes(digest, "big") / 2**64
-    return (
-        "test" if share < _HOLDOUT_FRACTION else "val" if share < 2 * _HOLDOUT_FRACTION else "train"
-    )
+    share = unit_hash(name)
+    if share < _HOLDOUT_FRACTION:
+        return "test"
+    return "val" if share < 2 * _HOLDOUT_FRACTION else "train"
 
 
 def _read_topics() -> Iterator[tuple[str, str]]:
-    import pydoc_data.topics
+    from pydoc_data.topics import topics
 
-    for name, text in sorted(pydoc_data.topics.topics.items()):
+    for name, text in sorted(topics.items()):
         yield f"topic {name}", inspect.cleandoc(text)
 
 
@@ -75,12 +74,12 @@ def _lines_and_sentences(paragraph: str) -> set[str]:
     return {" ".join(unit.split()) for unit in (*paragraph.split("\n"), *sentences)} - {""}
 
 
-def _without_leaks(split: str, documents: list[tuple[str, str]], seen: set[str]) -> TextTable:
+def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
     """Drop repeated paragraphs, and those that share a line or sentence with an earlier split."""
     texts = []
     seen_here: set[str] = set()
     seen_paragraphs: set[str] = set()
-    for _, text in documents:
+    for text in documents:
         kept = []
         for paragraph in re.split(r"\n\s*\n", text):
             units = _lines_and_sentences(paragraph)

@@ -3,62 +3,110 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
+from fourfold.core.validation import check_choice, check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
 log = logging.getLogger(__name__)
 
+Source = Literal["builtin", "files", "hub"]
 # The float comes first, so that jsonargparse parses `--data.val 0.1` as a number.
 SplitSource = float | str | list[str] | None
 T = TypeVar("T")
 
 
+def read_tables(
+    source: str,
+    split_sources: Mapping[str, SplitSource],
+    builtin: Callable[[], dict[str, TextTable]],
+    read: Callable[[list[str]], TextTable],
+    divide: Callable[[TextTable, float, str], tuple[TextTable, TextTable]],
+    needs_train: bool = True,
+) -> dict[str, TextTable]:
+    """Read the splits of built-in data, of files or of the Hugging Face hub.
+
+    Args:
+        source: "builtin", "files" or "hub".
+        split_sources: Source of each split, as for `read_splits`; None for built-in data.
+        builtin: Function that returns the splits of the built-in data.
+        read: Function that reads files, or splits of the hub.
+        divide: Function that holds out rows, as for `read_splits`.
+        needs_train: The training split must be given; otherwise any split suffices.
+
+    Raises:
+        InputError: If `source` is unknown, if splits of built-in data are named, or if a split is
+            missing; or as `read` and `divide`.
+    """
+    check_choice("data.source", source, get_args(Source))
+    named = {name: given for name, given in split_sources.items() if given is not None}
+    if source == "builtin":
+        for name, given in named.items():
+            raise InputError(
+                f"must be null for source: builtin, which has its own splits, got {given}:"
+                " set source to files or hub",
+                option=name,
+            )
+        return builtin()
+    if "train" not in named and (needs_train or not named):
+        raise InputError(f"must be given for source: {source}", option="data.train")
+    return read_splits(named, read, divide)
+
+
 def read_splits(
-    sources: Mapping[str, SplitSource], read: Callable[[str], list[T]], key: Callable[[T], str]
-) -> dict[str, list[T]]:
+    sources: Mapping[str, SplitSource],
+    read: Callable[[list[str]], T],
+    divide: Callable[[T, float, str], tuple[T, T]],
+) -> dict[str, T]:
     """Read the rows of each split that is given.
 
     Args:
-        sources: Source of each split, "train" first: one or several files, or the fraction of the
-            training rows to hold out.
-        read: Function that reads the rows of a file.
+        sources: Source of each split: one or several files, or the fraction of the training rows
+            to hold out. The fractions are held out one after the other, in the order of `sources`.
+        read: Function that reads the rows of files.
+        divide: Function that divides rows into the remaining and the held-out rows, given the
+            fraction to hold out and the name of the new split.
+
+    Raises:
+        InputError: As `read` and `divide`; or if a split has no file, or no training rows from
+            which a fraction could be held out.
+    """
+    splits: dict[str, T] = {}
+    for name, source in sources.items():
+        if isinstance(source, float) and "train" in splits:
+            splits["train"], splits[name] = divide(splits["train"], source, name)
+        elif isinstance(source, float) or source == []:
+            message = f"must name files without a training split, got {source}"
+            raise InputError(message, option=f"data.{name}")
+        elif source is not None:
+            splits[name] = read([source] if isinstance(source, str) else source)
+    return splits
+
+
+def read_rows(
+    sources: Mapping[str, SplitSource], read: Callable[[str], list[T]], key: Callable[[T], str]
+) -> dict[str, list[T]]:
+    """Read the rows of each split that is given, where a row is any object.
+
+    Args:
+        sources: Source of each split, as for `read_splits`.
+        read: Function that reads the rows of one file.
         key: Function that returns the text by which a row is held out; rows with equal texts stay
             in one split.
 
     Raises:
-        InputError: As `read`; or if a split has no rows.
+        InputError: As `read`, `read_splits` and `hold_out`.
     """
-    splits: dict[str, list[T]] = {}
-    for name, source in sources.items():
-        if isinstance(source, float):
-            sides: tuple[list[T], list[T]] = ([], [])
-            for row in splits["train"]:
-                sides[in_holdout(key(row), source, name)].append(row)
-            splits["train"], splits[name] = sides
-            if not all(sides):
-                message = f"{sources['train']} has too few rows to hold out {source:g} of them"
-                raise InputError(f"must be another fraction: {message}", option=name)
-        elif source is not None:
-            files = [source] if isinstance(source, str) else source
-            splits[name] = [row for file in files for row in read(file)]
-            if not splits[name]:
-                raise InputError(f"must name files with rows, got {source}", option=name)
-    return splits
 
+    def divide(rows: list[T], fraction: float, name: str) -> tuple[list[T], list[T]]:
+        table = TextTable.from_columns([[key(row) for row in rows]], "training row ", 0)
+        rest, held_out = hold_out(table, fraction, name)
+        return [rows[i] for i in rest.number], [rows[i] for i in held_out.number]
 
-def reject_splits_for_builtin(sources: Mapping[str, SplitSource]) -> None:
-    """Raise InputError if a split is named although built-in data have their own splits."""
-    for name, source in sources.items():
-        if source is not None:
-            raise InputError(
-                f"must be null for source: builtin, which has its own splits, got {source}:"
-                " set source to files or hub",
-                option=name,
-            )
+    return read_splits(sources, lambda files: [row for file in files for row in read(file)], divide)
 
 
 def hold_out(
@@ -70,11 +118,11 @@ def hold_out(
     Remaining rows that share a text with the held-out rows are dropped.
 
     Args:
-        table: Rows to split.
-        fraction: Fraction to hold out.
+        table: Rows to divide.
+        fraction: Fraction of the texts to hold out, above 0 and below 1.
         name: Name of the new split; another name holds out other rows.
         n_columns: Number of columns whose texts may not be shared, by default all; later columns
-            (labels, second sentences) may be.
+            (labels, second sentences) may be shared.
 
     Returns:
         The remaining rows and the held-out rows.
@@ -82,18 +130,12 @@ def hold_out(
     Raises:
         InputError: If one side has no rows, or if `fraction` does not lie between 0 and 1.
     """
-    held_out = np.array([in_holdout(text, fraction, name) for text in table.columns[0]])
-    columns = table.columns[:n_columns]
-    taken = [
-        {text for text, is_out in zip(column, held_out, strict=True) if is_out}
-        for column in columns
-    ]
-    leaks = np.array(
-        [
-            any(text in seen for text, seen in zip(row, taken, strict=True))
-            for row in zip(*columns, strict=True)
-        ]
-    )
+    check_range(name, fraction, above=0.0, below=1.0)
+    held_out = np.array([unit_hash(name + text) < fraction for text in table.columns[0]])
+    leaks = np.zeros(len(table), bool)
+    for column in table.columns[:n_columns]:
+        taken = {text for text, is_out in zip(column, held_out, strict=True) if is_out}
+        leaks |= np.array([text in taken for text in column])
     if not held_out.any() or held_out.all():
         message = f"{len(table)} rows are too few to hold out {fraction:g} of them as {name}"
         raise InputError(message, file=table.location(0))
@@ -108,20 +150,7 @@ def hold_out(
     return table.select(np.flatnonzero(~leaks)), table.select(np.flatnonzero(held_out))
 
 
-def check_holdout_fraction(name: str, fraction: float) -> None:
-    """Raise InputError unless `fraction` lies between 0 and 1."""
-    if not 0 < fraction < 1:
-        raise InputError(
-            f"must lie between 0 and 1 to hold out rows, got {fraction:g}", option=name
-        )
-
-
-def in_holdout(text: str, fraction: float, name: str) -> bool:
-    """Return True if a text is held out as split `name`, by a hash of its characters.
-
-    Raises:
-        InputError: If `fraction` does not lie between 0 and 1.
-    """
-    check_holdout_fraction(name, fraction)
-    digest = hashlib.blake2b((name + text).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64 < fraction
+def unit_hash(text: str) -> float:
+    """Return a hash of the characters of a text, uniform in [0, 1)."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -76,6 +76,25 @@ class TextTable:
         )
 
 
+def drop_blank(table: TextTable) -> TextTable:
+    """Drop the rows with a blank text, from which a model would learn to write nothing.
+
+    The number of dropped rows is logged.
+
+    Raises:
+        InputError: If every row has a blank text.
+    """
+    kept = [i for i, row in enumerate(zip(*table.columns, strict=True)) if all(map(str.strip, row))]
+    if not kept:
+        raise InputError("all rows from here on have an empty text", file=table.location(0))
+    if len(kept) == len(table):
+        return table
+    n_dropped = len(table) - len(kept)
+    first = table.location(0)
+    log.warning("%s: dropped %d of %d rows with an empty text", first, n_dropped, len(table))
+    return table.select(np.array(kept))
+
+
 def read_aligned_lines(paths: Sequence[str]) -> TextTable:
     """Read files whose lines with equal numbers belong together, one column for each file.
 
@@ -94,7 +113,7 @@ def read_aligned_lines(paths: Sequence[str]) -> TextTable:
 
 
 def is_table(path: str) -> bool:
-    """Return True if the suffix of a file is that of a table."""
+    """Return True if a suffix of `path` is .tsv, .csv, .jsonl or .json."""
     return not {".tsv", ".csv", ".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
 
 
@@ -110,52 +129,58 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
         drop_uneven: Skip rows with more or fewer fields than the header, and log their number.
 
     Raises:
-        InputError: As `read_text`; or if a column is missing or a line is invalid.
+        InputError: As `read_text`; or if a column is missing, if a line is invalid, or if the file
+            has no rows.
     """
     suffixes = Path(path).suffixes
+    source = f"{path}, row " if ".csv" in suffixes else f"{path}:"
     if ".jsonl" in suffixes or ".json" in suffixes:
-        return _read_json_columns(path, columns)
-    if ".csv" in suffixes:
-        records: Iterator[list[str]] = _read_csv(path)
-        source = f"{path}, row "
+        rows = _read_json_columns(path, columns)
     else:
-        records = (line.split("\t") for line in read_lines(path))
-        source = f"{path}:"
+        records = _read_csv(path) if ".csv" in suffixes else _read_tsv(path)
+        rows = _select_columns(records, columns, path, source, drop_uneven)
+    texts: list[list[str]] = [[] for _ in columns]
+    numbers = []
+    for number, row in rows:
+        numbers.append(number)
+        for text, column in zip(row, texts, strict=True):
+            column.append(text)
+    if not numbers:
+        raise InputError("the table has no rows", file=path)
+    return TextTable.from_columns(texts, source, numbers)
+
+
+def _select_columns(
+    records: Iterator[list[str]], columns: Sequence[str], path: str, source: str, drop_uneven: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each row and its fields in `columns`; see `read_table`."""
     filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
-    header: list[str] | None = None
+    header: list[str] = []
     if not all(column.isdecimal() for column in columns):
         header = next(filled, (0, []))[1]
         if missing := [column for column in columns if column not in header]:
             message = f"there is no column {missing[0]!r}, only {', '.join(header)}"
             raise InputError(message, file=path)
     indices = [header.index(column) if header else int(column) for column in columns]
-    texts: list[list[str]] = [[] for _ in columns]
-    numbers = []
     n_dropped = 0
     for number, record in filled:
-        if drop_uneven and header and len(record) != len(header):
+        is_uneven = bool(header) and len(record) != len(header)
+        if is_uneven and drop_uneven:
             n_dropped += 1
-            continue
-        _check_fields(record, header, indices, f"{source}{number}")
-        numbers.append(number)
-        for index, column in zip(indices, texts, strict=True):
-            column.append(record[index])
-    if not numbers:
-        raise InputError(f"there are no rows{' after the header' if header else ''}", file=path)
+        elif is_uneven:
+            message = f"the row has {len(record)} columns, but the header has {len(header)}"
+            raise InputError(message, file=f"{source}{number}")
+        elif max(indices) >= len(record):
+            message = f"there is no column {max(indices)}, the row has only {len(record)} columns"
+            raise InputError(message, file=f"{source}{number}")
+        else:
+            yield number, [record[index] for index in indices]
     if n_dropped:
         log.warning("%s: dropped %d rows with other columns than the header", path, n_dropped)
-    return TextTable.from_columns(texts, source, numbers)
 
 
-def _check_fields(
-    record: list[str], header: list[str] | None, indices: list[int], location: str
-) -> None:
-    if header and len(record) != len(header):
-        message = f"the row has {len(record)} columns, but the header has {len(header)}"
-        raise InputError(message, file=location)
-    if max(indices) >= len(record):
-        message = f"there is no column {max(indices)}, the row has only {len(record)} columns"
-        raise InputError(message, file=location)
+def _read_tsv(path: str) -> Iterator[list[str]]:
+    return (line.split("\t") for line in read_lines(path))
 
 
 def _read_csv(path: str) -> Iterator[list[str]]:
@@ -180,14 +205,10 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
             yield number, parse_json(line, path, number)
 
 
-def _read_json_columns(path: str, columns: Sequence[str]) -> TextTable:
-    texts: list[list[str]] = [[] for _ in columns]
-    numbers = []
+def _read_json_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each line and the texts of its record in `columns`."""
     for number, record in read_json_lines(path):
-        numbers.append(number)
-        for name, column in zip(columns, texts, strict=True):
-            column.append(get_column(record, name, f"{path}:{number}"))
-    return TextTable.from_columns(texts, f"{path}:", numbers)
+        yield number, [get_column(record, name, f"{path}:{number}") for name in columns]
 
 
 def get_column(record: object, column: str, location: str) -> str:

@@ -44,9 +44,9 @@ def limit_lengths(
     kept = rows_within_limit(lengths, table, limit, too_long, split, option)
     if len(kept) < len(table):
         return [column.take(kept) for column in columns], table.select(kept)
-    if lengths.max(initial=0) <= limit:
-        return list(columns), table
-    return [column.truncate(limit) for column in columns], table
+    if lengths.max(initial=0) > limit:
+        columns = [column.truncate(limit) for column in columns]
+    return list(columns), table
 
 
 def rows_within_limit(
@@ -86,14 +86,9 @@ def rows_within_limit(
             file=table.location(first),
         )
     drops = too_long == "drop" and split == "train"
-    log.warning(
-        "%s: %s %d of %d rows longer than %d tokens",
-        split,
-        "dropped" if drops else "truncated",
-        len(too_long_rows),
-        len(table),
-        limit,
-    )
+    action = "dropped" if drops else "truncated"
+    counts = f"{len(too_long_rows)} of {len(table)}"
+    log.warning("%s: %s %s rows longer than %d tokens", split, action, counts, limit)
     if not drops:
         return all_rows
     kept = np.flatnonzero(lengths <= limit)

@@ -1,11 +1,20 @@
-"""TextDataModule: base class of DataModules with a tokenizer, which is stored in checkpoints."""
+"""Base classes of the text DataModules: tokenizer, documents and labelled text."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+import numpy as np
+
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.readers.documents import DocumentUnit, TextSource
+from fourfold.data.readers.hf_datasets import HubConfig
+from fourfold.data.readers.splits import Source, SplitSource
+from fourfold.data.readers.text_table import TextTable
+from fourfold.data.readers.truncation import TooLong
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -119,3 +128,116 @@ class TextDataModule(ResumableDataModule):
             self._tokenizer = Tokenizer.from_str(text, "the tokenizer of the checkpoint")
             self.splits = self.build()
         super().load_state_dict(state_dict)
+
+
+class DocumentDataModule(TextDataModule):
+    """Base class of the DataModules for language models, which read documents.
+
+    Args:
+        source: builtin (Python's documentation, no network), files or hub.
+        train: Files (plain, .gz, .xz, .bz2, `archive.zip/member`; .jsonl, .csv and .tsv are
+            tables), also looked up under $FOURFOLD_DATA; or the name of a split of the hub.
+        val: As `train`; or a fraction to hold out. Of a single document its end is held out, of
+            several documents whole ones.
+        test: As `val`.
+        column: Column of tables and hub datasets with the text; each row is a document.
+        documents: Unit of plain text that is one document: file, line or paragraph.
+        hub: Dataset for source hub.
+        train_rows: Train on this number of documents only, sampled from all training documents.
+        tokenizer: Tokenizer to train or to load.
+        batch_size: Rows of a batch. If each row is one document, `batch_size` times the maximum
+            length of a row bounds the padded tokens of a batch.
+        block_cross_document_attention: Prevent attention between documents of one row.
+        too_long: Treatment of longer documents if each row is one document: error, truncate, or
+            drop (training only).
+        seed: Seed of shuffling, crops, segment pairs and masks, together with the epoch.
+        num_workers: Worker processes that prepare batches.
+
+    Raises:
+        InputError: If an option is invalid; on setup, if text is missing, empty or corrupted.
+    """
+
+    def __init__(
+        self,
+        source: Source = "builtin",
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        column: str = "text",
+        documents: DocumentUnit = "paragraph",
+        hub: HubConfig | None = None,
+        train_rows: int | None = None,
+        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
+        batch_size: int = 32,
+        block_cross_document_attention: bool = False,
+        too_long: TooLong = "error",
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(tokenizer, seed, num_workers)
+        check_positive("batch_size", batch_size)
+        self.split_sources = {"train": train, "val": val, "test": test}
+        self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
+        self.batch_size = batch_size
+        self.block_cross_document_attention = block_cross_document_attention
+        self.too_long = too_long
+
+    def read(self) -> dict[str, TextTable]:
+        """Read the documents of each split."""
+        return self.text.read()
+
+    def training_texts(self, raw: TextTable) -> Sequence[str]:
+        """Return the documents of the training split."""
+        return raw.columns[0]
+
+
+class LabelledDataModule(TextDataModule):
+    """Base class of the DataModules for classification, tagging and question answering.
+
+    Args:
+        train: Files of the training split, plain, .gz, .xz, .bz2 or `archive.zip/member`, also
+            looked up under $FOURFOLD_DATA.
+        val: As `train`, or a fraction of the training rows to hold out.
+        test: As `val`.
+        tokenizer: Tokenizer to train or load; by default a WordPiece.
+        max_len: Maximum tokens of a row, special tokens included.
+        batch_size: Rows of a training batch.
+        eval_batch_size: Rows of a validation or test batch, by default `batch_size`.
+        seed: Seed of shuffling, together with the epoch.
+        num_workers: Worker processes that prepare batches.
+
+    Raises:
+        InputError: If an option is invalid.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
+        max_len: int = 128,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(tokenizer, seed, num_workers)
+        self.split_sources: dict[str, SplitSource] = {"train": train, "val": val, "test": test}
+        self.max_len = max_len
+        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
+
+    def batch_order(self, name: str, lengths: np.ndarray) -> LengthBucketedOrder:
+        """Return the order of the batches of the split `name`, given the length of each row.
+
+        Args:
+            name: Name of the split; only the split "train" is shuffled.
+            lengths: (rows,) tokens of each row.
+        """
+        is_train = name == "train"
+        max_rows = self.batch_sizes["train" if is_train else "other"]
+        return LengthBucketedOrder(lengths, max_rows=max_rows, seed=self.seed, shuffle=is_train)
+
+    def artifacts(self) -> dict[str, Any]:
+        """Return the tokenizer and the maximum length of a row in tokens."""
+        return super().artifacts() | {"max_len": self.max_len}

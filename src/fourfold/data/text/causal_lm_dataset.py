@@ -4,7 +4,7 @@ Shapes: B rows, T tokens.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -65,8 +65,9 @@ class TokenStream:
         return self._cumulative_sizes[unit][documents] + partial
 
 
+@dataclass(eq=False)
 class BlockDataset(BatchedDataset):
-    """Blocks of `block_size` tokens that cover a stream, or equally many random crops of it.
+    """Dataset of blocks of tokens that cover a stream, or of equally many random crops of it.
 
     Args:
         stream: Tokens.
@@ -74,29 +75,25 @@ class BlockDataset(BatchedDataset):
         context: Tokens that a block repeats from the previous block, as inputs without a target.
         crops: Sample blocks at random positions in every epoch, instead of covering the stream.
         block_cross_document_attention: Return the document of each token in the batches.
-        seed: Seed of the crops, together with epoch and row.
-        order: Arguments of `LengthBucketedOrder`.
+        max_rows: Maximum rows of a batch.
+        seed: Seed of the order and of the crops, together with epoch and row.
+        shuffle: Shuffle the rows in each epoch.
     """
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        block_size: int,
-        *,
-        context: int = 0,
-        crops: bool = False,
-        block_cross_document_attention: bool = False,
-        seed: int = 0,
-        **order: Any,
-    ) -> None:
-        self.stream = stream
-        self.block_size = block_size
-        self.context = context
-        self.crops = crops
-        self.block_cross_document_attention = block_cross_document_attention
-        self.seed = seed
-        n_rows = max(1, -(-(len(stream) - context) // (block_size - context)))
-        self.order = LengthBucketedOrder(np.ones(n_rows, np.int64), seed=seed, **order)
+    stream: TokenStream
+    block_size: int
+    context: int = 0
+    crops: bool = False
+    block_cross_document_attention: bool = False
+    max_rows: int = 1
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        n_rows = max(1, -(-(len(self.stream) - self.context) // (self.block_size - self.context)))
+        self.order = LengthBucketedOrder(
+            np.ones(n_rows), max_rows=self.max_rows, seed=self.seed, shuffle=self.shuffle
+        )
 
     @property
     def max_length(self) -> int:
@@ -128,32 +125,25 @@ class BlockDataset(BatchedDataset):
         )
 
 
+@dataclass(eq=False)
 class DocumentDataset(BatchedDataset):
-    """One document per row, from EOS to EOS.
+    """Dataset with one document per row, from EOS to EOS.
 
     Padding is on the right, where causal attention never looks. The batches therefore have no mask.
 
     Args:
-        documents: Token ids of the documents.
-        n_bytes: (rows,) bytes of their text.
-        n_words: (rows,) words of their text.
-        eos_id: Id of the token before and after a document.
-        order: Arguments of `LengthBucketedOrder`.
+        documents: Token ids of the documents, with an EOS before and after each document.
+        n_bytes: (rows,) UTF-8 bytes of the text of each document.
+        n_words: (rows,) words of the text of each document.
+        eos_id: Id of EOS, which is also the padding.
+        order: Order of the batches.
     """
 
-    def __init__(
-        self,
-        documents: RaggedArray,
-        n_bytes: np.ndarray,
-        n_words: np.ndarray,
-        eos_id: int,
-        **order: Any,
-    ) -> None:
-        self.documents = documents.wrap(before=eos_id, after=eos_id)
-        self.n_bytes = n_bytes
-        self.n_words = n_words
-        self.eos_id = eos_id
-        self.order = LengthBucketedOrder(self.documents.lengths - 1, **order)
+    documents: RaggedArray
+    n_bytes: np.ndarray
+    n_words: np.ndarray
+    eos_id: int
+    order: LengthBucketedOrder
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
         ids, mask = self.documents.padded(rows, self.eos_id)  # (B, T+1)

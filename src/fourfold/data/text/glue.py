@@ -1,18 +1,15 @@
 """GlueData: DataModule for the nine tasks of GLUE (Wang et al. 2018), read from GLUE's files."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fourfold.core.validation import check_choice
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.text.sequence_classification import SequenceData
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
-from fourfold.tokenization.training import TokenizerConfig
 
 
-@dataclass(frozen=True)
-class GlueTask:
+class GlueTask(NamedTuple):
     """Columns and classes of a GLUE task.
 
     Args:
@@ -54,14 +51,7 @@ class GlueData(SequenceData):
             $FOURFOLD_DATA.
         dev: Name without suffix of the file for validation and test; by default dev, or dev_matched
             for MNLI, which also has dev_mismatched.
-        train_rows: Train on this number of rows only, with as equal class counts as possible.
-        tokenizer: Tokenizer to train or load; by default a WordPiece.
-        max_len: Maximum tokens of a row, special tokens included.
-        n_separators: EOS tokens between the sentences of a pair: 1 (BERT) or 2 (RoBERTa).
-        batch_size: Rows of a training batch.
-        eval_batch_size: Rows of a validation or test batch, by default `batch_size`.
-        seed: Seed of shuffling, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        options: Arguments of `SequenceData`.
 
     Raises:
         InputError: If the task is unknown; otherwise as `SequenceData`.
@@ -70,50 +60,30 @@ class GlueData(SequenceData):
     drop_uneven = True  # a line in train.tsv of QQP has 3 of 6 fields
 
     def __init__(
-        self,
-        task: GlueTaskName,
-        folder: str = "glue",
-        dev: str | None = None,
-        train_rows: int | None = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
-        max_len: int = 128,
-        n_separators: Literal[1, 2] = 1,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
+        self, task: GlueTaskName, folder: str = "glue", dev: str | None = None, **options: Any
     ) -> None:
         check_choice("task", task, tuple(GLUE_TASKS))
         columns = GLUE_TASKS[task]
+        dev_file = f"{folder}/{task}/{dev or ('dev_matched' if task == 'MNLI' else 'dev')}.tsv"
         super().__init__(
             source="files",
+            train=f"{folder}/{task}/train.tsv",
+            val=dev_file,
+            test=dev_file,
             text=list(columns.text),
             label=columns.label,
             classes=list(columns.classes) or None,
             regression=not columns.classes,
-            train_rows=train_rows,
-            tokenizer=tokenizer,
-            max_len=max_len,
-            n_separators=n_separators,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            num_workers=num_workers,
+            hub=None,
+            too_long="truncate",
+            draw_seed=0,
+            **options,
         )
-        self.folder = f"{folder}/{task}"
-        self.dev = dev or ("dev_matched" if task == "MNLI" else "dev")
 
-    def read(self) -> dict[str, TextTable]:
-        """Read train.tsv and dev.tsv, the latter as validation and test split."""
-        train = self._find_file("train")
-        dev = self._find_file(self.dev)
-        self.split_sources: dict[str, Any] = {"train": train, "val": dev, "test": dev}
-        return super().read()
-
-    def _find_file(self, name: str) -> str:
-        path = f"{self.folder}/{name}.tsv"
+    def _read_split(self, names: list[str]) -> TextTable:
+        """Read one file, or its compressed copy beside it."""
         try:
-            resolve(path + ".gz")
+            resolve(names[0] + ".gz")
         except InputError:
-            return path
-        return path + ".gz"
+            return super()._read_split(names)
+        return super()._read_split([names[0] + ".gz"])

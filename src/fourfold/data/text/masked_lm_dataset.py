@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.text.masking import Masking
+from fourfold.data.text.segments import join_segments, segment_ids
 from fourfold.data.text.sentence_packing import Sentences
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
@@ -48,40 +50,26 @@ def pack_sentences(
     return RaggedArray.from_lengths(flat, lengths)
 
 
+@dataclass(eq=False)
 class MaskedRowDataset(BatchedDataset):
-    """Masked rows of text from BOS to EOS.
+    """Dataset of masked rows of text from BOS to EOS.
 
     Args:
         rows: Token ids, special tokens included.
         masking: Masking of the rows.
+        order: Order of the batches.
         block_cross_document_attention: Return the document of each token in the batches.
-        order: Arguments of `LengthBucketedOrder`.
     """
 
-    def __init__(
-        self,
-        rows: RaggedArray,
-        masking: Masking,
-        *,
-        block_cross_document_attention: bool = False,
-        **order: Any,
-    ) -> None:
-        self.rows = rows
-        self.masking = masking
-        self.block_cross_document_attention = block_cross_document_attention
-        self.order = LengthBucketedOrder(rows.lengths, **order)
+    rows: RaggedArray
+    masking: Masking
+    order: LengthBucketedOrder
+    block_cross_document_attention: bool = False
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         ids, mask = self.rows.padded(rows, self.masking.tokenizer.pad_id)  # (B, T)
-        return masked_batch(
-            self.masking,
-            ids.numpy(),
-            mask.numpy(),
-            rows,
-            epoch,
-            position,
-            block_cross_document_attention=self.block_cross_document_attention,
-        )
+        block = self.block_cross_document_attention
+        return masked_batch(self.masking, ids.numpy(), mask.numpy(), rows, epoch, position, block)
 
 
 def masked_batch(
@@ -91,8 +79,7 @@ def masked_batch(
     rows: np.ndarray,
     epoch: int,
     position: int,
-    *,
-    block_cross_document_attention: bool,
+    block_cross_document_attention: bool = False,
 ) -> MaskedBatch:
     """Mask rows of text and return them as a batch.
 
@@ -116,7 +103,7 @@ def masked_batch(
         None,
         None if mask.all() else torch.from_numpy(mask),
         documents,
-        target_positions=_target_positions(targets),
+        target_positions=torch.from_numpy(np.flatnonzero(targets != IGNORE_INDEX)),
         epoch=epoch,
         position=position,
     )
@@ -180,28 +167,18 @@ class SegmentPairDataset(BatchedDataset):
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         masking = self.masking
-        tokenizer = masking.tokenizer
         numbers = uniform(masking.seed, masking.mask_epoch(epoch), rows, 4, _PAIR_STREAM)
         pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
-        width = 3 + max(len(a) + len(b) for a, b, _ in pairs)
-        ids = np.full((len(pairs), width), tokenizer.pad_id, np.int64)
-        segments = np.zeros_like(ids)
-        mask = np.zeros(ids.shape, bool)
-        for row, (a, b, _) in enumerate(pairs):
-            tokens = [tokenizer.bos_id, *a, tokenizer.eos_id, *b, tokenizer.eos_id]
-            ids[row, : len(tokens)] = tokens
-            segments[row, len(a) + 2 : len(tokens)] = 1
-            mask[row, : len(tokens)] = True
-        inputs, targets = masking(ids, rows, epoch)
-        return MaskedBatch(
-            torch.from_numpy(inputs),
-            torch.from_numpy(targets),
-            torch.from_numpy(segments),
-            None if mask.all() else torch.from_numpy(mask),
-            is_next=torch.tensor([int(is_next) for _, _, is_next in pairs]),
-            target_positions=_target_positions(targets),
-            epoch=epoch,
-            position=position,
+        a, b, is_next = zip(*pairs, strict=True)
+        columns = [
+            RaggedArray.from_lengths(np.concatenate(side), np.array([len(ids) for ids in side]))
+            for side in (a, b)
+        ]
+        joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_length, 1)
+        ids, mask = joined.padded(np.arange(len(rows)), masking.tokenizer.pad_id)  # (B, T)
+        batch = masked_batch(masking, ids.numpy(), mask.numpy(), rows, epoch, position)
+        return batch._replace(
+            segments=segment_ids(first_lengths, mask), is_next=torch.tensor(is_next).long()
         )
 
     def _pair(self, row: int, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -239,7 +216,3 @@ class SegmentPairDataset(BatchedDataset):
         offsets = self.sentences.ids.offsets
         stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
         return start, min(max(stop, start + 1), last)
-
-
-def _target_positions(targets: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.flatnonzero(targets != IGNORE_INDEX))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
@@ -57,15 +58,9 @@ class Masking:
     """
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
-        if not 0 < config.mlm_probability < 1:
-            message = f"must lie between 0 and 1, got {config.mlm_probability}"
-            raise InputError(message, option="masking.mlm_probability")
-        if config.dupe_factor < 0:
-            message = f"must be at least 0, got {config.dupe_factor}"
-            raise InputError(message, option="masking.dupe_factor")
-        for name in ("mask_replace_prob", "random_replace_prob"):
-            if not 0 <= (value := getattr(config, name)) <= 1:
-                raise InputError(f"must lie in [0, 1], got {value}", option=f"masking.{name}")
+        check_range("masking.mlm_probability", config.mlm_probability, above=0.0, below=1.0)
+        for name in ("dupe_factor", "mask_replace_prob", "random_replace_prob"):
+            check_range(f"masking.{name}", getattr(config, name), minimum=0.0)
         if config.mask_replace_prob + config.random_replace_prob > 1:
             message = (
                 "and masking.random_replace_prob must add up to at most 1,"

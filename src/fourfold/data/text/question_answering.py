@@ -12,14 +12,14 @@ import torch
 
 from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import SpanBatch
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.splits import SplitSource, read_splits
+from fourfold.data.readers.splits import read_rows
 from fourfold.data.readers.squad import Question, read_squad
-from fourfold.data.text.base import TextDataModule
+from fourfold.data.text.base import LabelledDataModule
+from fourfold.data.text.segments import segment_ids
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
-from fourfold.tokenization.training import TokenizerConfig
 
 NO_ANSWER = (0, 0)  # span of a window without the answer: the first token of the row
 
@@ -55,73 +55,63 @@ class ContextWindow:
         return context[begin:stop].strip()
 
 
+@dataclass(eq=False)
 class SpanDataset(BatchedDataset):
     """Dataset of the context windows of one split.
 
     Args:
         questions: Questions of the split.
         windows: Rows.
-        pad_id: Id of padding.
-        order: Arguments of `LengthBucketedOrder`.
+        pad_id: Id of the padding token.
+        order: Order of the batches.
     """
 
-    def __init__(
-        self,
-        questions: Sequence[Question],
-        windows: Sequence[ContextWindow],
-        pad_id: int,
-        **order: Any,
-    ) -> None:
-        self.questions = questions
-        self.windows = windows
-        self.pad_id = pad_id
-        lengths = np.array([len(window.ids) for window in windows])
-        ids = np.array([i for window in windows for i in window.ids], np.int32)
-        self.rows = RaggedArray.from_lengths(ids, lengths)
-        self.first = np.array([window.first for window in windows])
-        self.spans = np.array([window.span for window in windows], np.int64)
-        self.order = LengthBucketedOrder(lengths, **order)
+    questions: Sequence[Question]
+    windows: Sequence[ContextWindow]
+    pad_id: int
+    order: LengthBucketedOrder
+
+    def __post_init__(self) -> None:
+        ids = np.array([i for window in self.windows for i in window.ids], np.int32)
+        self.rows = RaggedArray.from_lengths(ids, self.order.lengths)
+        self.first = np.array([window.first for window in self.windows])
+        self.spans = np.array([window.span for window in self.windows], np.int64)
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> SpanBatch:
         ids, mask = self.rows.padded(rows, self.pad_id)  # (B, T)
-        positions = torch.arange(ids.shape[1])
-        is_context = (positions >= torch.from_numpy(self.first[rows])[:, None]) & mask
-        last = mask.sum(1, keepdim=True) - 1  # position of the final EOS
+        segments = segment_ids(self.first[rows], mask)
+        is_final_eos = torch.arange(ids.shape[1]) == mask.sum(1, keepdim=True) - 1
         starts, ends = torch.from_numpy(self.spans[rows]).unbind(1)
         return SpanBatch(
             ids,
             starts,
             ends,
-            segments=is_context.long(),
+            segments=segments,
             mask=mask,
-            context=is_context & (positions < last),
+            context=(segments == 1) & ~is_final_eos,
             rows=torch.from_numpy(rows),
             epoch=epoch,
             position=position,
         )
 
 
-class QuestionData(TextDataModule):
+class QuestionData(LabelledDataModule):
     """Questions whose answer is a span of a context, in the format of SQuAD.
 
     A context that is too long for a row is divided into overlapping windows. In a window that does
     not contain the whole answer, the target is "no answer", the first token of the row. If every
-    question has an answer, training skips such windows.
+    question has an answer, training skips such windows. Contexts are held out with all their
+    questions.
 
     Args:
         train: One or several files, plain or compressed, also looked up under $FOURFOLD_DATA.
-        val: As `train`, or a fraction of its contexts to hold out, with all their questions.
-        test: As `val`.
         allow_no_answer: Questions may have no answer (SQuAD 2.0).
-        tokenizer: Tokenizer to train or load; by default a WordPiece.
         max_len: Maximum tokens of a row, special tokens included.
-        doc_stride: Tokens from the beginning of a window to the beginning of the next.
+        doc_stride: Tokens from the beginning of a window to the beginning of the next window.
         max_query_length: Maximum tokens of a question; longer ones are truncated.
         n_separators: EOS tokens between question and context: 1 (BERT) or 2 (RoBERTa).
         batch_size: Rows of a training batch.
-        eval_batch_size: Rows of a validation or test batch, by default `batch_size`.
-        seed: Seed of shuffling, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        options: Arguments of `LabelledDataModule`.
 
     Raises:
         InputError: If an option is invalid; on setup, if files are missing, empty or corrupted, or
@@ -133,22 +123,16 @@ class QuestionData(TextDataModule):
     def __init__(
         self,
         train: str | list[str],
-        val: SplitSource = None,
-        test: SplitSource = None,
+        *,
         allow_no_answer: bool = False,
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
         max_len: int = 384,
         doc_stride: int = 128,
         max_query_length: int = 64,
         n_separators: Literal[1, 2] = 1,
         batch_size: int = 16,
-        eval_batch_size: int | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
-        if n_separators not in (1, 2):
-            raise InputError(f"must be 1 or 2, got {n_separators}", option="n_separators")
+        super().__init__(train=train, max_len=max_len, batch_size=batch_size, **options)
         window = max_len - max_query_length - 2 - n_separators
         if not 1 <= doc_stride <= window:
             # A longer stride would skip tokens between windows.
@@ -157,17 +141,14 @@ class QuestionData(TextDataModule):
                 f" max_len={max_len} and max_query_length={max_query_length}, got {doc_stride}",
                 option="doc_stride",
             )
-        self.split_sources: dict[str, SplitSource] = {"train": train, "val": val, "test": test}
         self.allow_no_answer = allow_no_answer
-        self.max_len = max_len
         self.doc_stride = doc_stride
         self.max_query_length = max_query_length
         self.n_separators = n_separators
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, list[Question]]:
         """Read the questions of each split."""
-        return read_splits(self.split_sources, read_squad, lambda question: question.context)
+        return read_rows(self.split_sources, read_squad, lambda question: question.context)
 
     def training_texts(self, raw: Sequence[Question]) -> Sequence[str]:
         contexts = dict.fromkeys(question.context for question in raw)
@@ -184,48 +165,44 @@ class QuestionData(TextDataModule):
         queries = tokenizer.encode_batch([question.text for question in raw])
         contexts = list(dict.fromkeys(question.context for question in raw))
         encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
-        windows = [
-            window
-            for number, (question, query) in enumerate(zip(raw, queries, strict=True))
-            for window in self._windows(
-                number, question, query, *encoded[question.context], tokenizer
-            )
-        ]
-        is_train = name == "train"
-        if is_train and not self.allow_no_answer:
+        windows: list[ContextWindow] = []
+        for number, (question, query) in enumerate(zip(raw, queries, strict=True)):
+            head = [tokenizer.bos_id, *query[: self.max_query_length]]
+            head += [tokenizer.eos_id] * self.n_separators
+            windows += self._windows(number, question, head, *encoded[question.context])
+        if name == "train" and not self.allow_no_answer:
             windows = [window for window in windows if window.span != NO_ANSWER]
-        return SpanDataset(
-            raw,
-            windows,
-            tokenizer.pad_id,
-            max_rows=self.batch_sizes["train" if is_train else "other"],
-            seed=self.seed,
-            shuffle=is_train,
-        )
+        lengths = np.array([len(window.ids) for window in windows])
+        return SpanDataset(raw, windows, tokenizer.pad_id, self.batch_order(name, lengths))
 
     def _windows(
         self,
         number: int,
         question: Question,
-        query: list[int],
+        head: list[int],
         context: list[int],
         offsets: list[tuple[int, int]],
-        tokenizer: Tokenizer,
     ) -> Iterator[ContextWindow]:
-        """Divide the context of a question into windows."""
-        eos = tokenizer.eos_id
-        head = [tokenizer.bos_id, *query[: self.max_query_length], *[eos] * self.n_separators]
-        window_size = self.max_len - len(head) - 1
+        """Divide the context of a question into windows.
+
+        Args:
+            number: Number of the question in the split.
+            question: Question with its answer.
+            head: Token ids before the context; the last one is EOS.
+            context: Token ids of the context.
+            offsets: Characters [begin, end) of the context for each of its tokens.
+        """
+        size = self.max_len - len(head) - 1
         answer = _answer_tokens(question, offsets)
-        for count, begin in enumerate(range(0, max(1, len(context)), self.doc_stride)):
-            end = min(begin + window_size, len(context))
+        # After the first window, a window follows if the one before does not reach the end.
+        n_strides = max(0, -(-(len(context) - size) // self.doc_stride))
+        for count, begin in enumerate(range(0, (n_strides + 1) * self.doc_stride, self.doc_stride)):
+            end = min(begin + size, len(context))
             span = NO_ANSWER
             if answer is not None and begin <= answer[0] and answer[1] < end:
                 span = (answer[0] - begin + len(head), answer[1] - begin + len(head))
-            ids = [*head, *context[begin:end], eos]
+            ids = [*head, *context[begin:end], head[-1]]
             yield ContextWindow(number, count, ids, len(head), offsets[begin:end], span)
-            if end == len(context):
-                return
 
     def questions(self, split: str) -> SpanDataset:
         """Return the dataset of a split with its questions and windows.
@@ -238,8 +215,10 @@ class QuestionData(TextDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return tokenizer, maximum length, separators, and `allow_no_answer`."""
-        names = ("max_len", "n_separators", "allow_no_answer")
-        return super().artifacts() | {name: getattr(self, name) for name in names}
+        return super().artifacts() | {
+            "n_separators": self.n_separators,
+            "allow_no_answer": self.allow_no_answer,
+        }
 
 
 def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:

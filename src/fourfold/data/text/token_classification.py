@@ -5,23 +5,22 @@ Shapes: B rows, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import TokenBatch
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.conll import Sentence, read_tagged_sentences
-from fourfold.data.readers.splits import SplitSource, read_splits
-from fourfold.data.text.base import TextDataModule
+from fourfold.data.readers.splits import read_rows
+from fourfold.data.text.base import LabelledDataModule
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
-from fourfold.tokenization.training import TokenizerConfig
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,23 @@ class SentenceChunk:
     labels: list[int]
 
 
+@dataclass(eq=False)
 class TokenDataset(BatchedDataset):
     """Dataset of sentence chunks, from BOS to EOS.
 
     Args:
-        chunks: Rows.
-        tokenizer: Tokenizer with the special tokens.
-        order: Arguments of `LengthBucketedOrder`.
+        ids: Token ids.
+        labels: Class of each word at its first token, IGNORE_INDEX at other tokens.
+        chunk_keys: Numbers of sentence and chunk of each row.
+        pad_id: Id of the padding token.
+        order: Order of the batches.
     """
 
-    def __init__(self, chunks: Sequence[SentenceChunk], tokenizer: Tokenizer, **order: Any) -> None:
-        lengths = np.array([len(chunk.ids) for chunk in chunks])
-        ids = np.array(list(chain.from_iterable(chunk.ids for chunk in chunks)), np.int64)
-        labels = np.array(list(chain.from_iterable(chunk.labels for chunk in chunks)), np.int64)
-        self.ids = RaggedArray.from_lengths(ids, lengths).wrap(tokenizer.bos_id, tokenizer.eos_id)
-        self.labels = RaggedArray.from_lengths(labels, lengths).wrap(IGNORE_INDEX, IGNORE_INDEX)
-        self.chunk_keys = [(chunk.sentence, chunk.number) for chunk in chunks]
-        self.pad_id = tokenizer.pad_id
-        self.order = LengthBucketedOrder(self.ids.lengths, **order)
+    ids: RaggedArray
+    labels: RaggedArray
+    chunk_keys: list[tuple[int, int]]
+    pad_id: int
+    order: LengthBucketedOrder
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> TokenBatch:
         ids, mask = self.ids.padded(rows, self.pad_id)  # (B, T)
@@ -66,7 +64,7 @@ class TokenDataset(BatchedDataset):
         return TokenBatch(ids, labels, mask, torch.from_numpy(rows), epoch, position)
 
 
-class TokenData(TextDataModule):
+class TokenData(LabelledDataModule):
     """Sentences with a tag for each word (entities, parts of speech).
 
     The class of a word is learned and predicted at its first token. A sentence that is too long for
@@ -75,18 +73,11 @@ class TokenData(TextDataModule):
     Args:
         train: One or several files in a format of `read_tagged_sentences`, plain or compressed,
             also looked up under $FOURFOLD_DATA.
-        val: As `train`, or a fraction of its sentences to hold out.
-        test: As `val`.
         word: Number of the column with the word, or its key in JSON lines.
         tag: Number of the column with the tag (-1 is the last), or its key in JSON lines.
         tags: Tags in the order of their class numbers; by default the sorted tags of the training
             split, O first.
-        tokenizer: Tokenizer to train or load; by default a WordPiece.
-        max_len: Maximum tokens of a row, special tokens included.
-        batch_size: Rows of a training batch.
-        eval_batch_size: Rows of a validation or test batch, by default `batch_size`.
-        seed: Seed of shuffling, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        options: Arguments of `LabelledDataModule`.
 
     Raises:
         InputError: If an option is invalid; on setup, if files are missing, empty or corrupted, if
@@ -98,33 +89,23 @@ class TokenData(TextDataModule):
     def __init__(
         self,
         train: str | list[str],
-        val: SplitSource = None,
-        test: SplitSource = None,
+        *,
         word: int | str = 0,
         tag: int | str = -1,
         tags: list[str] | None = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
-        if max_len < 3:
-            raise InputError(f"must be at least 3, got {max_len}", option="max_len")
+        super().__init__(train=train, **options)
+        check_range("max_len", self.max_len, minimum=3)
         if tags is not None and not tags:
             raise InputError("must name at least one tag, got []", option="tags")
-        self.split_sources: dict[str, SplitSource] = {"train": train, "val": val, "test": test}
         self.word_column = word
         self.tag_column = tag
         self._tags = tags
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, list[Sentence]]:
         """Read the sentences of each split."""
-        raw = read_splits(
+        raw = read_rows(
             self.split_sources,
             lambda file: read_tagged_sentences(file, self.word_column, self.tag_column),
             lambda sentence: " ".join(sentence.words),
@@ -149,9 +130,16 @@ class TokenData(TextDataModule):
                     raise InputError(message, file=sentence.location)
             classes = [class_of_tag[tag] for tag in sentence.tags]
             chunks += self._divide(number, word_ids, classes, sentence.location)
-        is_train = name == "train"
-        max_rows = self.batch_sizes["train" if is_train else "other"]
-        return TokenDataset(chunks, tokenizer, max_rows=max_rows, seed=self.seed, shuffle=is_train)
+        lengths = np.array([len(chunk.ids) for chunk in chunks])
+        ids = RaggedArray.from_lengths(np.concatenate([chunk.ids for chunk in chunks]), lengths)
+        labels = np.concatenate([chunk.labels for chunk in chunks])
+        return TokenDataset(
+            ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
+            RaggedArray.from_lengths(labels, lengths).wrap(IGNORE_INDEX, IGNORE_INDEX),
+            [(chunk.sentence, chunk.number) for chunk in chunks],
+            tokenizer.pad_id,
+            self.batch_order(name, lengths + 2),
+        )
 
     def _divide(
         self, sentence: int, word_ids: list[list[int]], classes: list[int], location: str
@@ -188,6 +176,5 @@ class TokenData(TextDataModule):
         return dataset.chunk_keys
 
     def artifacts(self) -> dict[str, Any]:
-        """Return tokenizer, tags and maximum length."""
-        self.setup()
-        return super().artifacts() | {"class_names": self.class_tags, "max_len": self.max_len}
+        """Return tokenizer, maximum length and tags."""
+        return super().artifacts() | {"class_names": self.class_tags}

@@ -3,60 +3,45 @@
 Shapes: B rows, S source tokens, T target tokens.
 """
 
-import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.hf_datasets import HubConfig, check_hub_source
-from fourfold.data.readers.parallel_text import read_hub_pairs, read_pairs
-from fourfold.data.readers.splits import SplitSource, hold_out, reject_splits_for_builtin
-from fourfold.data.readers.synthetic_translation import synthetic_pairs
-from fourfold.data.readers.text_table import TextTable
+from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
+from fourfold.data.readers.parallel_text import builtin_pairs, read_pairs
+from fourfold.data.readers.splits import Source, SplitSource, hold_out, read_tables
+from fourfold.data.readers.text_table import TextTable, drop_blank
 from fourfold.data.readers.truncation import TooLong, limit_lengths
 from fourfold.data.text.base import TextDataModule
-from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
-log = logging.getLogger(__name__)
 
-
+@dataclass(eq=False)
 class PairDataset(BatchedDataset):
-    """Dataset of encoded sentence pairs: sources end with EOS, targets run from BOS to EOS.
-
-    A source begins with the token that the tokenizer's own template puts before a text (BART);
-    tokenizers trained here have none.
+    """Dataset of encoded sentence pairs.
 
     Args:
-        src: Token ids of the sources.
-        tgt: Token ids of the targets.
+        src: Token ids of the sources, which end with EOS.
+        tgt: Token ids of the targets, from BOS to EOS.
         texts: Texts of the pairs, for evaluation.
-        tokenizer: Tokenizer with the special tokens.
-        order: Arguments of `LengthBucketedOrder`.
+        pad_id: Id of the padding token.
+        order: Order of the batches.
     """
 
-    def __init__(
-        self,
-        src: RaggedArray,
-        tgt: RaggedArray,
-        texts: TextTable,
-        tokenizer: Tokenizer,
-        **order: Any,
-    ) -> None:
-        self.src = src.wrap(before=tokenizer.prepended_id, after=tokenizer.eos_id)
-        self.tgt = tgt.wrap(before=tokenizer.bos_id, after=tokenizer.eos_id)
-        self.texts = texts
-        self.pad_id = tokenizer.pad_id
-        # The decoder input is one token shorter than the target.
-        lengths = np.maximum(self.src.lengths, self.tgt.lengths - 1)
-        self.order = LengthBucketedOrder(lengths, **order)
+    src: RaggedArray
+    tgt: RaggedArray
+    texts: TextTable
+    pad_id: int
+    order: LengthBucketedOrder
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> PairBatch:
         src, src_mask = self.src.padded(rows, self.pad_id)  # (B, S)
@@ -101,7 +86,7 @@ class TranslationData(TextDataModule):
 
     def __init__(
         self,
-        source: Literal["builtin", "files", "hub"] = "builtin",
+        source: Source = "builtin",
         src_lang: str = "en",
         tgt_lang: str = "de",
         train: str | list[str] | None = None,
@@ -119,8 +104,7 @@ class TranslationData(TextDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(tokenizer, seed, num_workers)
-        if max_len < 2:
-            raise InputError(f"must be at least 2, got {max_len}", option="max_len")
+        check_range("max_len", max_len, minimum=2)
         self.source = source
         self.langs = (src_lang, tgt_lang)
         self.split_sources: dict[str, SplitSource] = {"train": train, "val": val, "test": test}
@@ -134,25 +118,21 @@ class TranslationData(TextDataModule):
 
     def read(self) -> dict[str, TextTable]:
         """Read the sentence pairs of each split."""
-        if self.source == "builtin":
-            reject_splits_for_builtin(self.split_sources)
-            return synthetic_pairs(*self.langs, self.rows)
-        if self.split_sources["train"] is None:
-            raise InputError(f"must be given for source: {self.source}", option="data.train")
-        raw: dict[str, TextTable] = {}
-        for name, source in self.split_sources.items():
-            if isinstance(source, float):
-                raw["train"], raw[name] = hold_out(raw["train"], source, name)
-            elif source is not None:
-                raw[name] = self._read_split(source)
-        raw["train"] = _drop_empty_pairs(raw["train"])
+        raw = read_tables(
+            self.source,
+            self.split_sources,
+            lambda: builtin_pairs(*self.langs, self.rows),
+            self._read_split,
+            hold_out,
+        )
+        raw["train"] = drop_blank(raw["train"])
         return raw
 
-    def _read_split(self, split: str | list[str]) -> TextTable:
+    def _read_split(self, names: list[str]) -> TextTable:
         if self.source == "files":
-            return read_pairs(split, self.langs, self.columns)
-        hub, name = check_hub_source(self.source, self.hub, split)
-        return read_hub_pairs(hub, name, self.langs, self.columns)
+            return read_pairs(names, self.langs, self.columns)
+        columns = self.columns or [f"translation.{lang}" for lang in self.langs]
+        return read_hub_split(self.hub, "+".join(names), columns)
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
         return raw.columns[0] + raw.columns[1]
@@ -162,17 +142,19 @@ class TranslationData(TextDataModule):
             RaggedArray.from_lengths(*tokenizer.encode_corpus(column)) for column in raw.columns
         ]
         limit = self.max_len - 1 - (tokenizer.prepended_id is not None)
-        (src, tgt), rows = limit_lengths(encoded, raw, limit, self.too_long, name)
-        return PairDataset(
-            src,
-            tgt,
-            rows,
-            tokenizer,
+        (src, tgt), texts = limit_lengths(encoded, raw, limit, self.too_long, name)
+        # The template of some tokenizers (BART) puts a token before a text.
+        src = src.wrap(before=tokenizer.prepended_id, after=tokenizer.eos_id)
+        tgt = tgt.wrap(before=tokenizer.bos_id, after=tokenizer.eos_id)
+        order = LengthBucketedOrder(
+            # The decoder input is one token shorter than the target.
+            np.maximum(src.lengths, tgt.lengths - 1),
             max_tokens=self.max_tokens,
             max_rows=self.max_rows,
             seed=self.seed,
             shuffle=name == "train",
         )
+        return PairDataset(src, tgt, texts, tokenizer.pad_id, order)
 
     def sources(self, split: str) -> list[str]:
         """Return the source sentences of a split; `batch.rows` indexes the list."""
@@ -195,16 +177,3 @@ class TranslationData(TextDataModule):
             "tgt_lang": tgt_lang,
             "max_len": self.max_len,
         }
-
-
-def _drop_empty_pairs(table: TextTable) -> TextTable:
-    """Drop pairs with an empty side, which would train the model to output nothing or to invent."""
-    is_full = [bool(s.strip() and t.strip()) for s, t in zip(*table.columns, strict=True)]
-    kept = np.flatnonzero(is_full)
-    if len(kept) == len(table):
-        return table
-    if len(kept) == 0:
-        raise InputError("all training pairs have an empty side", file=table.location(0))
-    n_dropped = len(table) - len(kept)
-    log.warning("train: dropped %d of %d pairs with an empty side", n_dropped, len(table))
-    return table.select(kept)

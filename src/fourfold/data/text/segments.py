@@ -1,0 +1,60 @@
+"""Rows of one or two text segments with special tokens: BOS A EOS, or BOS A EOS B EOS.
+
+Shapes: B rows, T tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.tokenization.tokenizer import Tokenizer
+
+
+def n_special_tokens(n_texts: int, n_separators: int) -> int:
+    """Return the number of special tokens that `join_segments` adds to a row."""
+    return 2 + n_separators * (n_texts - 1)
+
+
+def join_segments(
+    columns: Sequence[RaggedArray], tokenizer: Tokenizer, max_len: int, n_separators: int
+) -> tuple[RaggedArray, np.ndarray]:
+    """Join sentences to rows BOS A EOS, or pairs to rows BOS A EOS B EOS.
+
+    Rows are truncated to `max_len` tokens, the longer sentence of a pair first, as in BERT's code.
+
+    Args:
+        columns: Token ids of one or two sentences per row.
+        tokenizer: Tokenizer with the special tokens.
+        max_len: Maximum tokens of a row, special tokens included.
+        n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
+
+    Returns:
+        The rows, and the number of tokens of segment A in each, (rows,); all separators belong to
+        segment A.
+    """
+    bos = tokenizer.bos_id
+    eos = tokenizer.eos_id
+    max_tokens = max_len - n_special_tokens(len(columns), n_separators)
+    if len(columns) == 1:
+        rows = columns[0].truncate(max_tokens).wrap(bos, eos)
+        return rows, rows.lengths
+    a_lengths, b_lengths = (column.lengths for column in columns)
+    a_lengths = np.minimum(a_lengths, np.maximum(max_tokens - b_lengths, (max_tokens + 1) // 2))
+    b_lengths = np.minimum(b_lengths, max_tokens - a_lengths)
+    a = columns[0].truncate(a_lengths).wrap(bos, eos)
+    b = columns[1].truncate(b_lengths).wrap(eos if n_separators == 2 else None, eos)
+    return a.concat_rows(b), a.lengths + (n_separators - 1)
+
+
+def segment_ids(first_lengths: np.ndarray, mask: Tensor) -> Tensor:
+    """Return the segment of each token, (B, T) long: 0 for A and for padding, 1 for B.
+
+    Args:
+        first_lengths: (B,) number of tokens of segment A, as `join_segments` returns it.
+        mask: (B, T) bool, True = real token.
+    """
+    is_second = torch.arange(mask.shape[1]) >= torch.from_numpy(first_lengths)[:, None]
+    return (is_second & mask).long()
