@@ -33,19 +33,3 @@ def read_pairs(
         f" `columns`, got {sources}",
         option="train, val and test",
     )
-
-
-def builtin_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, TextTable]:
-    """Return the splits of `synthetic_pairs`, whose packages are imported only here.
-
-    Raises:
-        InputError: As `synthetic_pairs`; or if a package is missing.
-    """
-    try:
-        from fourfold.data.readers.synthetic_translation import synthetic_pairs
-    except ImportError as error:
-        message = f"cannot be builtin without the package {error.name}"
-        raise InputError(
-            f"{message}: pip install 'fourfold[demo]'", option="data.source"
-        ) from error
-    return synthetic_pairs(src_lang, tgt_lang, n_train)

@@ -12,13 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
-from babel import Locale, UnknownLocaleError
-from babel.dates import TIMEDELTA_UNITS, format_date, format_interval, format_timedelta
-from babel.lists import format_list
-from babel.numbers import format_currency
-from babel.units import format_unit
-from num2words import num2words
-
 from fourfold.core.validation import check_positive
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
@@ -32,14 +25,12 @@ _MEASURES = (
 _NOT_A_PLACE = {"XA", "XB", "ZZ", "QO", "mul", "und", "zxx"}
 _TIME_UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
 
-_spell = cache(num2words)
-
 
 class _Language(NamedTuple):
-    """Language code for num2words, and its locale for Babel."""
+    """Language code for num2words, and the `babel.Locale` of the same language."""
 
     lang: str
-    locale: Locale
+    locale: Any
 
 
 # Function that formats a sampled value in a language.
@@ -49,6 +40,8 @@ Sampler = Callable[[random.Random], Formatter]
 
 
 def _language(lang: str) -> _Language:
+    from babel import Locale, UnknownLocaleError
+
     try:
         _spell(1, lang=lang)
         return _Language(lang, Locale.parse(lang))
@@ -57,9 +50,18 @@ def _language(lang: str) -> _Language:
         raise InputError(f"{message}, got {lang!r}", option="data.langs") from error
 
 
+@cache
+def _spell(number: int, lang: str, to: str = "cardinal") -> str:
+    """Return a number in words; `to` is a form of num2words, such as "ordinal"."""
+    from num2words import num2words
+
+    text: str = num2words(number, lang=lang, to=to)
+    return text
+
+
 def _has_unit(unit: str, language: _Language) -> bool:
     """Return True if the CLDR has a word for a unit; otherwise Babel prints its identifier."""
-    return unit not in format_unit(5, unit, locale=language.locale)
+    return unit not in _unit(5, unit)(language)
 
 
 def _has_number_form(to: str, language: _Language) -> bool:
@@ -84,17 +86,29 @@ def _in_locale(function: Callable[..., str], *values: Any, **options: Any) -> Fo
     return lambda language: function(*values, locale=language.locale, **options)
 
 
+def _unit(number: float, unit: str) -> Formatter:
+    from babel.units import format_unit
+
+    return _in_locale(format_unit, number, unit)
+
+
 def _date(rng: random.Random) -> Formatter:
+    from babel.dates import format_date
+
     return _in_locale(format_date, _day(rng), rng.choice(["full", "long", "medium"]))
 
 
 def _interval(rng: random.Random) -> Formatter:
+    from babel.dates import format_interval
+
     first = _day(rng)
     last = first + datetime.timedelta(rng.randint(1, 400))
     return _in_locale(format_interval, first, last, "yMMMd")
 
 
 def _ago(rng: random.Random) -> Formatter:
+    from babel.dates import TIMEDELTA_UNITS, format_timedelta
+
     unit = rng.choice(_TIME_UNITS)
     seconds = dict(TIMEDELTA_UNITS)[unit] * rng.randint(2, 99) * rng.choice([-1, 1])
     span = datetime.timedelta(seconds=seconds)
@@ -104,15 +118,17 @@ def _ago(rng: random.Random) -> Formatter:
 def _duration(units: Sequence[str], rng: random.Random) -> Formatter:
     begin = rng.randrange(len(units) - 1)
     parts = [(rng.randint(1, 59), unit) for unit in units[begin : begin + rng.randint(2, 3)]]
-    return _list([_in_locale(format_unit, number, unit) for number, unit in parts])
+    return _list([_unit(number, unit) for number, unit in parts])
 
 
 def _measure(units: Sequence[str], rng: random.Random) -> Formatter:
     unit = rng.choice(units)
-    return _in_locale(format_unit, _number(rng, 6) / rng.choice([1, 10]), unit)
+    return _unit(_number(rng, 6) / rng.choice([1, 10]), unit)
 
 
 def _money(rng: random.Random) -> Formatter:
+    from babel.numbers import format_currency
+
     amount = _number(rng, 8) / 100
     currency = rng.choice(_CURRENCIES)
     return _in_locale(
@@ -139,6 +155,8 @@ def _spelled(to: str, rng: random.Random) -> Formatter:
 
 def _list(formatters: Sequence[Formatter], style: Any = "standard") -> Formatter:
     """Return a formatter that joins the texts of several formatters as a list."""
+    from babel.lists import format_list
+
     return lambda language: format_list(
         [formatter(language) for formatter in formatters], style=style, locale=language.locale
     )
@@ -180,12 +198,19 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
         and the second column the target sentences.
 
     Raises:
-        InputError: If a language is unknown, if both are equal, or if `n_train` is below 1.
+        InputError: If a language is unknown, if both are equal, if `n_train` is below 1, or if a
+            package is missing.
     """
     if src_lang == tgt_lang:
         raise InputError(f"must be two languages, got {src_lang} twice", option="data.langs")
     check_positive("data.rows", n_train)
-    languages = [_language(src_lang), _language(tgt_lang)]
+    try:
+        languages = [_language(src_lang), _language(tgt_lang)]
+    except ImportError as error:
+        message = (
+            f"cannot be builtin without the package {error.name}: pip install 'fourfold[demo]'"
+        )
+        raise InputError(message, option="data.source") from error
     samplers = _samplers(languages)
     rng = random.Random(f"{src_lang}-{tgt_lang}")
     seen: list[set[str]] = [set(), set()]

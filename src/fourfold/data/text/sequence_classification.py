@@ -23,8 +23,8 @@ from fourfold.data.readers.labels import (
     parse_floats,
     stratified_subset,
 )
-from fourfold.data.readers.parallel_text import builtin_pairs
 from fourfold.data.readers.splits import Source, hold_out, read_tables
+from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, read_table
 from fourfold.data.readers.truncation import TooLong, rows_within_limit
 from fourfold.data.text.base import LabelledDataModule
@@ -194,7 +194,7 @@ class SequenceData(LabelledDataModule):
 def _builtin() -> dict[str, TextTable]:
     """Return the synthetic translation pairs, each text with its language as the class."""
     splits = {}
-    for name, pairs in builtin_pairs(*BUILTIN_LANGUAGES, BUILTIN_ROWS).items():
+    for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, BUILTIN_ROWS).items():
         tables = [
             TextTable([texts, [language] * len(texts)], pairs.sources, pairs.source, pairs.number)
             for language, texts in zip(BUILTIN_LANGUAGES, pairs.columns, strict=True)

@@ -16,8 +16,9 @@ from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
-from fourfold.data.readers.parallel_text import builtin_pairs, read_pairs
+from fourfold.data.readers.parallel_text import read_pairs
 from fourfold.data.readers.splits import Source, SplitSource, hold_out, read_tables
+from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, drop_blank
 from fourfold.data.readers.truncation import TooLong, limit_lengths
 from fourfold.data.text.base import TextDataModule
@@ -121,7 +122,7 @@ class TranslationData(TextDataModule):
         raw = read_tables(
             self.source,
             self.split_sources,
-            lambda: builtin_pairs(*self.langs, self.rows),
+            lambda: synthetic_pairs(*self.langs, self.rows),
             self._read_split,
             hold_out,
         )
