@@ -1,8 +1,8 @@
 """Tokenizer: text to token ids and back, around a tokenizer of the `tokenizers` library.
 
-Special tokens have five roles, which are found by the names of the tokens. One JSON string is
-therefore complete: the tokenizers that this package trains, BERT's vocabulary and GPT-2's load in
-the same way, without further files.
+Special tokens have five roles (padding, begin, end, unknown, mask), which are found by the names of
+the tokens. The JSON string of a tokenizer is therefore complete: no further file has to name the
+special tokens, for tokenizers that this package trains and for those of BERT and GPT-2.
 """
 
 import json
@@ -109,7 +109,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def with_leading_space(self, text: str) -> str:
-        """Return `text` as it must be encoded if it continues a sentence or a text.
+        """Return `text` in the form in which a continuation of a sentence must be encoded.
 
         A byte-level tokenizer encodes a word inside a sentence together with the space before it.
         """
@@ -173,16 +173,16 @@ class Tokenizer:
         return self.backend.decode_batch(plain, skip_special_tokens=True)
 
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
-        """Return True where a word begins, for whole-word masking.
+        """Mark the tokens at which a word begins, for whole-word masking.
 
-        With WordPiece a word extends to the next token without `##`, otherwise to the next white
-        space. Each special token is a word.
+        With WordPiece, a word begins at each token without `##`. With other tokenizers, a word
+        begins at white space. Each special token is a word.
 
         Args:
             ids: (B, T) or (T,) token ids.
 
         Returns:
-            Bool array of the same shape.
+            Bool array of the shape of `ids`, True where a word begins.
         """
         if self._word_boundaries is None:
             self._word_boundaries = self._find_word_boundaries()

@@ -21,7 +21,7 @@ Kind = Literal["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Tokenizer to train, or to load from files.
+    """Options of a tokenizer, which is trained or loaded from files.
 
     Args:
         kind: bpe (Sennrich et al. 2016, with spaces as "▁"), byte_bpe (Radford et al. 2019),
@@ -32,8 +32,8 @@ class TokenizerConfig:
             If bpe or wordpiece cannot hold all characters, the most frequent ones get three
             quarters of the size; byte_bpe always holds the 256 bytes.
         min_frequency: Minimum number of occurrences for a pair of tokens to be merged.
-        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). Among files it
-            applies to `vocab.txt` alone, since the others contain this setting.
+        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). Of the files,
+            only `vocab.txt` needs this option, since all other files contain the setting.
         file: Load instead of train: a `tokenizer.json`, BERT's `vocab.txt`, GPT's `vocab.json`
             (with `merges`), or a fourfold checkpoint, whose tokenizer is used.
         merges: GPT-2's `vocab.bpe` or GPT-1's `merges.txt`.
@@ -54,15 +54,16 @@ def train_tokenizer(
     mask: bool,
     special: Sequence[str] | None = None,
 ) -> Tokenizer:
-    """Train a tokenizer.
+    """Train a tokenizer on texts.
 
-    Every process gives the same tokenizer, except for the last digits of unigram's scores.
+    The result is the same in every process, except for the last digits of the scores of unigram.
 
     Args:
-        config: Kind and size.
+        config: Kind and size of the tokenizer.
         texts: Training texts.
         mask: Add a mask token (masked language models).
-        special: Names of the special tokens, to override their default order.
+        special: Names of the special tokens in the order of their ids; None selects `<pad>`, `<s>`,
+            `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
         InputError: If the kind is unknown or the vocabulary too small for special tokens or text.

@@ -1,8 +1,8 @@
-"""Order of batches in an epoch: BatchOrder protocol, length buckets, repeated augmentation.
+"""Length-bucketed batches, repeated augmentation, and the protocol of batch orders.
 
-An order divides the rows of a split into batches as a pure function of (seed, epoch). It keeps no
-random state, so a position in the data is two numbers: the epoch and the number of its batches
-that are done.
+A batch order divides the rows of a split into batches, as a pure function of seed and epoch. An
+order keeps no random state. A position in the data is therefore two numbers: the epoch, and the
+number of batches of that epoch that are done.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ ROWS_PER_REPEAT_GROUP = 16
 
 
 class BatchOrder(Protocol):
-    """Protocol of an epoch's batches; every epoch has the same number of them.
+    """Protocol of a batch order: the batches of each epoch, in the same number in every epoch.
 
     Attributes:
         seed: Seed of the shuffling.
         shuffle: Shuffle rows and batches anew in each epoch; otherwise all epochs are equal.
-        equal_lengths: All rows have the same length, so that every batch but the last has the same
-            number of rows.
+        equal_lengths: All rows have the same length. Every batch except the last batch has then
+            the same number of rows.
     """
 
     seed: int
@@ -51,13 +51,13 @@ class BatchOrder(Protocol):
 
 
 class LengthBucketedOrder:
-    """Batches of rows of similar length, bounded by padded tokens, by rows, or by both.
+    """Length-bucketed batches: rows of similar length, bounded by padded tokens, rows, or both.
 
     Rows of equal length are shuffled among each other, the sorted rows are divided greedily, and
-    the batches are shuffled. The boundaries depend only on the sorted lengths, so every epoch has
-    the same number of batches, each with other rows. If all lengths are equal, rows are not
-    sorted: then one batch of 8, two of 4 or four of 2 hold the same rows, whatever the number of
-    devices.
+    the batches are shuffled. The boundaries depend only on the sorted lengths. Every epoch has
+    therefore the same number of batches, each with other rows. If all lengths are equal, rows are
+    not sorted: one batch of 8 rows, two batches of 4 or four batches of 2 then hold the same rows,
+    for any number of devices.
 
     Args:
         lengths: Length of each row; ones if rows need no padding.
@@ -107,7 +107,7 @@ class LengthBucketedOrder:
         self._partner_index: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
-        """Divide ascending lengths greedily; return the boundaries between batches."""
+        """Divide ascending lengths greedily, and return the boundaries between batches."""
         boundaries = []
         start = 0
         n_rows = len(ascending)
@@ -189,13 +189,14 @@ class LengthBucketedOrder:
 
 
 class RepeatedAugmentationOrder(LengthBucketedOrder):
-    """Repeated augmentation: each sampled row comes several times per epoch.
+    """Batches for repeated augmentation: each sampled row comes several times in an epoch.
 
-    This is timm's RepeatAugSampler for any number of ranks. An epoch keeps its length: it samples
-    one in `aug_repeats` of the rows, anew each time. All copies of a row fall into one global
-    batch, except at its boundary. Copies are never neighbours, where MixUp would mix a row with
-    itself. Hoffer et al. 2020 (arXiv:1901.09335), Berman et al. 2019 (arXiv:1902.05509); DeiT uses
-    three (Touvron et al. 2020, Table 9).
+    The order is that of timm's RepeatAugSampler, for any number of ranks. The length of an epoch
+    does not change, since each epoch samples one in `aug_repeats` of the rows anew. All copies of a
+    row are in one global batch, except at the boundary of a batch. Copies are never neighbours,
+    because MixUp would mix a row with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et
+    al. 2019 (arXiv:1902.05509) describe the method; DeiT uses three copies (Touvron et al. 2020,
+    Table 9).
 
     Args:
         n_rows: Number of rows N.

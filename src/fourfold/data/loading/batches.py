@@ -1,9 +1,9 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks, with the shape of each field.
 
-They are NamedTuples because Lightning cannot move frozen dataclasses to a device. The last two
-fields of each batch are its position in the run: `epoch`, and `position`, the number of batches of
-that epoch, over all ranks, that are trained after this one. Since the position travels with the
-data, prefetching cannot disturb a resume.
+Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The last two
+fields of a batch tell the position in the training data after the batch is trained: `epoch`, and
+`position`, the number of trained batches of that epoch over all ranks. Since each batch carries its
+position, prefetching cannot disturb a resume.
 
 Shapes: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width,
     K classes.
@@ -89,7 +89,7 @@ class TokenBatch(NamedTuple):
 
 
 class SpanBatch(NamedTuple):
-    """Questions with a window of a context that may contain the answer span."""
+    """Questions, each with a window of its context that may contain the answer span."""
 
     ids: Tensor  # (B, T) long
     starts: Tensor  # (B,) long, first token of the answer; 0 if it is not in the window

@@ -1,7 +1,8 @@
 """Counter-based random numbers as a pure function of (seed, epoch, row), for masks and crops.
 
-One generator for each row would cost more than the masking, and one for each process would make
-the result depend on the number of workers. A counter passed through a mixing function avoids both.
+A generator for each row would cost more time than the masking, and a generator for each process
+would make the result depend on the number of workers. Counters passed through a mixing function
+have neither problem.
 """
 
 import numpy as np

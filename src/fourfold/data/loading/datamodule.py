@@ -21,7 +21,7 @@ from fourfold.errors import InputError
 class BatchedDataset(Dataset[Any]):
     """Dataset of one split that makes complete batches.
 
-    Padding, masking and cropping are array operations on a batch instead of operations on a row.
+    Padding, masking and cropping are array operations on a whole batch, not on single rows.
     Subclasses set `order` and implement `batch`.
 
     Attributes:
@@ -35,7 +35,7 @@ class BatchedDataset(Dataset[Any]):
 
     @property
     def has_static_shape(self) -> bool:
-        """All batches but the last have one shape, so that one graph is compiled."""
+        """True if all batches except the last have one shape, for which one graph is compiled."""
         return self.order.equal_lengths
 
     @property
@@ -65,7 +65,11 @@ class BatchedDataset(Dataset[Any]):
 
 
 def batch_sizes(train: int, other: int | None) -> dict[str, int]:
-    """Return rows per batch of the "train" split and of the "other" splits, by default equal.
+    """Return the number of rows in a batch of the "train" split, and of the "other" splits.
+
+    Args:
+        train: Number of rows in a training batch.
+        other: Number of rows in a validation or test batch; None means `train`.
 
     Raises:
         InputError: If a size is below 1.
@@ -163,13 +167,13 @@ class ResumableDataModule(LightningDataModule):
 
     @property
     def tests_on_val(self) -> bool:
-        """The test split is the validation split."""
+        """True if the test split is the validation split."""
         val, test = (self.split_sources.get(name) for name in ("val", "test"))
         # Equal fractions hold out different rows.
         return val is not None and not isinstance(val, float) and val == test
 
     def setup(self, stage: str | None = None) -> None:
-        """Build the splits once; if that fails, nothing is kept."""
+        """Build the splits at the first call; later calls do nothing."""
         if not self.splits:
             self.splits = self.build()
 
@@ -288,6 +292,6 @@ class ResumableDataModule(LightningDataModule):
         self._resume_from = self.position
 
     def teardown(self, stage: str) -> None:
-        """Drop the restored position, so that a second `fit` starts at the first batch."""
+        """Forget the position of the checkpoint: a second `fit` starts at the first batch."""
         if stage == "fit":
             self._resume_from = None

@@ -1,6 +1,6 @@
 """RaggedArray: rows of different lengths stored as one flat array with offsets.
 
-A corpus needs no Python object for each sentence.
+The array saves the memory of a Python object for each sentence of a corpus.
 
 Shapes: B rows, T tokens of the longest row.
 """
@@ -62,7 +62,7 @@ class RaggedArray:
         return RaggedArray.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
-        """Add an id at the start of every row, at its end, or both."""
+        """Add the id `before` at the start of every row and the id `after` at its end, if given."""
         left = int(before is not None)
         right = int(after is not None)
         n_added = left + right

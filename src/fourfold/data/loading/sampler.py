@@ -39,23 +39,23 @@ class SampleKey(NamedTuple):
 class EpochSampler(Sampler[list[SampleKey]]):
     """Batch sampler of one rank over the batches of a `BatchOrder`.
 
-    Step i of an epoch takes the next `world_size` batches of the order, one for each rank. The last
-    step divides the remaining rows among the ranks, so every rank takes the same number of steps
-    and no row comes twice. If some epoch could leave fewer rows than ranks, the step before takes
-    them too, in every epoch.
+    Each step of an epoch takes the next `world_size` batches of the order, one for each rank. The
+    last step divides the remaining rows among the ranks. Every rank takes therefore the same number
+    of steps, and no row comes twice. If the last step of some epoch could have fewer rows than
+    ranks, the second to last step takes its rows in every epoch.
 
-    In evaluation batches stay complete, so a row is always padded with the same rows and gives the
-    same digits on any number of devices. Only if there are fewer batches than ranks, their rows are
-    divided.
+    In evaluation, batches stay complete: a row is always padded with the same rows, and its results
+    are bitwise equal on any number of devices. The rows of batches are divided among the ranks only
+    if there are fewer batches than ranks.
 
     Args:
         order: Batches of each epoch.
         rank: Number of this process.
         world_size: Number of processes.
         start: Position to start from; later epochs start at their first batch.
-        max_steps: Steps of an epoch if the Trainer takes only some of them; None means all.
-        repeat_first_epoch: Every epoch has the batches of epoch 0; None means unless the order
-            shuffles.
+        max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
+        repeat_first_epoch: Give every epoch the batches of epoch 0; None means False if the order
+            shuffles, and otherwise True.
 
     Raises:
         InputError: On all ranks, while iterating, if the last training step has fewer rows than
@@ -90,9 +90,9 @@ class EpochSampler(Sampler[list[SampleKey]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; Lightning calls it before each epoch.
 
-        In the first epoch of a resumed run Lightning calls it after `__iter__`. Lightning also
-        calls it on evaluation samplers with the epoch of training. These read epoch 0 each time, so
-        that masks do not change from one validation to the next.
+        In the first epoch of a resumed run, Lightning calls this method after `__iter__`. Lightning
+        also calls the method on evaluation samplers, with the epoch of training. Evaluation
+        samplers read epoch 0 each time, so that all validations have the same masks.
         """
         self.epoch = epoch
 
@@ -143,9 +143,10 @@ def _divide_among_ranks(
 ) -> list[np.ndarray]:
     """Divide batches into one share for each rank.
 
-    Too many batches of rows of equal length are concatenated and divided evenly. Rows of different
-    lengths are not, since one long row would pad many short ones: there the smallest batches are
-    joined. Too few batches are halved, the largest first.
+    If there are more batches than ranks and all rows have one length, the batches are concatenated
+    and divided evenly. If lengths differ, the smallest batches are joined instead, since a long row
+    would pad many short rows. If there are fewer batches than ranks, the largest batch is halved
+    until there are enough.
     """
     if equal_lengths and len(batches) > world_size:
         return np.array_split(np.concatenate(batches), world_size)

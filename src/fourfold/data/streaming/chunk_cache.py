@@ -19,10 +19,11 @@ _COPY = re.compile(r"[0-9a-f]{16}-")
 class ChunkCache:
     """Cache of remote files that all processes of a machine share.
 
-    A process that needs a missing file holds a lock while it evicts other files and downloads.
-    Therefore no file is downloaded twice at the same time, and the cache never exceeds its limit.
-    The least recently opened file is evicted first. A process that still reads an evicted file
-    keeps access, since the operating system deletes a file only after it is closed.
+    A process that needs a missing file holds a lock while the process evicts other files and
+    downloads the missing file. Therefore no file is downloaded twice at the same time, and the
+    cache never exceeds its limit. The least recently opened file is evicted first. A process that
+    still reads an evicted file keeps access, since the operating system deletes a file only after
+    every process has closed the file.
 
     Args:
         folder: Folder of the copies.

@@ -48,8 +48,8 @@ class TokenChunks:
     """Chunks of one split, in a folder or in an object store.
 
     Args:
-        address: Folder, or address: s3://, gs://, azure://, hf:// or local: (a folder whose files
-            are copied to the cache, as those of a store).
+        address: Path of a folder, or an address that begins with s3://, gs://, azure://, hf:// or
+            local: (the files of a local: folder are copied to the cache like those of a store).
         cache: Cache for copies of remote chunks.
 
     Raises:
@@ -95,10 +95,10 @@ class TokenChunks:
             return read_text(str(copy))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise InputError if the tokenizer in the folder gives other ids to its tokens.
+        """Raise InputError if `tokenizer` gives other ids to tokens of the folder's tokenizer.
 
-        `tokenizer` may have further tokens. Without a tokenizer in the folder (litdata writes none)
-        nothing is checked.
+        `tokenizer` may have further tokens. Nothing is checked if the folder has no tokenizer;
+        litdata writes none.
         """
         try:
             text = self.read_text(TOKENIZER_FILE)

@@ -1,8 +1,9 @@
-"""Random transforms of training images as a pure function of (seed, epoch, row), MixUp and CutMix.
+"""Image augmentation: random transforms, MixUp and CutMix as functions of seed, epoch and row.
 
 Crops and flips are computed for a batch at once, from counter-based random numbers of each image.
-Transforms of torchvision run for each image under a random state of that image; the global state is
-restored afterwards. Neither workers, nor batch sizes, nor a resume can therefore change an image.
+Transforms of torchvision run for each image under a seed of that image, and the state of the global
+generator is restored afterwards. The number of workers, the batch size and a resume can therefore
+not change an image.
 
 Shapes: B images, C channels, H height, W width, K classes.
 """
@@ -41,7 +42,9 @@ def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) ->
 
 
 class Augmentation:
-    """Random transform from pixels to model input, for training; see also `MixupCutmix`.
+    """Random transforms of single training images, from pixels to model input.
+
+    `MixupCutmix` mixes pairs of the resulting images.
 
     Args:
         config: Transform options.
@@ -127,9 +130,10 @@ def _apply_seeded(
 
 
 class MixupCutmix:
-    """MixUp or CutMix of pairs of images, a pure function of (seed, epoch, pair).
+    """MixUp or CutMix of pairs of images, as a function of seed, epoch and pair.
 
-    Both images of a pair are mixed with the same coefficient, or exchange the same rectangle.
+    MixUp mixes both images of a pair with the same coefficient. With CutMix, both images of a pair
+    exchange the same rectangle.
 
     Args:
         config: Transform options; `mixup` or `cutmix` is above 0.

@@ -1,4 +1,4 @@
-"""Images with captions: a folder or zip archive with JSON lines, and built-in described digits.
+"""Image caption datasets: a folder or zip archive with JSON lines, or built-in described digits.
 
 `read_captions` reads the texts and checks that the images exist; images are decoded later.
 """

@@ -27,12 +27,12 @@ _CAPTION_STREAM = 5  # of random numbers; image transforms use stream 0
 
 
 class CaptionDataset(BatchedDataset):
-    """Split of images, each with one of its captions.
+    """Dataset of the images of one split, each with one of its captions.
 
     Args:
         images: Images, with the order of the batches.
         ids: Captions from BOS to EOS, in the order of the images.
-        texts: The same captions as texts, for evaluation.
+        texts: The captions as texts, in the same order, for evaluation.
         counts: (N,) number of captions of each image.
         pad_id: Id of the padding token.
         seed: Seed of the choice of a caption in each epoch; None chooses the first caption.
@@ -58,7 +58,7 @@ class CaptionDataset(BatchedDataset):
 
     @property
     def has_static_shape(self) -> bool:
-        """False: a batch is as long as its longest caption."""
+        """Always False, since a batch is as long as its longest caption."""
         return False
 
     @property
@@ -84,15 +84,16 @@ class CaptionDataset(BatchedDataset):
 class CaptionData(TextDataModule):
     """DataModule for images with one or several captions each.
 
-    Training samples one caption for each image and epoch. Evaluation reads the first caption of
-    each image, so that its loss is reproducible, and compares generated captions with all of them.
-    Without a `val` split there is no validation; without a `test` split, `val` is tested.
+    Training samples one caption for each image and epoch. The loss of an evaluation uses the first
+    caption of each image, so that the loss is reproducible. Generated captions are compared with
+    all captions of an image. Without a `val` split there is no validation; without a `test` split,
+    the `val` split is tested.
 
     Args:
         source: "digits" (built in: scikit-learn's digits, described in words), or a folder or zip
             archive; a relative path may also lie under $FOURFOLD_DATA.
-        captions: JSON-lines file in it, with a line for each image.
-        images: Folder of the images in it; "" for the folder of the file.
+        captions: JSON-lines file in the source, with a line for each image.
+        images: Folder of the images in the source; "" for the folder of the JSON-lines file.
         image_column: Key of the image's file name.
         split_column: Key of train, val or test.
         caption_column: Key of the caption, or of a list of captions.
@@ -104,8 +105,8 @@ class CaptionData(TextDataModule):
         too_long: "error" or "truncate".
         transform: Image transforms; flipped images may contradict their captions.
         n_channels: 1 or 3, to which images are converted; None means 1 for digits, otherwise 3.
-        cache: "memory" decodes all images once, "none" decodes them when they are used, and "auto"
-            decodes them once if they take up to 2 GiB.
+        cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
+            decodes all images once if their pixels take at most 2 GiB.
         seed: Seed of order, captions and augmentation, together with the epoch.
         num_workers: Worker processes that prepare batches.
 

@@ -19,8 +19,9 @@ PIL_MODES = {1: "L", 3: "RGB"}  # number of channels to mode of Pillow
 class UnreadableImage(InputError):
     """An image that cannot be decoded.
 
-    A DataLoader builds the exception of a worker process anew from its printed traceback. Of that
-    text, only the message is kept, so that it is the same with and without workers.
+    A DataLoader builds the exception of a worker process anew, with the printed traceback as its
+    message. The constructor keeps only the original message of such a traceback, so that messages
+    are the same with and without workers.
     """
 
     def __init__(self, message: str, *, file: str | None = None) -> None:

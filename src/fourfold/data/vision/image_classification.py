@@ -22,9 +22,9 @@ class ImageData(ResumableDataModule):
     the folders train, val and test with a folder for each class, or class folders only. MNIST's IDX
     files are read by torchvision: `source: torchvision:MNIST`.
 
-    If there is no validation split, it is held out from the training split. If there is neither a
-    validation nor a test split, both are. If there is only a validation split, it is tested, too,
-    as is common for ImageNet.
+    If there is no validation split, a share of the training split is held out for validation. If
+    there is neither a validation nor a test split, shares for both are held out. If there is a
+    validation split and no test split, the validation split is tested, as is common for ImageNet.
 
     Args:
         source: "digits" (built in), a path, "torchvision:NAME" or "datasets:NAME"; a relative path
@@ -38,9 +38,9 @@ class ImageData(ResumableDataModule):
         n_train: Number of training images to keep, with equal shares of each class; None keeps all.
         aug_repeats: Copies of each sampled training image in an epoch, each with its own random
             transforms. The length of an epoch does not change (repeated augmentation).
-        split_seed: Seed of the splits, separate from `seed` so that runs can be compared.
-        cache: "memory" decodes all images once, "none" decodes them when they are used, and "auto"
-            decodes them once if they take up to 2 GiB.
+        split_seed: Seed of the splits. Runs with different values of `seed` have the same splits.
+        cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
+            decodes all images once if their pixels take at most 2 GiB.
         image_column: Column of the images in Parquet files and `datasets`.
         label_column: Column of the labels in Parquet files and `datasets`.
         download: Let torchvision download a missing dataset.

@@ -28,11 +28,12 @@ MAX_MAGNITUDE = 10  # of RandAugment in timm and in the paper's code
 class TransformConfig:
     """Image transforms; option names are timm's.
 
-    Training images are cropped, changed by `aa` and `color_jitter`, flipped, normalized and erased,
-    and then mixed with other images of the batch.
+    Training images are cropped, changed by `aa` and `color_jitter`, flipped and normalized. Then
+    random rectangles are erased (`reprob`), and images are mixed with other images of the epoch.
 
     Args:
-        size: Height and width of the input; None takes those of the first training image.
+        size: Height and width of the input in pixels; None means the size of the first training
+            image.
         train_crop: "none" (complete image), "pad_crop" (zero padding of 1/8 of the side and a
             random crop, He et al. 2016) or "random_resized_crop" (a random area at a random aspect
             ratio, Szegedy et al. 2015).
@@ -42,17 +43,18 @@ class TransformConfig:
         aa: "rand-m9-n2" for RandAugment (Cubuk et al. 2020) with magnitude 9 and 2 operations, or
             "imagenet" or "cifar10" for the policy that AutoAugment (Cubuk et al. 2019) found there;
             None disables both. As in timm and big_vision, magnitude 10 rotates by 30 degrees:
-            torchvision's scale has 31 steps, of which magnitude 9 is step 27. Unlike timm's,
-            torchvision's operations include Identity, but neither Invert nor SolarizeAdd, and
-            Posterize keeps 4 bits at magnitude 9.
-        color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, it is
-            applied in addition to `aa`.
+            torchvision's scale has 31 steps, of which magnitude 9 is step 27. The operations are
+            torchvision's. Unlike the operations of timm, they include Identity, but neither Invert
+            nor SolarizeAdd, and Posterize keeps 4 bits at magnitude 9.
+        color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, the
+            colors are changed in addition to `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
         mixup: Parameter of the Beta distribution of MixUp (Zhang et al. 2018); 0 disables it.
         cutmix: Parameter of the Beta distribution of CutMix (Yun et al. 2019); 0 disables it.
         mixup_switch: Probability of CutMix if both are enabled.
         crop_pct: Side of the evaluation crop divided by the resized shorter side. None means 0.875
-            after training with `random_resized_crop`, whose objects look larger, and otherwise 1.
+            after training with `random_resized_crop`, which makes objects look larger, and
+            otherwise 1.
         crop_mode: "center" resizes the shorter side and crops the center in evaluation; "squash"
             resizes both sides to the same length, as the processors of ViT and DeiT in transformers
             do.
