@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import (
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fourfold.lightning_internals import (
-    LightningCLIInternals,
     WandbLoggerInternals,
     attached_trainer,
     can_stop_early,
@@ -288,51 +286,3 @@ def test_ddp_options() -> None:
     assert ddp_options(DDPStrategy(**options)) == options
     assert ddp_options(DDPStrategy()) == {}
     assert ddp_options(SingleDeviceStrategy()) is None
-
-
-def test_lightning_cli(tmp_path: Path) -> None:
-    """Overridden methods are called, and a checkpoint does not change the config."""
-
-    class Configurable(Model):
-        def __init__(self, size: int = 1) -> None:
-            super().__init__()
-            self.save_hyperparameters()
-
-    class CLI(LightningCLIInternals, LightningCLI):
-        def before_instantiate_classes(self) -> None:
-            self.size = self.config_as_dict()["model"]["size"]
-            self.options = self.subcommand_parser("validate").get_defaults()
-
-        def run_subcommand(self, subcommand: str) -> None:
-            self.name = subcommand
-            super().run_subcommand(subcommand)
-
-        def before_validate(self) -> None:
-            self.size_of_model = self.model.hparams["size"]
-
-        def subcommand_arguments(self, subcommand: str) -> dict[str, Any]:
-            self.arguments = super().subcommand_arguments(subcommand)
-            return {**self.arguments, "ckpt_path": None, "verbose": False}
-
-    model = Configurable(size=5)
-    trainer = make_trainer(tmp_path)
-    trainer.fit(model)
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    trainer_options = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "default_root_dir": str(tmp_path),
-    }
-    args = ["validate", "--model.size=3", f"--ckpt_path={tmp_path / 'a.ckpt'}"]
-    cli = CLI(
-        Configurable,
-        save_config_callback=None,
-        trainer_defaults=trainer_options,
-        args=args,
-    )
-    assert (cli.size, cli.size_of_model, cli.name) == (3, 3, "validate")
-    assert cli.options["model"]["size"] == 1
-    assert cli.arguments["ckpt_path"] == str(tmp_path / "a.ckpt")
-    assert cli.arguments["model"] is cli.model
-    assert "val" in cli.model.events

@@ -104,7 +104,9 @@ def _run(argv: list[str]) -> int:
     command = argv[0]
     arguments = argv[1:]
     if command not in COMMANDS:
-        raise InputError(f"is not a command{_closest_command(command)}", option=repr(command))
+        close = get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`fourfold --help` lists the commands"
+        raise InputError(f"is not a command; {hint}", option=repr(command))
     if command in HELP_TEXTS and arguments in (["-h"], ["--help"]):
         print(HELP_TEXTS[command])
         return 0
@@ -116,11 +118,6 @@ def _run(argv: list[str]) -> int:
     is_shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
     run: Callable[[list[str]], int | None] = module.main
     return run(argv if is_shared else arguments) or 0
-
-
-def _closest_command(name: str) -> str:
-    close = get_close_matches(name, COMMANDS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "; `fourfold --help` lists the commands"
 
 
 def one_line_message(error: InputError) -> str:

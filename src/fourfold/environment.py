@@ -34,7 +34,7 @@ def provenance(about: dict[str, Any]) -> dict[str, Any]:
     """Return `about` extended by date, machine, commit and package versions.
 
     Args:
-        about: Entries of the caller, such as command, data, runs and seconds.
+        about: Further entries, such as command, data, runs and seconds.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}
@@ -79,7 +79,8 @@ def installed_version(package: str) -> str | None:
 def commit() -> str | None:
     """Return the commit of the checkout, with "+" if files outside `results` are modified.
 
-    The value is cached, so that files that a command writes into the checkout do not count.
+    The value is cached at the first call. Files that a command writes into the checkout later do
+    not change the value.
     """
 
     def git(*arguments: str) -> str | None:

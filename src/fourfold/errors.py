@@ -44,7 +44,7 @@ class InputError(ValueError):
 
 
 class TrainingStopped(RuntimeError):
-    """Training that cannot continue although its input is valid, such as a loss that is NaN.
+    """Error of a training that cannot continue although its input is valid, such as a NaN loss.
 
     The command line prints the message in one line and exits with code 1.
     """

@@ -1,8 +1,8 @@
 """Private attributes of Lightning that this package depends on, one function or mixin for each.
 
-Written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a Lightning object,
-so that only this one has to be checked when Lightning is upgraded. `tests/test_lightning_internals`
-has a test for every function.
+The module is written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a
+Lightning object, so only this module has to be checked when Lightning is upgraded. The file
+`tests/test_lightning_internals.py` has a test for every function.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def training_epoch_is_done(trainer: Trainer) -> bool:
 def will_validate(trainer: Trainer) -> bool:
     """Return True if Lightning validates after the current training batch.
 
-    To be called in `on_train_batch_end`.
+    Call this function in the hook `on_train_batch_end`.
     """
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
@@ -74,7 +74,7 @@ def logger_step(trainer: Trainer) -> int:
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
     """Send the metrics of the current training batch to the loggers, if this step is logged.
 
-    Lightning does so after all `on_train_batch_end` hooks, and will do so again.
+    Lightning sends the same metrics again after all `on_train_batch_end` hooks.
 
     Args:
         trainer: The Trainer, in `on_train_batch_end`.
@@ -125,7 +125,7 @@ class WandbLoggerInternals:
 def set_average_device(callback: Any, target: device) -> None:
     """Set the device of a `WeightAveraging` callback's average, unless one was chosen.
 
-    Lightning otherwise copies the model to the device where it is during `setup`, the CPU.
+    By default, Lightning keeps the average on the device of the model during `setup`, the CPU.
     """
     callback._device = callback._device or target
 
@@ -133,7 +133,7 @@ def set_average_device(callback: Any, target: device) -> None:
 def set_data_parallel_size(strategy: Any, size: int) -> None:
     """Set the number of data-parallel ranks of a `ModelParallelStrategy`.
 
-    Its default is the number of nodes, and is only replaced before the processes are known.
+    Lightning's default, the number of nodes, is set before the number of processes is known.
     """
     strategy._data_parallel_size = size
 
@@ -141,44 +141,3 @@ def set_data_parallel_size(strategy: Any, size: int) -> None:
 def ddp_options(strategy: Any) -> dict[str, Any] | None:
     """Return the arguments of `DistributedDataParallel`, or None for other strategies than DDP."""
     return getattr(strategy, "_ddp_kwargs", None)
-
-
-# Command line.
-
-
-class LightningCLIInternals:
-    """Mixin that gives public names to the private methods of `LightningCLI`.
-
-    Unlike LightningCLI, a checkpoint's hyper-parameters never overwrite the config.
-
-    Example:
-        `class MyCLI(LightningCLIInternals, LightningCLI)`.
-    """
-
-    def subcommand_parser(self, subcommand: str) -> Any:
-        """Return the parser of `fit`, `validate`, `test` or `predict`."""
-        return self._parser(subcommand)  # type: ignore[attr-defined]
-
-    def config_as_dict(self) -> dict[str, Any]:
-        """Return the subcommand's config as plain values."""
-        self._dump_config()  # type: ignore[attr-defined]
-        config: dict[str, Any] = self.config_dump  # type: ignore[attr-defined]
-        return config
-
-    def run_subcommand(self, subcommand: str) -> None:
-        """Run the hooks `before_*`, the Trainer's method and `after_*`; to be overridden."""
-        super()._run_subcommand(subcommand)  # type: ignore[misc]
-
-    def subcommand_arguments(self, subcommand: str) -> dict[str, Any]:
-        """Return the arguments of the Trainer's method; to be overridden."""
-        arguments: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)  # type: ignore[misc]
-        return arguments
-
-    def _parse_ckpt_path(self) -> None:
-        pass
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        self.run_subcommand(subcommand)
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        return self.subcommand_arguments(subcommand)

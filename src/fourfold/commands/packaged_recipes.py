@@ -1,7 +1,7 @@
-"""Recipes of the package, and `fourfold recipes`, which lists them.
+"""Recipes of the package, the configs of trainings, and the command `fourfold recipes`.
 
-A checkout keeps them in the top-level folder `configs`, a wheel in `fourfold/recipes`. A name such
-as gpt2/tiny stands for gpt2/tiny.yaml in that folder.
+A checkout keeps the recipes in the top-level folder `configs`, a wheel in `fourfold/recipes`. A
+name such as gpt2/tiny stands for the file gpt2/tiny.yaml in that folder.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def recipe_names() -> list[str]:
 def find_recipe(name: str) -> Path:
     """Return the config file that `--config NAME` means: an existing path, or a packaged recipe.
 
-    configs/gpt2/tiny.yaml, the path in a checkout, is a spelling of gpt2/tiny.
+    A packaged recipe may also be named by its path in a checkout, such as configs/gpt2/tiny.yaml.
 
     Raises:
         InputError: There is neither a file nor a recipe of that name.
@@ -54,7 +54,7 @@ def find_recipe(name: str) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print name and first line of the recipes that match a pattern.
+    """Print the name and the first comment line of each recipe that matches a pattern.
 
     Raises:
         InputError: No recipe matches.

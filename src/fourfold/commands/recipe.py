@@ -13,16 +13,10 @@ import torch
 from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
 
-from fourfold.commands.train.config_files import check_files, config_files, locate
+from fourfold.commands.train.config_files import locate
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_numbers, count_devices
-from fourfold.commands.train.parser import (
-    Parser,
-    check_sections,
-    constructor_error,
-    import_all_classes,
-    known_options,
-)
+from fourfold.commands.train.parser import Parser, import_all_classes, parse_config
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import canonical_precision
@@ -160,16 +154,13 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
             place in the config file is known.
     """
     arguments = list(arguments)
-    keys = {name.split(".")[0] for name in known_options(parser)}
-    check_files(config_files(arguments), keys)
     try:
-        config = parser.parse_args(arguments)
-        check_sections(config)
+        config, given = parse_config(parser, arguments)
         check_numbers(config["trainer"])
     except InputError as error:
         raise locate(error, arguments) from error
     run = RunDirectory(config["run_dir"]) if config["run_dir"] else None
-    fill_in_source(config, arguments, run if run and run.config.is_file() else None)
+    fill_in_source(config, given, run if run and run.config.is_file() else None)
     return config
 
 
@@ -181,13 +172,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
             missing, or neither tokens nor rows of a batch are given.
     """
     trainer = config.pop("trainer")  # not instantiated: it would require the devices it names
-    original: Exception | None = None
-    try:
-        built = parser.instantiate(config)
-    except Exception as error:
-        original = constructor_error(error)
-    if original is not None:
-        raise original  # outside of the handler, which would change the context of the exception
+    built = parser.instantiate(config)
     task = built["model"]
     data = built["data"]
     for field in task.inferred_from_data:

@@ -5,38 +5,43 @@ from typing import Any
 import pytest
 import yaml
 
-from fourfold.commands.train.config_files import (
-    config_files,
-    expand_arguments,
-    is_given,
-    locate,
-)
+from fourfold.commands.recipe import make_parser
+from fourfold.commands.train.config_files import config_files, expand_arguments, locate
+from fourfold.commands.train.parser import parse_config
 from fourfold.errors import InputError
 
 Run = Callable[..., Any]
 
 
 def test_config_files_are_read_from_the_command_line() -> None:
-    arguments = ["fit", "--config", "a.yaml", "--trainer.x", "1", "-c=b.yaml", "--config", "{a: 1}"]
+    arguments = [
+        "fit",
+        "--config",
+        "a.yaml",
+        "--trainer.x",
+        "1",
+        "--config=b.yaml",
+        "--config",
+        "{a: 1}",
+    ]
     assert config_files(arguments) == [Path("a.yaml"), Path("b.yaml")]
 
 
-def test_is_given_searches_files_options_and_nested_files(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("data:\n  init_args:\n    seed: 3\n")
-    assert is_given("data.seed", ["--config", str(file)])
-    assert is_given("data.seed", ["--data.init_args.seed=3"])
-    inline = ['--config={"data": {"init_args": {"seed": 5}}}']
-    assert is_given("data.seed", inline)
-    assert not is_given("data.rows", inline)
-    assert not is_given("data.rows", ["--config", str(file), "--data.seed", "3"])
-    # A config may name another file for a section.
-    (tmp_path / "b.yaml").write_text("seed: 3\n")
-    (tmp_path / "c.yaml").write_text("data: b.yaml\nmodel: Translation\n")
-    assert is_given("data.seed", ["--config", str(tmp_path / "c.yaml")])
-    assert is_given("data.seed", ["--data", str(tmp_path / "b.yaml")])
-    assert not is_given("data.rows", ["--data", str(tmp_path / "b.yaml")])
-    assert not is_given("model.seed", ["--config", str(tmp_path / "c.yaml")])
+def test_parsed_config_tells_what_the_user_gave(configs: dict[str, Path], tmp_path: Path) -> None:
+    parser = make_parser("fourfold fit")
+    (tmp_path / "data.yaml").write_text("class_path: fourfold.data.ImageData\n")
+
+    def given(*more: str) -> Any:
+        return parse_config(parser, ["--config", str(configs["vit"]), *more])[1]
+
+    assert "data.init_args.batch_size" in given()
+    assert "data.init_args.seed" not in given()
+    assert "data.init_args.seed" in given("--data.seed=3")
+    assert "data.init_args.seed" in given("--data.init_args.seed", "3")
+    assert "data.init_args.seed" in given('--config={"data": {"init_args": {"seed": 5}}}')
+    assert "data.init_args.seed" not in given("--data", str(tmp_path / "data.yaml"))
+    (tmp_path / "data.yaml").write_text("class_path: ImageData\ninit_args: {seed: 3}\n")
+    assert "data.init_args.seed" in given("--data", str(tmp_path / "data.yaml"))
 
 
 def test_error_of_a_key_gets_file_and_line(tmp_path: Path) -> None:
@@ -55,6 +60,9 @@ def test_option_names_take_dashes_and_underscores() -> None:
     arguments = ["--run-dir", "my-run", "--trainer.max-steps=3", "--data.train", "a-b.txt"]
     assert expand_arguments(arguments) == [
         *("--run_dir", "my-run", "--trainer.max_steps=3", "--data.train", "a-b.txt"),
+    ]
+    assert expand_arguments(["-c", "{a: 1}", "-c={b: 2}"]) == [
+        *("--config", "{a: 1}", "--config", "{b: 2}"),
     ]
 
 

@@ -545,7 +545,7 @@ def test_duplicate_key_is_rejected(run: Run, here: Path) -> None:
     (here / "c.yaml").write_text("model: Translation\ndata:\n  seed: 1\n  seed: 2\n")
     result = run("fit", "--config", "c.yaml")
     assert result.code == 2
-    assert "c.yaml:4: seed must appear once, but line 3" in result.err
+    assert "c.yaml:4: data.seed must appear once, but line 3" in result.err
 
 
 @pytest.mark.parametrize(("steps", "epochs", "ends"), [(100, 2, 6), (4, 2, 4), (5, -1, 5)])

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from fourfold.commands.train.parser import _merge_allowed_classes
+import yaml
 
 Run = Callable[..., Any]
 
@@ -30,25 +29,29 @@ INVALID_OPTIONS = {
     "--model=ImageClasification": "model must be a class, got ImageClasification; did you mean"
     " ImageClassification?",
     "--data=fourfold.data.ImagData": "did you mean ImageData?",
-    "--data=nomodule.Mine": "data must be a class, but there is no module nomodule",
+    "--data=nomodule.Mine": "data must be a class, got nomodule.Mine: No module named 'nomodule'",
     "--model=fourfold.data.ImageData": "model must be a subclass of Task",
     "--trainer.callbacks=EarlyStoping": "did you mean EarlyStopping?",
     "--trainer.plugins=best": "trainer.plugins must be a class, got best",
-    "--trainer.max_epochs=three": "trainer.max_epochs must be of type int or None, got three",
+    "--trainer.max_epochs=three": "trainer.max_epochs must be one of int, null, got three",
     "--model.config.d_model=30.5": "model.config.d_model must be of type int, got 30.5",
     "--resume=yes": "resume must be one of auto, must, never, got yes",
     "--trainer.precision=bf16-mixd": "did you mean bf16-mixed?",
+    "--trainer.deterministic=foo": "must be one of bool, warn, null, got foo",
+    "--trainer.max_time=soon": "trainer: `Timer(duration='soon')` is not a valid duration.",
     "--trainer=7": "trainer must be a mapping, got 7",
+    "--data=fourfold.tasks.Translation": "data must be a subclass of LightningDataModule, got",
+    "--data.tokenizer=a": "data.tokenizer is not a known key\n",
     "extra": "extra is not a known key",
     # Detected when the options are checked or the classes are built.
     "--model.config.norm=layr": "must be one of layer, rms, got layr; did you mean layer?",
     "--model.config.d_model=33": "d_model",
     "--data.seed=-1": "seed",
-    "--trainer.accelerator=gpux": "trainer.accelerator must be one of auto, gpu, cpu,",
-    "--trainer.accelerator=cuda": "trainer.accelerator must be available, got cuda",
-    "--trainer.strategy=dpp": "did you mean ddp?",
+    "--trainer.accelerator=gpux": "trainer: You selected an invalid accelerator name:",
+    "--trainer.accelerator=cuda": "trainer: `CUDAAccelerator` can not run on your system",
+    "--trainer.strategy=dpp": "trainer: You selected an invalid strategy name: `strategy='dpp'`",
     "--trainer.devices=999": "trainer.devices must be a number from 1 to",
-    "--ema_decay=2": "--ema_decay must lie between 0 and 1, got 2.0",
+    "--ema_decay=2": "--ema_decay must be above 0 and below 1, got 2.0",
     "--average_last_checkpoints=-1": "average_last_checkpoints must be at least 0, got -1",
     "--checkpoint.every_n_steps=0": "checkpoint.every_n_steps must be at least 1, got 0",
 }
@@ -76,6 +79,10 @@ INVALID_CONFIGS = {
     "model:\n  init_args:\n    config:\n      d_modl: 3": "bad.yaml:4: model.config.d_modl",
     "model:\n  class_path: fourfold.tasks.Translaton": "fourfold.tasks.Translaton; did you mean"
     " Translation?",
+    "model:\n  init_args:\n    config: 7": "bad.yaml:3: model.config must be a mapping, got 7",
+    "trainer: 7": "bad.yaml:1: trainer must be a mapping, got 7",
+    "data: {class_path: 7}": "bad.yaml:1: data must be a class, got {'class_path': 7}",
+    "data: {init_args: 7}": "bad.yaml:1: data must have a mapping as init_args",
     "trainer: [1, 2": "bad.yaml:1: invalid YAML",
     "- model": "bad.yaml: a config must be a mapping",
     "": "bad.yaml: a config must be a mapping",
@@ -107,13 +114,21 @@ def test_unreadable_config_is_reported_with_its_name(run: Run, here: Path) -> No
         assert result.err.startswith(f"fourfold: error: {name}: ")
 
 
+def test_old_name_of_an_option_is_found_by_its_words(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("fit", "--config", configs["mt"], "--model.penalty=none")
+    hint = "did you mean model.length_penalty?"
+    assert result.err == f"fourfold: error: model.penalty is not a known key; {hint}\n"
+
+
 def test_model_and_data_are_required(run: Run, here: Path) -> None:
     assert "data and model must be given" in run("fit").err
 
 
-def test_repeated_allow_class_becomes_one_list() -> None:
-    merged = _merge_allowed_classes(
-        ["test", "--allow_class", "a.B", "--run_dir=r", "--allow-class=c.D", "--allow_class=[e.F]"]
-    )
-    assert merged == ["test", "--run_dir=r", "--allow_class=['a.B', 'c.D', 'e.F']"]
-    assert _merge_allowed_classes(["fit"]) == ["fit"]
+def test_repeated_allow_class_extends_the_list(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    options = ["--allow_class", "a.B", "--allow-class=c.D", "--allow_class=[e.F]"]
+    result = run("fit", "--config", configs["vit"], *options, "--print_config")
+    assert yaml.safe_load(result.out)["allow_class"] == ["a.B", "c.D", "e.F"]

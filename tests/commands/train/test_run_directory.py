@@ -65,7 +65,7 @@ def test_evaluation_prefers_best_then_average_then_last(tmp_path: Path) -> None:
     for skipped in range(3):
         run = run_with(tmp_path / str(skipped), *names[skipped:])
         assert run.find_checkpoint(None).stem == names[skipped]
-    with pytest.raises(InputError, match=r"--ckpt_path is best, but .* contains only last"):
+    with pytest.raises(InputError, match=r"--ckpt_path is best, but .*best\.ckpt does not exist"):
         run_with(tmp_path / "2", "last").find_checkpoint("best")
     with pytest.raises(InputError, match="checkpoint"):
         run_with(tmp_path / "none").find_checkpoint(None)

@@ -1,4 +1,4 @@
-"""Callbacks and plugins that each command adds to those of the config."""
+"""Default callbacks and plugins of each command, besides those of the config."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def slurm_environment(plugins: list[Any]) -> list[Any]:
     """Return SLURM's environment without Lightning's requeueing, which saves mid-batch.
 
     Args:
-        plugins: The user's plugins; a cluster environment among them is used instead.
+        plugins: The user's plugins. If they contain a cluster environment, nothing is added.
     """
     if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         return []

@@ -1,4 +1,4 @@
-"""Loggers of each command: metrics.csv first, then TensorBoard, Weights & Biases and the user's."""
+"""Default loggers of each command: metrics.csv, TensorBoard and Weights & Biases (W&B)."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from fourfold.loggers.wandb_logger import WandbRunLogger
 def make_loggers(run: RunDirectory, config: Any, config_text: str) -> list[Any]:
     """Return the loggers of a training.
 
-    `trainer.logger: false` disables all loggers; loggers that it names are added to the default
-    ones.
+    `trainer.logger: false` disables all loggers. Loggers that the user gives as `trainer.logger`
+    are added to the default loggers.
 
     Args:
         run: Directory of the run.
@@ -36,20 +36,14 @@ def make_loggers(run: RunDirectory, config: Any, config_text: str) -> list[Any]:
         from lightning.pytorch.loggers import TensorBoardLogger
 
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
-    mode = wandb_mode(config["wandb"])
-    if mode != "off":
-        logged = yaml.safe_load(config_text)
-        loggers.append(make_wandb_logger(mode, run, config, logged_config=logged))
-    return loggers + user_loggers(config)
+    return [*loggers, *_wandb_loggers(run, config, config_text), *user_loggers(config)]
 
 
 def make_test_loggers(run: RunDirectory, config: Any) -> list[Any]:
-    """Return the user's loggers and, with W&B, the run of the training, which gets the metrics."""
+    """Return the loggers of a test: those of the user and, with W&B, the run of the training."""
     if config["trainer"]["logger"] is False:
         return []
-    mode = wandb_mode(config["wandb"])
-    wandb = [] if mode == "off" else [make_wandb_logger(mode, run, config, testing=True)]
-    return [*wandb, *user_loggers(config)]
+    return [*_wandb_loggers(run, config), *user_loggers(config)]
 
 
 def user_loggers(config: Any) -> list[Any]:
@@ -90,18 +84,19 @@ def _has_api_key() -> bool:
         return False
 
 
-def make_wandb_logger(
-    mode: str,
-    run: RunDirectory,
-    config: Any,
-    *,
-    logged_config: dict[str, Any] | None = None,
-    testing: bool = False,
-) -> WandbRunLogger:
+def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None = None) -> list[Any]:
     """Return the W&B logger of a run, which keeps its id when the run is resumed or tested.
 
     Sets the environment variable WANDB_SILENT for this process.
+
+    Args:
+        run: Directory of the run.
+        config: All options of the command.
+        config_text: The options as YAML; None in a test, which does not log them.
     """
+    mode = wandb_mode(config["wandb"])
+    if mode == "off":
+        return []
     file = run.path / "wandb.json"
     if file.is_file():
         identity = json.loads(file.read_text(encoding="utf-8"))
@@ -117,12 +112,12 @@ def make_wandb_logger(
             run.path.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(identity, indent=1) + "\n")
     os.environ["WANDB_SILENT"] = "true"
-    is_offline = mode == "offline"
-    return WandbRunLogger(
-        testing,
+    logger = WandbRunLogger(
+        config_text is None,
         save_dir=run.path,
-        offline=is_offline,
+        offline=mode == "offline",
         resume="allow",
-        config=logged_config,
+        config=yaml.safe_load(config_text) if config_text else None,
         **identity,
     )
+    return [logger]

@@ -1,6 +1,6 @@
-"""Config values that follow from `model.init_from`: the model's shape and the tokenizer."""
+"""Config values from the source of `model.init_from`: the model's shape and the tokenizer."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,12 @@ import yaml
 
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.init_from import read_source
-from fourfold.commands.train.config_files import is_given
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.hub import directory, preprocessing
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
-# Config fields that the task or the data decide, not the source.
+# Fields of the model config that are set by the task or the data, and not copied from the source.
 TASK_FIELDS = (
     "head",
     "next_sentence",
@@ -29,12 +28,7 @@ TASK_FIELDS = (
 )
 
 
-def has_init_from(config: Any) -> bool:
-    """Return True if a parsed config names weights to start from."""
-    return bool(config["model"].get("init_args", {}).get("init_from"))
-
-
-def fill_in_source(config: Any, arguments: list[str], run: RunDirectory | None = None) -> None:
+def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
     """Fill the shape and the tokenizer of `model.init_from` into a parsed config, in place.
 
     Values that the user gives are kept. The config.yaml of an existing run takes precedence over
@@ -42,7 +36,7 @@ def fill_in_source(config: Any, arguments: list[str], run: RunDirectory | None =
 
     Args:
         config: The parsed config.
-        arguments: The command line.
+        given: The part of the config that the user gave, without default values.
         run: Directory of the run; None if nothing may be read from it or written to it.
 
     Raises:
@@ -53,18 +47,20 @@ def fill_in_source(config: Any, arguments: list[str], run: RunDirectory | None =
     classes = tuple(config["allow_class"])
     if not isinstance(path, str):
         return
-    shape = (_recorded_shape(run, path) if run else {}) or _source_shape(path, classes)
+    recorded = _recorded_model(run, path) if run else {}
+    shape = recorded.get("config") or vars(read_source(path, classes).model.config)
     model_config = model["config"]
+    given_config = given.get("model.init_args.config", {})
     for name in model_config.keys():  # noqa: SIM118  (a jsonargparse namespace)
-        if name in shape and not is_given(f"model.config.{name}", arguments):
+        if name in shape and name not in given_config and name not in TASK_FIELDS:
             model_config[name] = shape[name]
-    if "n_classes" in model_config and not is_given("model.config.n_classes", arguments):
+    if "n_classes" in model_config and "n_classes" not in given_config:
         model_config["n_classes"] = None  # filled in by the data
     data = config["data"].get("init_args", {})
     if "tokenizer" not in data:
         return
-    if is_given("data.tokenizer", arguments):
-        if not is_given("model.config.vocab_size", arguments):
+    if "data.init_args.tokenizer" in given:
+        if "vocab_size" not in given_config:
             model_config["vocab_size"] = None
         data["tokenizer"]["file"] = _moved_tokenizer(data["tokenizer"]["file"], run)
     else:
@@ -80,11 +76,6 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
     return str(copy) if Path(file).name == copy.name and copy.is_file() else file
 
 
-def _recorded_shape(run: RunDirectory, path: str) -> dict[str, Any]:
-    """Return the shape in the run's config.yaml, if it started from the same source."""
-    return _without_task_fields(_recorded_model(run, path).get("config") or {})
-
-
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
     """Return the model's arguments in the run's config.yaml, if it started from `path`."""
     if not run.config.is_file():
@@ -92,16 +83,6 @@ def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
     recorded = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}
     arguments: dict[str, Any] = (recorded.get("model") or {}).get("init_args") or {}
     return arguments if arguments.get("init_from") == path else {}
-
-
-def _source_shape(path: str, classes: tuple[str, ...]) -> dict[str, Any]:
-    config: Any = read_source(path, classes).model.config
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
-    return _without_task_fields(values)
-
-
-def _without_task_fields(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in TASK_FIELDS}
 
 
 def _source_tokenizer(
@@ -113,24 +94,16 @@ def _source_tokenizer(
     """
     copy = run.path / preprocessing.TOKENIZER_FILE if run else None
     # A run without checkpoints may be started again from another source.
-    if (
-        run is not None
-        and copy is not None
-        and copy.is_file()
-        and run.config.is_file()
-        and (run.checkpoints.exists() or _recorded_model(run, path))
-    ):
+    belongs = run and (run.checkpoints.exists() or _recorded_model(run, path))
+    if run and copy and belongs and copy.is_file() and run.config.is_file():
         return asdict(TokenizerConfig(file=str(copy)))
     text = read_source(path, classes).tokenizer
     if text is None:
         return {}
-    if copy is not None:
+    if copy:
         Tokenizer.from_str(text).save(copy)
         return asdict(TokenizerConfig(file=str(copy)))
     source = directory.resolve_path(path)
-    options = (
-        preprocessing.tokenizer_files(source) if directory.is_model_directory(source) else None
-    )
-    if options is None:
-        options = TokenizerConfig(file=str(find_checkpoint(source) if source.is_dir() else source))
-    return asdict(options)
+    if directory.is_model_directory(source) and (files := preprocessing.tokenizer_files(source)):
+        return asdict(files)
+    return asdict(TokenizerConfig(file=str(find_checkpoint(source) if source.is_dir() else source)))

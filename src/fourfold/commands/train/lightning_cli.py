@@ -13,42 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning import LightningDataModule, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
-from fourfold.commands.train.config_files import (
-    check_files,
-    config_files,
-    expand_arguments,
-    fingerprints,
-    is_given,
-    locate,
-)
+from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers, make_test_loggers, user_loggers
-from fourfold.commands.train.init_from_config import fill_in_source, has_init_from
+from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.metrics_report import show_table, write_metrics
 from fourfold.commands.train.options import (
     add_options,
+    check_cpu_processes,
     check_options,
     check_resumable,
     check_seed,
     check_validation_interval,
 )
-from fourfold.commands.train.parser import (
-    Parser,
-    check_sections,
-    constructor_error,
-    import_all_classes,
-    known_options,
-)
+from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
-from fourfold.lightning_internals import LightningCLIInternals
 from fourfold.tasks import Task
 from fourfold.tasks.loading import read_for_trainer
 
@@ -74,13 +63,17 @@ OUT_OF_MEMORY = (
     " --trainer.accumulate_grad_batches; `fourfold plan --memory GIB` with the same options prints"
     " values that keep the global batch."
 )
+INIT_FROM = "init_args.init_from"
 RESTARTED_EPOCH = (
     "{} is not a ResumableDataModule: a resumed training restarts the epoch that was interrupted"
 )
 
 
-class FourfoldCLI(LightningCLIInternals, LightningCLI):
-    """Parse a command and build model, data and Trainer; `run` executes it.
+class FourfoldCLI(LightningCLI):
+    """Parse the options of a command and build model, data and Trainer; `run` runs the command.
+
+    LightningCLI's own subcommands are not used. With them, the hyper-parameters of a checkpoint
+    would overwrite the config, and the parsers of all four commands would be prepared.
 
     Args:
         command: fit, validate, test or predict.
@@ -89,14 +82,14 @@ class FourfoldCLI(LightningCLIInternals, LightningCLI):
 
     run_directory: RunDirectory
     checkpoint: Path | None  # the checkpoint that the command starts from
+    given: Any  # the part of the config that the user gave, without default values
     shares_seed: bool  # the data use `seed_everything`
     is_dry_run: bool  # fast_dev_run, which writes nothing
-    resources: ExitStack  # released when the command ends
 
     def __init__(self, command: str, options: list[str]) -> None:
         import_all_classes()
         self.command = command
-        self.arguments = [command, *options]
+        self.options = options
         super().__init__(
             Task,
             LightningDataModule,
@@ -104,106 +97,92 @@ class FourfoldCLI(LightningCLIInternals, LightningCLI):
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={"allow_abbrev": False, "prog": "fourfold"},
+            parser_kwargs={"prog": f"fourfold {command}"},
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
-            args=self.arguments,
+            run=False,
         )
 
-    def run_subcommand(self, subcommand: str) -> None:
-        """Do nothing: LightningCLI would run the command inside its constructor."""
-
-    def run(self) -> None:
-        """Run the command; remove the directory of a training that invalid input stopped early."""
-        try:
-            with ExitStack() as self.resources:
-                super().run_subcommand(self.command)
-        except InputError:
-            if self.command == "fit":
-                self.run_directory.cleanup_if_empty()
-            raise
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the current subcommand alone; each takes half a second to prepare."""
-        return {self.command: super().subcommands()[self.command]}
-
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add the options besides model, data and trainer."""
+        """Add the options of a run, and the arguments of the Trainer's method except data."""
         add_options(parser)
+        skip: Any = self.subcommands()[self.command]
+        self.method_options = parser.add_method_arguments(Trainer, self.command, skip=skip)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Check the config files and parse the arguments."""
-        keys = {name.split(".")[0] for name in known_options(self.subcommand_parser(self.command))}
-        check_files(config_files(self.arguments), keys)
-        self.config = parser.parse_args(self.arguments)
-        check_seed("seed_everything", self.config[self.command]["seed_everything"])
+        """Parse the options that were given to the constructor."""
+        self.config, self.given = parse_config(parser, self.options)
+        check_seed("seed_everything", self.config["seed_everything"])
 
     def before_instantiate_classes(self) -> None:
         """Determine the run directory and the checkpoint before anything is built."""
-        config = self.config[self.command]
-        check_sections(config)
+        config = self.config
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
         self.run_directory = RunDirectory.from_config(config)
         config["run_dir"] = str(self.run_directory.path)
-        self._share_seed(config)
+        arguments = config["data"].get("init_args", {})
+        self.shares_seed = "seed" in arguments and "data.init_args.seed" not in self.given
+        if self.shares_seed:
+            arguments["seed"] = int(config["seed_everything"])
         self.is_dry_run = bool(config["trainer"]["fast_dev_run"])
         uses_directory = self.command == "fit" or self.run_directory.config.is_file()
         directory = self.run_directory if uses_directory and not self.is_dry_run else None
-        fill_in_source(config, self.arguments, directory)
+        fill_in_source(config, self.given, directory)
         self.checkpoint = self._find_checkpoint(config)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the checkpoint to start from; None for new or imported weights."""
-        ckpt_path = config.get("ckpt_path")
+        ckpt_path = config["ckpt_path"]
         directory = self.run_directory
-        if self.command == "fit":
-            if self.is_dry_run and ckpt_path is None:
-                return None
-            checkpoint = directory.checkpoint_to_resume(config["resume"], ckpt_path)
-            if checkpoint and checkpoint.parent == directory.checkpoints:
-                directory.check_same_model(self.config_as_dict()["model"])
-            return checkpoint
-        if ckpt_path is None and not directory.checkpoints.exists() and has_init_from(config):
+        if self.command != "fit":
+            if ckpt_path or directory.checkpoints.exists() or not config["model"].get(INIT_FROM):
+                return directory.find_checkpoint(ckpt_path)
             return None
-        return directory.find_checkpoint(ckpt_path)
-
-    def _share_seed(self, config: Any) -> None:
-        """Set the seed of the data to `seed_everything` unless the user sets `data.seed`."""
-        arguments = config["data"].get("init_args", {})
-        self.shares_seed = "seed" in arguments and not is_given("data.seed", self.arguments)
-        if self.shares_seed:
-            arguments["seed"] = int(config["seed_everything"])
+        if self.is_dry_run and ckpt_path is None:
+            return None
+        checkpoint = directory.checkpoint_to_resume(config["resume"], ckpt_path)
+        if checkpoint and checkpoint.parent == directory.checkpoints:
+            directory.check_same_model(yaml.safe_load(self.dump())["model"])
+        return checkpoint
 
     def instantiate_classes(self) -> None:
-        """Build model, data and Trainer; an exception of a constructor keeps its traceback."""
+        """Build model, data and Trainer; a training that fails here leaves no new directory."""
         try:
             super().instantiate_classes()
-        except Exception as error:
-            original = constructor_error(error)
-        else:
-            self.model.allowed_classes = tuple(self.config_init[self.command]["allow_class"])
-            self.model.resumes = self.checkpoint is not None
-            return
-        if self.command == "fit":
-            self.run_directory.cleanup_if_empty()  # init_from may have written a tokenizer
-        raise original
+        except Exception:
+            if self.command == "fit":
+                self.run_directory.cleanup_if_empty()  # init_from may have written a tokenizer
+            raise
+        self.model.allowed_classes = tuple(self.config["allow_class"])
+        self.model.resumes = self.checkpoint is not None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer with the default callbacks and plugins besides the user's."""
-        config = self.config_init[self.command]
+        """Build the Trainer with the default callbacks and plugins besides the user's.
+
+        Raises:
+            InputError: Lightning rejects an argument of the Trainer.
+        """
+        config = self.config_init
         trainer = config["trainer"]
         plugins = as_list(trainer["plugins"])
         checkpoint_io = AtomicCheckpointIO(self._read_checkpoint)
         kwargs["plugins"] = [*plugins, checkpoint_io, *slurm_environment(plugins)]
-        kwargs["logger"] = False  # loggers are made in `before_*`, once the data are known to exist
+        kwargs["logger"] = False  # loggers are made in `run`, once the data are known to exist
         callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
         if not isinstance(config["data"], ResumableDataModule):
             kwargs["use_distributed_sampler"] = True
-        return super().instantiate_trainer(**kwargs)
+        try:
+            built = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
+            if was_raised_in(error, "lightning."):
+                raise InputError(str(error), option="trainer:") from error
+            raise
+        check_cpu_processes(built)
+        return built
 
     def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
         content = read_for_trainer(path)
@@ -213,76 +192,78 @@ class FourfoldCLI(LightningCLIInternals, LightningCLI):
 
     def dump(self) -> str:
         """Return the whole config as YAML that `--config` accepts."""
-        config = self.config[self.command].clone()
+        config = self.config.clone()
         config.pop("config", None)
         config["ckpt_path"] = None
         if self.shares_seed:  # so that another `seed_everything` changes the seed of the data, too
             del config["data"]["init_args"]["seed"]
-        parser = self.subcommand_parser(self.command)
-        text: str = parser.dump(config, skip_unset=False, skip_validation=True)
+        text: str = self.parser.dump(config, skip_unset=False, skip_validation=True)
         return text
 
-    def before_fit(self) -> None:
-        """Read the data, lock the run directory and create the loggers."""
-        if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
-            self.datamodule.setup("fit")
-            check_validation_interval(self.trainer, self.datamodule)
-        if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
-            print(RESTARTED_EPOCH.format(type(self.datamodule).__name__), flush=True)
-        if not self.is_dry_run:
-            if getattr(rank_zero_only, "rank", 0) == 0:
-                self.resources.enter_context(self.run_directory.lock())
-            config = self.config_init[self.command]
-            self.trainer.loggers = make_loggers(self.run_directory, config, self.dump())
+    def run(self) -> None:
+        """Run the command; remove the directory of a training that invalid input stopped early."""
+        options = {name: self.config_init[name] for name in self.method_options}
+        options["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
+        # `_report` prints the metrics, and a callback writes predictions to a file.
+        options |= dict.fromkeys(options.keys() & {"verbose", "return_predictions"}, False)
+        try:
+            with ExitStack() as resources:
+                self._prepare(resources)
+                getattr(self.trainer, self.command)(
+                    self.model, datamodule=self.datamodule, **options
+                )
+        except InputError:
+            if self.command == "fit":
+                self.run_directory.cleanup_if_empty()
+            raise
+        if self.trainer.is_global_zero:
+            self._report()
 
-    def before_validate(self) -> None:
-        """Use the user's loggers alone."""
-        if not self.is_dry_run:
-            self.trainer.loggers = user_loggers(self.config_init["validate"])
+    def _prepare(self, resources: ExitStack) -> None:
+        """Create the loggers; before a training, read the data and lock the run directory.
 
-    def before_test(self) -> None:
-        """Use the user's loggers and, with `--wandb`, the W&B run of the training."""
-        if not self.is_dry_run:
-            self.trainer.loggers = make_test_loggers(self.run_directory, self.config_init["test"])
-
-    @property
-    def evaluated_weights(self) -> str:
-        """Path of the checkpoint or of the source that an evaluation uses."""
-        return str(self.checkpoint or self.model.init_from)
-
-    def after_validate(self) -> None:
-        """Print the metrics."""
-        if not self.trainer.is_global_zero:
-            return
-        if not self.model.summary:
-            raise InputError("must be given: the data have no validation split", option="data.val")
-        show_table(self.model.summary, f"validation of {self.evaluated_weights}")
-
-    def after_test(self) -> None:
-        """Print the metrics and write metrics.json."""
-        if not self.trainer.is_global_zero:
-            return
-        show_table(self.model.summary, f"test of {self.evaluated_weights}")
+        Args:
+            resources: Receives the lock, which is released when the command ends.
+        """
+        if self.command == "fit":
+            if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
+                self.datamodule.setup("fit")
+                check_validation_interval(self.trainer, self.datamodule)
+            if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
+                print(RESTARTED_EPOCH.format(type(self.datamodule).__name__), flush=True)
         if self.is_dry_run:
             return
-        file = self.run_directory.path / "metrics.json"
-        origin = {
-            "command": shlex.join(["fourfold", *self.arguments]),
-            "configs": fingerprints(self.arguments),
-            "checkpoint": self.evaluated_weights,
-        }
-        write_metrics(file, self.model.summary, origin)
-        print(f"wrote {file}", flush=True)
+        config = self.config_init
+        if self.command == "fit":
+            if getattr(rank_zero_only, "rank", 0) == 0:
+                resources.enter_context(self.run_directory.lock())
+            self.trainer.loggers = make_loggers(self.run_directory, config, self.dump())
+        elif self.command == "test":
+            self.trainer.loggers = make_test_loggers(self.run_directory, config)
+        elif self.command == "validate":
+            self.trainer.loggers = user_loggers(config)
 
-    def subcommand_arguments(self, subcommand: str) -> dict[str, Any]:
-        """Return the arguments of `Trainer.fit`, `validate`, `test` or `predict`."""
-        kwargs = super().subcommand_arguments(subcommand)
-        kwargs["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
-        if "verbose" in kwargs:
-            kwargs["verbose"] = False  # `after_*` prints the metrics
-        if "return_predictions" in kwargs:
-            kwargs["return_predictions"] = False  # a callback writes them to a file
-        return kwargs
+    def _report(self) -> None:
+        """Print the metrics of an evaluation; a test also writes metrics.json."""
+        metrics = self.model.summary
+        weights = str(self.checkpoint or self.model.init_from)
+        if self.command == "validate":
+            if not metrics:
+                message = "must be given: the data have no validation split"
+                raise InputError(message, option="data.val")
+            show_table(metrics, f"validation of {weights}")
+        if self.command != "test":
+            return
+        show_table(metrics, f"test of {weights}")
+        if not self.is_dry_run:
+            file = self.run_directory.path / "metrics.json"
+            origin = {
+                "command": shlex.join(["fourfold", self.command, *self.options]),
+                "configs": fingerprints(self.options),
+                "checkpoint": weights,
+            }
+            write_metrics(file, metrics, origin)
+            print(f"wrote {file}", flush=True)
 
 
 def limit_warnings() -> None:

@@ -17,7 +17,7 @@ FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 
 
 def show_table(metrics: dict[str, Any], title: str) -> None:
-    """Print one row per metric; nested metrics such as a confusion matrix are left out."""
+    """Print a table with one row per metric, without nested metrics such as a confusion matrix."""
     table = Table()
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -49,7 +49,7 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
     """Write metrics as JSON, atomically, with their origin under the key `run`.
 
     Args:
-        file: The file; its directory is made.
+        file: The file to write; its directory is created if it does not exist.
         metrics: Values by name.
         run: Command, configs and checkpoint; commit, date, hardware and versions are added.
     """
@@ -66,7 +66,7 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
 
 
 def to_json(value: Any) -> Any:
-    """Return a value without infinities and NaN, which JSON lacks; they become strings."""
+    """Return a value whose infinities and NaN are replaced by strings, since JSON has neither."""
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list):

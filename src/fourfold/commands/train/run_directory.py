@@ -1,9 +1,10 @@
-"""Directory of one training run: its location, its lock and the checkpoint that a command reads.
+"""Run directory: the directory of one training, its lock and its checkpoints.
 
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
 
 import errno
+import fcntl
 import json
 import os
 import shlex
@@ -18,11 +19,6 @@ import yaml
 
 from fourfold.commands.train.config_files import fingerprints
 from fourfold.errors import InputError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 class RunDirectory:
@@ -43,10 +39,10 @@ class RunDirectory:
 
     @classmethod
     def from_config(cls, config: Any) -> "RunDirectory":
-        """Return the directory that a parsed config names.
+        """Return the run directory of a parsed config.
 
-        In this order: `run_dir`, `trainer.default_root_dir`, runs/FOLDER/STEM of the first config
-        file, runs/TASK.
+        The directory is `run_dir`, otherwise `trainer.default_root_dir`, otherwise runs/FOLDER/STEM
+        of the first config file, and runs/TASK if no config file is given.
         """
         if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
             return cls(named)
@@ -74,7 +70,9 @@ class RunDirectory:
             ckpt_path: Value of `--ckpt_path`, a file or another run directory.
 
         Raises:
-            InputError: The directory contains a checkpoint although it must not, or the reverse.
+            InputError: `resume` is never and the directory contains a checkpoint, or `resume` is
+                must and the directory contains none, or all checkpoints are corrupted, or
+                `ckpt_path` is not a checkpoint to resume from.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
@@ -146,7 +144,7 @@ class RunDirectory:
         """Hold the lock that keeps other processes from training in this directory.
 
         Raises:
-            InputError: Another process holds it.
+            InputError: Another process holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock_file.open("w") as file:
@@ -167,7 +165,7 @@ class RunDirectory:
             return False
 
     def cleanup_if_empty(self) -> None:
-        """Remove the directory if this object's run made it and saved no checkpoint."""
+        """Remove the directory if this process created it and saved no checkpoint in it."""
         if self._is_new and not self.checkpoints.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             for folder in self._new_parents:
@@ -178,7 +176,8 @@ class RunDirectory:
         """Return a checkpoint for evaluation.
 
         Args:
-            which: best, average, last, or a path; None for the first of the three that exists.
+            which: best, average, last or a path; None means the first existing checkpoint of best,
+                average and last.
 
         Raises:
             InputError: There is no such checkpoint.
@@ -190,16 +189,7 @@ class RunDirectory:
         if which in CHECKPOINT_NAMES:
             file = self.checkpoints / f"{which}.ckpt"
             if not file.is_file():
-                names = [
-                    name
-                    for name in CHECKPOINT_NAMES
-                    if (self.checkpoints / f"{name}.ckpt").is_file()
-                ]
-                available = f" contains only {', '.join(names)}" if names else " does not exist"
-                raise InputError(
-                    f"is {which}, but {self.checkpoints if names else file}{available}",
-                    option="--ckpt_path",
-                )
+                raise InputError(f"is {which}, but {file} does not exist", option="--ckpt_path")
             return file
         if Path(which).is_dir():
             return find_checkpoint(Path(which))
@@ -212,7 +202,10 @@ class RunDirectory:
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """Content of metrics.json, with its origin under `run`; None without a readable file."""
+        """Content of metrics.json, or None if the file does not exist or is not readable.
+
+        The key `run` holds the command, the hashes of the configs and the checkpoint of the test.
+        """
         try:
             content = json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
             shlex.split(content["run"]["command"])
@@ -221,10 +214,14 @@ class RunDirectory:
         return dict(content)
 
     def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
-        """Content of metrics.json, which a `test` with these options must have written.
+        """Return the content of metrics.json, or None if there is no readable file.
+
+        Args:
+            options: Options of the `fourfold test` that must have written the file.
 
         Raises:
-            InputError: It was written with other options, or a config file has changed since.
+            InputError: A test with other options wrote the file, or a config file has changed
+                since the test.
         """
         content = self.metrics
         if content is None:
@@ -239,9 +236,8 @@ class RunDirectory:
                 " --run_dir",
                 file=file,
             )
-        configs = dict(origin.get("configs", {}))
         current = fingerprints(options).values()
-        for (name, old), new in zip(configs.items(), current, strict=False):
+        for (name, old), new in zip(origin.get("configs", {}).items(), current, strict=False):
             if old != new:
                 raise InputError(
                     f"the config has changed since {file} was written; remove {self.path} to train"
@@ -251,23 +247,22 @@ class RunDirectory:
         return content
 
     def check_same_model(self, model: dict[str, Any]) -> None:
-        """Check that a resumed run has the model, optimizer and schedule of its config.yaml.
+        """Check that a resumed run has the model, optimizer and schedule of the run's config.yaml.
 
-        A restored optimizer would silently ignore a changed learning rate.
+        The restored state of the optimizer contains the old learning rate, and would silently
+        override a changed option.
 
         Args:
             model: The `model` section of the config, as plain values.
 
         Raises:
-            InputError: A key differs.
+            InputError: A value differs from the recorded value.
         """
         from fourfold.checkpoints.format import flatten
 
         if not self.config.is_file():
             return
-        saved = (yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}).get("model")
-        if saved is None:
-            return
+        saved = yaml.safe_load(self.config.read_text(encoding="utf-8"))["model"]
         old, new = (flatten({"model": tree}) for tree in (saved, model))
         for key in sorted(old.keys() | new.keys()):
             # An option that a later version added is not recorded.
@@ -282,8 +277,6 @@ class RunDirectory:
 
 def _try_lock(file: IO[str]) -> bool:
     """Lock a file until it is closed; return False if another process has locked it."""
-    if fcntl is None:
-        return True
     try:
         # lockf, not flock: data workers of a killed training would still hold a flock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
