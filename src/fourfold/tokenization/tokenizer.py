@@ -8,6 +8,8 @@ special tokens, for tokenizers that this package trains and for those of BERT an
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +31,8 @@ ROLES = {
 _LINE_BREAKS = "Ċĉč\n\t\r"
 _SPACES = "▁Ġ " + _LINE_BREAKS
 _CHUNK_CHARS = 1 << 20
-_BATCH_TEXTS = 20_000
-_BATCH_CHARS = 16 * _CHUNK_CHARS
+_BATCH_CHARS = 16 * _CHUNK_CHARS  # of a batch, which all cores encode together
+_CHARS_PER_TEXT = 800  # by which a text counts as longer, since an encoding has a fixed size, too
 
 
 class Tokenizer:
@@ -87,7 +89,6 @@ class Tokenizer:
         self._is_wordpiece = description["model"]["type"] == "WordPiece"
         self._is_metaspace = "Metaspace" in json.dumps(description["pre_tokenizer"])
         self._is_byte_level = "ByteLevel" in json.dumps(description["pre_tokenizer"])
-        self._word_boundaries: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -124,11 +125,9 @@ class Tokenizer:
         encodings = self.backend.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)
         encoded = []
         for words, encoding in zip(sentences, encodings, strict=True):
-            ids: list[list[int]] = [[] for _ in words]
-            for i, word in zip(encoding.ids, encoding.word_ids, strict=True):
-                if word is not None:  # always true without special tokens
-                    ids[word].append(i)
-            encoded.append([word_ids or [self.unk_id] for word_ids in ids])
+            spans = [encoding.word_to_tokens(number) for number in range(len(words))]
+            ids = encoding.ids
+            encoded.append([ids[slice(*span)] if span else [self.unk_id] for span in spans])
         return encoded
 
     def encode_with_offsets(
@@ -147,20 +146,20 @@ class Tokenizer:
         Returns:
             Token ids of all texts, concatenated (int32), and the number of tokens of each text.
         """
-        chunks = []
-        owners = []
-        for row, text in enumerate(texts):
-            for chunk in split_for_workers(text, metaspace=self._is_metaspace):
-                chunks.append(chunk)
-                owners.append(row)
+        chunks: list[str] = []
+        first_chunks = []  # of each text
+        for text in texts:
+            first_chunks.append(len(chunks))
+            chunks += split_for_workers(text, metaspace=self._is_metaspace)
         ids = [np.zeros(0, np.int32)]
-        lengths = np.zeros(len(texts), np.int64)
-        for batch in _batches(chunks):
-            encoded = self.encode_batch(chunks[batch])
-            counts = np.array([len(row) for row in encoded], np.int64)
-            np.add.at(lengths, owners[batch], counts)
-            flat = (i for row in encoded for i in row)
-            ids.append(np.fromiter(flat, np.int32, count=int(counts.sum())))
+        counts: list[int] = []
+        n_chars = np.cumsum([len(chunk) + _CHARS_PER_TEXT for chunk in chunks])
+        for _, batch in groupby(range(len(chunks)), lambda i: n_chars[i] // _BATCH_CHARS):
+            encoded = self.encode_batch([chunks[i] for i in batch])
+            counts += map(len, encoded)
+            ids.append(np.fromiter(chain.from_iterable(encoded), np.int32))
+        counts_of_chunks = np.array(counts, np.int64)
+        lengths = np.add.reduceat(counts_of_chunks, np.array(first_chunks, np.int64))
         return np.concatenate(ids), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -184,16 +183,15 @@ class Tokenizer:
         Returns:
             Bool array of the shape of `ids`, True where a word begins.
         """
-        if self._word_boundaries is None:
-            self._word_boundaries = self._find_word_boundaries()
         begins, ends = self._word_boundaries
         starts = begins[ids]
         starts[..., 1:] |= ends[ids[..., :-1]]
         starts[..., :1] = True
         return starts
 
-    def _find_word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each id whether a word begins at its token, and whether one ends there."""
+    @cached_property
+    def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two bool arrays (V,): a word begins with the token of an id; a word ends with it."""
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
         for token, i in self.vocabulary.items():
@@ -245,18 +243,3 @@ def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
         yield text[begin : match.start() if metaspace else match.end()]
         begin = match.end()
     yield text[begin:]
-
-
-def _batches(texts: Sequence[str]) -> Iterator[slice]:
-    """Group texts into batches large enough for all cores, and small enough for the memory."""
-    begin = 0
-    n_chars = 0
-    for end, text in enumerate(texts):
-        is_full = end - begin == _BATCH_TEXTS or n_chars + len(text) > _BATCH_CHARS
-        if is_full and end > begin:
-            yield slice(begin, end)
-            begin = end
-            n_chars = 0
-        n_chars += len(text)
-    if begin < len(texts):
-        yield slice(begin, len(texts))

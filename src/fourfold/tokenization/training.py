@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
@@ -95,33 +96,27 @@ def train_tokenizer(
     return Tokenizer.from_str(backend.to_str(), f"the {config.kind} tokenizer")
 
 
-def _metaspace() -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer, decoders.Decoder]:
+def _use_metaspace(backend: Backend) -> None:
     """Encode spaces as "▁", with one more at the start of a text, so that decoding is exact."""
     # The library's Metaspace decoder would drop a space at the start of a text.
-    return (
-        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split("\n", "isolated"),
-                pre_tokenizers.Metaspace(prepend_scheme="never"),
-            ]
-        ),
-        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
-    )
+    prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([prepend, replace])
+    newlines = pre_tokenizers.Split("\n", "isolated")
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([newlines, metaspace])
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
 
 
-def _add_lowercase(backend: Backend, lowercase: bool) -> Backend:
+def _add_lowercase(backend: Backend, lowercase: bool) -> None:
     if lowercase:
         steps = [backend.normalizer] if backend.normalizer else []
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
-    return backend
 
 
 def _characters(texts: Iterable[str]) -> list[str]:
     """Return all characters, the most frequent first."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
+    counts = Counter(chain.from_iterable(texts))
     return sorted(counts, key=lambda char: (-counts[char], char))
 
 
@@ -131,13 +126,19 @@ def _alphabet(characters: list[str], max_size: int) -> list[str]:
 
 
 def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
-    backend = Backend(models.BPE(unk_token=SPECIAL_TOKENS[3]))
-    backend.normalizer, backend.pre_tokenizer, backend.decoder = _metaspace()
-    backend = _add_lowercase(backend, config.lowercase)
+    """Train BPE on characters, or on bytes if the kind is byte_bpe."""
+    if config.kind == "byte_bpe":
+        backend = byte_level_backend(models.BPE())
+        _add_lowercase(backend, config.lowercase)
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    else:
+        backend = Backend(models.BPE(unk_token=SPECIAL_TOKENS[3]))
+        _use_metaspace(backend)
+        _add_lowercase(backend, config.lowercase)
+        characters = _characters(map(backend.normalizer.normalize_str, texts))
+        alphabet = _alphabet(characters, config.vocab_size - len(special))
     # By default the trainer keeps all characters, however small the vocabulary is; with a limit it
-    # chooses among equally rare ones differently in each process.
-    characters = _characters(map(backend.normalizer.normalize_str, texts))
-    alphabet = _alphabet(characters, config.vocab_size - len(special))
+    # chooses among equally rare characters differently in each process.
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
@@ -150,27 +151,13 @@ def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]
     return backend
 
 
-def _train_byte_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    _add_lowercase(backend, config.lowercase).train_from_iterator(texts, trainer)
-    return backend
-
-
 def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
     backend = Backend(models.Unigram())
-    backend.normalizer, pre_tokenizer, backend.decoder = _metaspace()
+    _use_metaspace(backend)
+    _add_lowercase(backend, config.lowercase)
     # Splitting at "<" prevents text that looks like a special token from being encoded as one.
     split = pre_tokenizers.Split("<", "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizer])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, backend.pre_tokenizer])
     trainer = trainers.UnigramTrainer(
         vocab_size=config.vocab_size,
         special_tokens=special,
@@ -178,27 +165,43 @@ def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[
         show_progress=False,
     )
     try:
-        _add_lowercase(backend, config.lowercase).train_from_iterator(texts, trainer)
+        backend.train_from_iterator(texts, trainer)
     except Exception as error:  # the library raises plain Exception
         message = f"must suit a unigram tokenizer of this text, got {config.vocab_size}: {error}"
         raise InputError(message, option="tokenizer.vocab_size") from error
     return backend
 
 
-def wordpiece_backend(vocab: dict[str, int], special: list[str], lowercase: bool) -> Backend:
-    """Return BERT's tokenizer with the given vocabulary."""
-    unk = next(token for token in ROLES["unk"] if token in special)
-    backend = Backend(models.WordPiece(vocab, unk_token=unk, max_input_chars_per_word=100))
+def byte_level_backend(model: models.BPE) -> Backend:
+    """Return GPT-2's tokenizer, whose characters are bytes, with the given vocabulary."""
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool) -> Backend:
+    """Return a tokenizer that splits words as BERT does; `lowercase` strips accents, too."""
+    backend = Backend(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    if vocab:
-        backend.add_special_tokens(special)
+    backend.decoder = decoder
+    return backend
+
+
+def wordpiece_backend(
+    vocab: dict[str, int], unk_token: str, special: Sequence[str], lowercase: bool
+) -> Backend:
+    """Return BERT's tokenizer with the given vocabulary and special tokens."""
+    model = models.WordPiece(vocab, unk_token=unk_token, max_input_chars_per_word=100)
+    backend = bert_backend(model, decoders.WordPiece(), lowercase)
+    backend.add_special_tokens(special)
     return backend
 
 
 def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
-    backend = wordpiece_backend({}, special, config.lowercase)
+    unk_token = SPECIAL_TOKENS[3]
+    backend = wordpiece_backend({}, unk_token, [], config.lowercase)
     split = backend.pre_tokenizer.pre_tokenize_str
     characters = _characters(map(backend.normalizer.normalize_str, texts))
     characters = [character for character in characters if split(character)]  # no white space
@@ -216,7 +219,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: lis
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return wordpiece_backend(backend.get_vocab(), special, config.lowercase)
+    return wordpiece_backend(backend.get_vocab(), unk_token, special, config.lowercase)
 
 
 def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
@@ -227,12 +230,13 @@ def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(special)
-    return _add_lowercase(backend, config.lowercase)
+    _add_lowercase(backend, config.lowercase)
+    return backend
 
 
 _TRAINERS: dict[str, Callable[[TokenizerConfig, Sequence[str], list[str]], Backend]] = {
     "bpe": _train_bpe,
-    "byte_bpe": _train_byte_bpe,
+    "byte_bpe": _train_bpe,
     "wordpiece": _train_wordpiece,
     "unigram": _train_unigram,
     "char": _train_char,

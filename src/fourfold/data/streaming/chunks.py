@@ -1,9 +1,9 @@
 """TokenChunks and ChunkedRows: token ids in litdata's chunk files, and datasets of their rows.
 
-`litdata.optimize` with a `TokensLoader` writes the chunks. A chunk file has the number N of its
-items, their N + 1 offsets (uint32), and the ids of all items, concatenated; `index.json` lists the
-chunks. Items are ignored here: a chunk is one stream of ids that is divided into rows of any
-length.
+`litdata.optimize` with a `TokensLoader` writes the chunks, and `index.json` lists the chunks. A
+chunk file begins with the number N of its items and with N + 1 offsets of items, all uint32. The
+ids of all items follow. The reader ignores the borders of items: a chunk is one sequence of ids,
+which is divided into rows of any length.
 
 Shapes: B rows, W ids of a row.
 """
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -27,20 +27,10 @@ INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"
 
 # litdata's numbers of integer dtypes in the field `data_format` of index.json.
-_TORCH_DTYPES = {
-    11: "uint8",
-    12: "int8",
-    13: "int16",
-    14: "int16",
-    15: "int32",
-    16: "int32",
-    17: "int64",
-    18: "int64",
-    20: "uint16",
-}
-_NUMPY_DTYPES = dict(
-    enumerate(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
-)
+_TORCH_NAMES = ("uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64")
+_TORCH_DTYPES = dict(enumerate(_TORCH_NAMES, start=11)) | {20: "uint16"}
+_NUMPY_NAMES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_NUMPY_DTYPES = dict(enumerate(_NUMPY_NAMES))
 _DTYPES = {"no_header_tensor": _TORCH_DTYPES, "no_header_numpy": _NUMPY_DTYPES}
 
 
@@ -164,23 +154,25 @@ class ChunkedRows(BatchedDataset):
 
     Args:
         chunks: Chunks of the split.
-        step: Ids from the beginning of a row to the beginning of the next.
-        overlap: Ids at the end of a row that are repeated in the next one; W is step + overlap.
+        step: Number of ids from the beginning of a row to the beginning of the next row.
         tokenizer: Tokenizer of the ids.
         block_cross_document_attention: Return the document of each token in the batches.
         order: Arguments of `ShuffleWindowOrder`.
+
+    Attributes:
+        overlap: Number of ids at the end of a row that the next row repeats; W is step + overlap.
 
     Raises:
         InputError: If the cache is smaller than a window of chunks.
     """
 
     order: ShuffleWindowOrder
+    overlap: ClassVar[int] = 0
 
     def __init__(
         self,
         chunks: TokenChunks,
         step: int,
-        overlap: int,
         tokenizer: Tokenizer,
         *,
         block_cross_document_attention: bool = False,
@@ -188,10 +180,10 @@ class ChunkedRows(BatchedDataset):
     ) -> None:
         self.chunks = chunks
         self.step = step
-        self.width = step + overlap
+        self.width = step + self.overlap
         self.tokenizer = tokenizer
         self.block_cross_document_attention = block_cross_document_attention
-        chunk_rows = -(-np.maximum(chunks.n_tokens - overlap, 0) // step)
+        chunk_rows = -(-np.maximum(chunks.n_tokens - self.overlap, 0) // step)
         if not chunk_rows.any():
             message = f"the chunks have no row of {self.width} tokens"
             raise InputError(message, file=f"{chunks.address}/{INDEX_FILE}")
@@ -212,6 +204,7 @@ class ChunkedRows(BatchedDataset):
         Raises:
             InputError: If a chunk has ids that the tokenizer does not have.
         """
+        vocab_size = self.tokenizer.vocab_size
         tokens = np.full((len(rows), self.width), self.tokenizer.eos_id, np.int64)
         counts = np.zeros(len(rows), np.int64)
         chunk_of_row = np.searchsorted(self.order.first_rows, rows, side="right") - 1
@@ -222,13 +215,10 @@ class ChunkedRows(BatchedDataset):
             for row, ids in zip(in_chunk, ids_of_rows, strict=True):
                 tokens[row, : len(ids)] = ids
                 counts[row] = len(ids)
-                self._check_ids(ids, chunk)
+            invalid = tokens[in_chunk][(tokens[in_chunk] < 0) | (tokens[in_chunk] >= vocab_size)]
+            if len(invalid):
+                message = (
+                    f"the file has id {invalid[0]}, but the tokenizer has {vocab_size} entries"
+                )
+                raise InputError(message, file=f"{self.chunks.address}/{self.chunks.names[chunk]}")
         return tokens, counts
-
-    def _check_ids(self, ids: np.ndarray, chunk: int) -> None:
-        vocab_size = self.tokenizer.vocab_size
-        for i in (int(ids.max()), int(ids.min())):
-            if not 0 <= i < vocab_size:
-                message = f"the file has id {i}, but the tokenizer has {vocab_size} entries"
-                path = f"{self.chunks.address}/{self.chunks.names[chunk]}"
-                raise InputError(message, file=path)

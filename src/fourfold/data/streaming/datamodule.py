@@ -49,7 +49,7 @@ class StreamedBlocks(ChunkedRows):
 
     Args:
         chunks: Chunks of the split.
-        block_size: Targets of a row, T.
+        step: Number of targets of a row, T.
         tokenizer: Tokenizer of the ids.
         options: Arguments of `ChunkedRows`.
 
@@ -57,10 +57,7 @@ class StreamedBlocks(ChunkedRows):
         InputError: As `ChunkedRows`.
     """
 
-    def __init__(
-        self, chunks: TokenChunks, block_size: int, tokenizer: Tokenizer, **options: Any
-    ) -> None:
-        super().__init__(chunks, block_size, 1, tokenizer, **options)
+    overlap = 1
 
     @property
     def max_length(self) -> int:
@@ -85,7 +82,7 @@ class StreamedMaskedRows(ChunkedRows):
 
     Args:
         chunks: Chunks of the split.
-        max_len: Tokens of a row, T, with BOS and EOS.
+        max_len: Number of tokens of a row, T, with BOS and EOS.
         masking: Masking of the rows.
         options: Arguments of `ChunkedRows`.
 
@@ -94,7 +91,7 @@ class StreamedMaskedRows(ChunkedRows):
     """
 
     def __init__(self, chunks: TokenChunks, max_len: int, masking: Masking, **options: Any) -> None:
-        super().__init__(chunks, max_len - 2, 0, masking.tokenizer, **options)
+        super().__init__(chunks, max_len - 2, masking.tokenizer, **options)
         self.masking = masking
 
     @property
@@ -212,7 +209,7 @@ class StreamedCausalTextData(StreamedTextDataModule):
     """Streamed text for causal language models; the target of each token is the next token.
 
     Args:
-        block_size: Tokens of a row.
+        block_size: Number of tokens of a row.
         options: Arguments of `StreamedTextDataModule`.
 
     Raises:
@@ -236,7 +233,8 @@ class StreamedMaskedTextData(StreamedTextDataModule):
     Validation and test use the same masks in every epoch, so that their losses can be compared.
 
     Args:
-        max_len: Tokens of a row, special tokens included; rows begin and end anywhere in the text.
+        max_len: Number of tokens of a row, special tokens included. Rows begin and end anywhere in
+            the text.
         masking: Options of masking.
         options: Arguments of `StreamedTextDataModule`.
 

@@ -1,14 +1,14 @@
-"""ShuffleWindowOrder: batch order that shuffles chunks, and rows among a few chunks at a time.
+"""ShuffleWindowOrder: batch order that shuffles chunks, and then rows within windows of chunks.
 
 A shuffle of all rows would read every chunk for each batch, and a permutation of 10^9 rows takes
-8 GB of memory. A shuffle buffer would have to be stored in checkpoints. This order shuffles the
-chunks, and then the rows within each window of a few chunks. Every batch of every epoch is a
-function of seed and epoch.
+8 GB of memory. The content of a shuffle buffer would have to be stored in checkpoints. A
+`ShuffleWindowOrder` shuffles the chunks, and then the rows within each window of a few chunks.
+Every batch of every epoch is a function of seed and epoch.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -106,13 +106,8 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return self.order.n_batches
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+    def __getitem__(self, index: Any) -> Any:
+        """Return one batch, or a list of batches for a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
@@ -120,7 +115,7 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return self._rows(number * size, min((number + 1) * size, self.order.n_rows))
 
     def _rows(self, begin: int, end: int) -> np.ndarray:
-        """Return the rows at positions [begin, end) of the epoch."""
+        """Return the row numbers at positions [begin, end) of the epoch."""
         slices = []
         while begin < end:
             number = int(np.searchsorted(self.window_ends, begin, side="right"))
