@@ -63,19 +63,14 @@ class RaggedArray:
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
         """Add the id `before` at the start of every row and the id `after` at its end, if given."""
-        left = int(before is not None)
-        right = int(after is not None)
-        n_added = left + right
-        wrapped = RaggedArray.from_lengths(
-            np.empty(len(self.ids) + len(self) * n_added, self.ids.dtype), self.lengths + n_added
-        )
-        shift = np.repeat(np.arange(len(self)) * n_added + left, self.lengths)
-        wrapped.ids[np.arange(len(self.ids)) + shift] = self.ids
-        if before is not None:
-            wrapped.ids[wrapped.offsets[:-1]] = before
-        if after is not None:
-            wrapped.ids[wrapped.offsets[1:] - 1] = after
-        return wrapped
+        both = ((before, self.offsets[:-1]), (after, self.offsets[1:]))
+        added = [(value, positions) for value, positions in both if value is not None]
+        if not added:
+            return self
+        positions = np.stack([positions for _, positions in added], axis=1).ravel()
+        values = np.tile([value for value, _ in added], len(self))
+        ids = np.insert(self.ids, positions, values)
+        return RaggedArray.from_lengths(ids, self.lengths + len(added))
 
     def concat_rows(self, other: "RaggedArray") -> "RaggedArray":
         """Concatenate every row with the row of `other` that has the same number."""
