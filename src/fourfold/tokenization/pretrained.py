@@ -103,8 +103,14 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
         message = "the vocabulary marks ends of words, unlike GPT-2's: use its tokenizer.json"
         raise InputError(message, file=file)
     unk = ROLES["unk"][0]
-    lines = read_lines(merges_file)
-    merges = [tuple(line.split(" ")) for line in lines if not line.startswith("#version")]
+    merges = []
+    for line, text in enumerate(read_lines(merges_file), start=1):
+        if line == 1 and text.startswith("#version"):
+            continue
+        pair = tuple(text.split(" "))
+        if len(pair) != 2:
+            raise InputError(f"{text!r} is not a pair of tokens", file=merges_file, line=line)
+        merges.append(pair)
     # GPT-1 splits words as BERT does, in lower case and without accents.
     options = {"unk_token": unk, "end_of_word_suffix": _WORD_END} if marks_words else {}
     try:

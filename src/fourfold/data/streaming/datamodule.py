@@ -51,7 +51,7 @@ class StreamedBlocks(ChunkedRows):
         chunks: Chunks of the split.
         step: Number of targets of a row, T.
         tokenizer: Tokenizer of the ids.
-        options: Arguments of `ChunkedRows`.
+        options: Further arguments of `ChunkedRows`.
 
     Raises:
         InputError: As `ChunkedRows`.

@@ -133,7 +133,8 @@ def _loading(origin: str) -> Iterator[None]:
         reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
         message = f"the dataset cannot be loaded: {reason}"
         if isinstance(error, ModuleNotFoundError):
-            message = f"these images need {error.name}: pip install 'fourfold[data,demo]'"
+            extra = "data" if error.name == "datasets" else "demo"
+            message = f"these images need {error.name}: pip install 'fourfold[{extra}]'"
         raise InputError(message, file=origin) from error
 
 
