@@ -1,6 +1,7 @@
 """Pretrained tokenizers: `tokenizer.json`, BERT's `vocab.txt`, GPT's vocabulary and merges."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tokenizers import decoders, models
@@ -107,12 +108,14 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
     for line, text in enumerate(read_lines(merges_file), start=1):
         if line == 1 and text.startswith("#version"):
             continue
-        pair = tuple(text.split(" "))
+        pair = text.split(" ")
         if len(pair) != 2:
             raise InputError(f"{text!r} is not a pair of tokens", file=merges_file, line=line)
-        merges.append(pair)
+        merges.append((pair[0], pair[1]))
     # GPT-1 splits words as BERT does, in lower case and without accents.
-    options = {"unk_token": unk, "end_of_word_suffix": _WORD_END} if marks_words else {}
+    options: dict[str, Any] = (
+        {"unk_token": unk, "end_of_word_suffix": _WORD_END} if marks_words else {}
+    )
     try:
         model = models.BPE(vocab, merges, **options)
     except Exception as error:  # the library raises plain Exception
