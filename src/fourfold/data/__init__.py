@@ -4,16 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fourfold.data.streaming.datamodule import StreamedCausalTextData, StreamedMaskedTextData
-    from fourfold.data.text.causal_lm import CausalTextData
-    from fourfold.data.text.glue import GlueData
-    from fourfold.data.text.masked_lm import MaskedTextData
-    from fourfold.data.text.question_answering import QuestionData
-    from fourfold.data.text.sequence_classification import SequenceData
-    from fourfold.data.text.token_classification import TokenData
-    from fourfold.data.text.translation import TranslationData
-    from fourfold.data.vision.captioning import CaptionData
-    from fourfold.data.vision.image_classification import ImageData
+    from fourfold.data.streaming.datamodule import StreamedCausalTextData as StreamedCausalTextData
+    from fourfold.data.streaming.datamodule import StreamedMaskedTextData as StreamedMaskedTextData
+    from fourfold.data.text.causal_lm import CausalTextData as CausalTextData
+    from fourfold.data.text.glue import GlueData as GlueData
+    from fourfold.data.text.masked_lm import MaskedTextData as MaskedTextData
+    from fourfold.data.text.question_answering import QuestionData as QuestionData
+    from fourfold.data.text.sequence_classification import SequenceData as SequenceData
+    from fourfold.data.text.token_classification import TokenData as TokenData
+    from fourfold.data.text.translation import TranslationData as TranslationData
+    from fourfold.data.vision.captioning import CaptionData as CaptionData
+    from fourfold.data.vision.image_classification import ImageData as ImageData
 
 _MODULES = {
     "CaptionData": "vision.captioning",
@@ -28,19 +29,7 @@ _MODULES = {
     "TokenData": "text.token_classification",
     "TranslationData": "text.translation",
 }
-__all__ = [
-    "CaptionData",
-    "CausalTextData",
-    "GlueData",
-    "ImageData",
-    "MaskedTextData",
-    "QuestionData",
-    "SequenceData",
-    "StreamedCausalTextData",
-    "StreamedMaskedTextData",
-    "TokenData",
-    "TranslationData",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:

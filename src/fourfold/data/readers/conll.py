@@ -31,8 +31,8 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
     A .jsonl or .json file has a record `{"tokens": [...], "tags": [...]}` in each line. Any other
     file has a word in each line, in columns separated by tabs or spaces, with an empty line between
     sentences and `-DOCSTART-` between documents. In CoNLL-U files (`word: 1, tag: 3`) comments,
-    ranges of words (2-3) and words that are not in the text (2.1) are skipped; in GermEval files,
-    lines that name the source.
+    ranges of words (2-3) and words that are not in the text (2.1) are skipped. In GermEval files
+    the lines that name the source of a sentence are skipped.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
@@ -40,8 +40,8 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
         tag: Key of the tags, or number of their column; -1 is the last.
 
     Raises:
-        InputError: If a line has too few columns, if a sentence has more words than tags or fewer,
-            or if there is no sentence.
+        InputError: If a line has too few columns, if the numbers of words and tags of a sentence
+            differ, or if the file has no sentence.
     """
     is_json = not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
     sentences = list((_read_json if is_json else _read_columns)(path, word, tag))
@@ -52,7 +52,7 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
 
 def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     lines = read_lines(path)
-    # Without this distinction the word "#" with its tag would be skipped as a comment.
+    # In a file with tabs, a comment has no tab; without this rule the word "#" would be a comment.
     has_tabs = any("\t" in line for line in lines if not line.startswith("#"))
     has_word_numbers = 0 not in (word, tag)
     words: list[str] = []

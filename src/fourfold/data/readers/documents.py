@@ -26,12 +26,13 @@ class TextSource:
 
     Args:
         source: builtin (Python's documentation), files or hub.
-        split_sources: For "train", "val" and "test" files or a split of the hub; for "val" and
-            "test" also a fraction of training to hold out.
+        split_sources: Files, or a split of the hub, for each of "train", "val" and "test"; for
+            "val" and "test" also a fraction of the training documents to hold out.
         column: Column of tables (.jsonl, .json, .csv, .tsv) and of the hub; a row is a document.
-        documents: Document in plain text: the file, a line, or a paragraph between blank lines.
+        documents: Unit of plain text that is one document: the file, a line, or a paragraph between
+            blank lines.
         hub: Dataset for source hub.
-        train_rows: Train on this number of documents only, sampled from all training documents.
+        train_rows: Number of training documents to sample; None takes all training documents.
     """
 
     source: str
@@ -42,11 +43,12 @@ class TextSource:
     train_rows: int | None = None
 
     def read(self) -> dict[str, TextTable]:
-        """Read one column of documents for each split.
+        """Read a table with one column, the documents, for each split.
 
         Raises:
-            InputError: As the readers of files and of the hub; or if there are no training data or
-                fewer than `train_rows`, or if splits of built-in data are named.
+            InputError: As the readers of files and of the hub; or if no split is given, if there
+                are fewer training documents than `train_rows`, or if splits of built-in data are
+                named.
         """
         # A single document is divided from its end: the test split is the last part of the text.
         sources = {name: self.split_sources[name] for name in ("train", "test", "val")}
@@ -55,7 +57,7 @@ class TextSource:
             sources,
             lambda: dict(read_python_docs()),
             lambda names: drop_blank(self._read_split(names)),
-            lambda table, *split: (_divide if len(table) == 1 else hold_out)(table, *split),
+            _divide,
             needs_train=False,
         )
         if self.train_rows is not None and "train" in splits:
@@ -85,7 +87,9 @@ class TextSource:
 
 
 def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, TextTable]:
-    """Divide a single document into its beginning and its end, a fraction of the characters."""
+    """Hold out documents, or the end of a single document: a fraction of its characters."""
+    if len(table) > 1:
+        return hold_out(table, fraction, name)
     check_range(name, fraction, above=0.0, below=1.0)
     text = table.columns[0][0]
     border = len(text) - round(len(text) * fraction)

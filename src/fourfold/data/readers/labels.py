@@ -65,9 +65,14 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
-    """Sample sorted row numbers with as equal class counts as possible.
+    """Return the sorted numbers of sampled rows, with as equal class counts as possible.
 
-    With the same seed a smaller subset is contained in a larger one.
+    With the same seed, a larger subset contains all rows of a smaller subset.
+
+    Args:
+        labels: (rows,) class of each row.
+        n_rows: Number of rows to sample.
+        seed: Seed of the sample.
 
     Raises:
         InputError: If `n_rows` is below 1 or exceeds the number of rows.

@@ -1,7 +1,7 @@
 """Built-in English text: documentation and docstrings of the installed Python, without a network.
 
-The language reference (`pydoc_data.topics`) and the docstrings of the standard library, parsed from
-its source files without importing them. The text depends on the Python version only.
+The text is the language reference (`pydoc_data.topics`) and the docstrings of the standard library,
+whose source files are parsed but not imported. The text depends on the Python version only.
 """
 
 import ast
@@ -22,10 +22,11 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def read_python_docs() -> dict[str, TextTable]:
-    """Read the documents in fixed splits; splits share no line and no sentence.
+    """Return the documents in fixed splits that share no line and no sentence.
 
-    The split of a document follows from its name. Repeated paragraphs are kept once. Paragraphs of
-    validation and test that share a line or a sentence with an earlier split are dropped.
+    The split of a document follows from the name of the document. Repeated paragraphs are kept
+    once. Paragraphs of validation and test that share a line or a sentence with an earlier split
+    are dropped.
     """
     documents: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for name, text in (*_read_topics(), *_read_docstrings()):

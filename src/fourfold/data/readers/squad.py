@@ -15,9 +15,9 @@ class Question:
         id: Name of the question in the file.
         text: Text of the question.
         context: Text of the context.
-        answers: Accepted answers, the first of which is the training target; empty if the context
-            has no answer.
-        start: Index of the first answer's first character in `context`, -1 without an answer.
+        answers: Accepted answers; the first answer is the training target. The list is empty if the
+            context has no answer.
+        start: Index in `context` of the first character of the first answer; -1 without an answer.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""TextTable (columns of text with their locations), read from TSV, CSV, JSON lines, line pairs."""
+"""TextTable: columns of text with the location of each row, from TSV, CSV, JSON or aligned lines."""
 
 import csv
 import io
@@ -41,7 +41,13 @@ class TextTable:
     def from_columns(
         cls, columns: list[list[str]], source: str, number: int | Sequence[int] = 1
     ) -> "TextTable":
-        """Return a table of one source; `number` is that of the first row, or of each row."""
+        """Return a table whose rows come from one source.
+
+        Args:
+            columns: Texts of each column.
+            source: Prefix of the locations, such as "train.en:".
+            number: Number of the first row in its source, or the number of each row.
+        """
         n_rows = len(columns[0])
         if isinstance(number, int):
             number = range(number, number + n_rows)
@@ -137,7 +143,8 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
     if ".jsonl" in suffixes or ".json" in suffixes:
         rows = _read_json_columns(path, columns)
     else:
-        records = _read_csv(path) if ".csv" in suffixes else _read_tsv(path)
+        tab_separated = (line.split("\t") for line in read_lines(path))
+        records = _read_csv(path) if ".csv" in suffixes else tab_separated
         rows = _select_columns(records, columns, path, source, drop_uneven)
     texts: list[list[str]] = [[] for _ in columns]
     numbers = []
@@ -177,10 +184,6 @@ def _select_columns(
             yield number, [record[index] for index in indices]
     if n_dropped:
         log.warning("%s: dropped %d rows with other columns than the header", path, n_dropped)
-
-
-def _read_tsv(path: str) -> Iterator[list[str]]:
-    return (line.split("\t") for line in read_lines(path))
 
 
 def _read_csv(path: str) -> Iterator[list[str]]:

@@ -57,15 +57,15 @@ def rows_within_limit(
     split: str,
     option: str = "max_len",
 ) -> np.ndarray:
-    """Return the numbers of the rows to keep; longer ones among them are to be truncated.
+    """Return the numbers of the rows to keep; the caller truncates the longer rows among them.
 
-    "drop" drops rows of the training split only. Rows of other splits are truncated, since a score
-    must include the long ones.
+    "drop" drops rows of the training split only. In other splits longer rows are truncated, since a
+    score must include all rows.
 
     Args:
         lengths: (rows,) number of tokens of each row.
         table: Texts of the rows, for error messages.
-        limit: Maximum number of tokens.
+        limit: Maximum number of tokens of a row.
         too_long: "error", "truncate" or "drop".
         split: Name of the split.
         option: Option that determines the limit, for error messages.

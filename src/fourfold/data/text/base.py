@@ -31,12 +31,12 @@ class TextDataModule(ResumableDataModule):
     Args:
         tokenizer: Tokenizer to train or to load.
         seed: Seed of shuffling, masking and cropping, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        num_workers: Number of worker processes that prepare batches.
 
     Attributes:
-        needs_mask: The tokenizer must have a mask token.
-        special: Special tokens of a tokenizer that is trained, in the order of their ids; None
-            selects the default order.
+        needs_mask: True if the tokenizer must have a mask token.
+        special: Special tokens of a trained tokenizer, in the order of their ids; None selects the
+            default order.
     """
 
     needs_mask: ClassVar[bool] = False
@@ -49,27 +49,42 @@ class TextDataModule(ResumableDataModule):
 
     @abstractmethod
     def read(self) -> dict[str, Any]:
-        """Return the raw text of each split."""
+        """Return the text of each split before tokenization, in a type of the subclass."""
 
     @abstractmethod
     def training_texts(self, raw: Any) -> Sequence[str]:
-        """Return the texts of the raw training split on which the tokenizer is trained."""
+        """Return the texts on which the tokenizer is trained; `raw` is the training split."""
 
     @abstractmethod
     def encode(self, name: str, raw: Any, tokenizer: Tokenizer) -> BatchedDataset:
-        """Return the dataset of the split `name` from its raw text."""
+        """Return the dataset of the split `name`; `raw` is the text of that split."""
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Read the text, load or train the tokenizer unless a checkpoint set it, and encode.
+        """Return the encoded datasets of all splits.
+
+        The tokenizer is loaded or trained, unless a checkpoint has already set the tokenizer.
 
         Raises:
-            InputError: If the tokenizer must be trained and there is no training split.
+            InputError: If the tokenizer must be trained and there is no training split; or as the
+                readers of the text.
         """
         raw = self.read()
         tokenizer = self._tokenizer or self._make_tokenizer(raw)
         splits = {name: self.encode(name, rows, tokenizer) for name, rows in raw.items()}
         self._tokenizer = tokenizer
         return splits
+
+    def batch_order(
+        self, name: str, lengths: np.ndarray, **bounds: int | None
+    ) -> LengthBucketedOrder:
+        """Return the order of the batches of a split.
+
+        Args:
+            name: Name of the split; only the split "train" is shuffled.
+            lengths: (rows,) tokens of each row; ones if rows need no padding.
+            bounds: `max_tokens` and `max_rows` of `LengthBucketedOrder`.
+        """
+        return LengthBucketedOrder(lengths, seed=self.seed, shuffle=name == "train", **bounds)
 
     def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
         config = self._tokenizer_config
@@ -96,7 +111,7 @@ class TextDataModule(ResumableDataModule):
         return self.tokenizer.vocab_size
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer as a JSON string, which inference needs besides the model."""
+        """Return the tokenizer as a JSON string; inference needs the tokenizer and the model."""
         return {"tokenizer": self.tokenizer.to_str()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,11 +122,11 @@ class TextDataModule(ResumableDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore tokenizer and position of a checkpoint.
+        """Restore the tokenizer and the position in the data from a checkpoint.
 
         Raises:
-            InputError: If the tokenizer of `data` differs from that of the checkpoint; or as
-                `ResumableDataModule.load_state_dict`.
+            InputError: If the tokenizer of `data` differs from the tokenizer of the checkpoint; or
+                as `ResumableDataModule.load_state_dict`.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -227,16 +242,9 @@ class LabelledDataModule(TextDataModule):
         self.max_len = max_len
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
-    def batch_order(self, name: str, lengths: np.ndarray) -> LengthBucketedOrder:
-        """Return the order of the batches of the split `name`, given the length of each row.
-
-        Args:
-            name: Name of the split; only the split "train" is shuffled.
-            lengths: (rows,) tokens of each row.
-        """
-        is_train = name == "train"
-        max_rows = self.batch_sizes["train" if is_train else "other"]
-        return LengthBucketedOrder(lengths, max_rows=max_rows, seed=self.seed, shuffle=is_train)
+    def rows_per_batch(self, name: str) -> int:
+        """Return the maximum number of rows in a batch of the split `name`."""
+        return self.batch_sizes["train" if name == "train" else "other"]
 
     def artifacts(self) -> dict[str, Any]:
         """Return the tokenizer and the maximum length of a row in tokens."""

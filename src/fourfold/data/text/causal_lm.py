@@ -5,7 +5,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fourfold.core.validation import check_choice, check_positive
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
@@ -21,11 +20,11 @@ from fourfold.tokenization.training import TokenizerConfig
 
 
 class CausalTextData(DocumentDataModule):
-    """Text for causal language models; the target of each token is the next token.
+    """DataModule for causal language models; the target of each token is the next token.
 
-    `n_bytes` and `n_words` of the batches of a validation or test split add up to the UTF-8 bytes
-    and the whitespace-separated words of its text. The EOS after each document is a target and
-    counts as a token, but not as a byte or a word.
+    The sums of `n_bytes` and `n_words` over the batches of a validation or test split are the UTF-8
+    bytes and the whitespace-separated words of the text. The EOS after each document is a target
+    and counts as a token, but not as a byte or a word.
 
     Args:
         source: builtin (Python's documentation, no network), files or hub.
@@ -100,10 +99,6 @@ class CausalTextData(DocumentDataModule):
             np.round(np.array(size) * kept_fraction).astype(np.int64)
             for size in count_bytes_and_words(rows.columns[0])
         )
-        order = LengthBucketedOrder(
-            kept.lengths + 1,
-            max_tokens=self.batch_size * self.block_size,
-            seed=self.seed,
-            shuffle=name == "train",
-        )
+        max_tokens = self.batch_size * self.block_size
+        order = self.batch_order(name, kept.lengths + 1, max_tokens=max_tokens)
         return DocumentDataset(kept.wrap(eos_id, eos_id), n_bytes, n_words, eos_id, order)

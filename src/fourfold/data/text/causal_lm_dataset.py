@@ -21,8 +21,8 @@ from fourfold.losses import IGNORE_INDEX
 class TokenStream:
     """Documents concatenated to one token stream, with an EOS at its start and after each document.
 
-    Each token therefore has a predecessor and is predicted exactly once, and every document follows
-    an EOS. Target p is token p + 1, and it belongs to the document of input p.
+    Each token therefore has a predecessor and is a target exactly once, and every document follows
+    an EOS. Target p is token p + 1, and target p belongs to the document of input p.
 
     Args:
         documents: Token ids of the documents.
@@ -46,7 +46,7 @@ class TokenStream:
         return np.searchsorted(self.offsets, positions, side="right") - 1
 
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
-        """Count bytes and words of the text of targets [begin, end), summed over rows.
+        """Return the bytes and words of the text of targets [begin, end), summed over rows.
 
         The text of a document is divided evenly among its tokens, EOS included. The counts of one
         row are therefore approximate, but rows that cover the stream add up to the exact counts.
@@ -70,7 +70,7 @@ class BlockDataset(BatchedDataset):
     """Dataset of blocks of tokens that cover a stream, or of equally many random crops of it.
 
     Args:
-        stream: Tokens.
+        stream: Tokens of all documents.
         block_size: Tokens of a row, T.
         context: Tokens that a block repeats from the previous block, as inputs without a target.
         crops: Sample blocks at random positions in every epoch, instead of covering the stream.

@@ -3,7 +3,6 @@
 from typing import Any, Literal, get_args
 
 from fourfold.core.validation import check_choice, check_range
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
@@ -27,7 +26,7 @@ MIN_LEN = 5  # BOS, EOS, a token of each segment, EOS
 
 
 class MaskedTextData(DocumentDataModule):
-    """Text for masked language models.
+    """DataModule for masked language models.
 
     Validation and test use the same masks in every epoch, so that their losses can be compared.
 
@@ -69,14 +68,13 @@ class MaskedTextData(DocumentDataModule):
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
         masking = Masking(self.masking, tokenizer, self.seed)
-        order: dict[str, Any] = {"seed": self.seed, "shuffle": name == "train"}
         if self.layout == "documents":
             encoded = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))
             (kept,), _ = limit_lengths([encoded], raw, self.max_len - 2, self.too_long, name)
             rows = kept.wrap(tokenizer.bos_id, tokenizer.eos_id)
-            order["max_tokens"] = self.batch_size * self.max_len
-            return MaskedRowDataset(rows, masking, LengthBucketedOrder(rows.lengths, **order))
-        order["max_rows"] = self.batch_size
+            max_tokens = self.batch_size * self.max_len
+            order = self.batch_order(name, rows.lengths, max_tokens=max_tokens)
+            return MaskedRowDataset(rows, masking, order)
         has_pairs = self.layout in PAIR_LAYOUTS
         # A pair has one more EOS and at least one token in its other segment.
         limit = self.max_len - 4 if has_pairs else self.max_len - 2
@@ -84,11 +82,18 @@ class MaskedTextData(DocumentDataModule):
         if len(sentences) == 0:
             raise InputError(f"the {name} split has no sentence", file=raw.location(0))
         if has_pairs:
-            single = self.layout == "sentence_pairs"
-            return SegmentPairDataset(sentences, self.max_len, masking, single=single, **order)
+            return SegmentPairDataset(
+                sentences,
+                self.max_len,
+                masking,
+                single=self.layout == "sentence_pairs",
+                max_rows=self.batch_size,
+                seed=self.seed,
+                shuffle=name == "train",
+            )
         cross = self.layout == "full_sentences"
         rows = pack_sentences(
             sentences, self.max_len, tokenizer.bos_id, tokenizer.eos_id, cross_documents=cross
         )
-        batch_order = LengthBucketedOrder(rows.lengths, **order)
-        return MaskedRowDataset(rows, masking, batch_order, self.block_cross_document_attention)
+        order = self.batch_order(name, rows.lengths, max_rows=self.batch_size)
+        return MaskedRowDataset(rows, masking, order, self.block_cross_document_attention)

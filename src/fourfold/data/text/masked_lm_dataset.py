@@ -29,7 +29,7 @@ def pack_sentences(
     """Pack whole sentences into rows: FULL-SENTENCES or DOC-SENTENCES (Liu et al. 2019, 4.2).
 
     Args:
-        sentences: Text.
+        sentences: Encoded sentences of all documents.
         max_len: Maximum tokens of a row, BOS and EOS included.
         bos_id: Id of the first token of a row.
         eos_id: Id of the last token of a row, and of the token between documents of a row.
@@ -90,7 +90,8 @@ def masked_batch(
         rows: (B,) row numbers.
         epoch: Number of the epoch.
         position: Position of the batch in the epoch.
-        block_cross_document_attention: Return the document of each token, which ends with EOS.
+        block_cross_document_attention: Return the number of each token's document in the batch; a
+            document ends with EOS.
     """
     inputs, targets = masking(ids, rows, epoch)
     documents = None
@@ -110,22 +111,23 @@ def masked_batch(
 
 
 class SegmentPairDataset(BatchedDataset):
-    """Rows BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, appendix A.2).
+    """Dataset of rows BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, A.2).
 
-    Segment B follows A or comes from another document. Every epoch divides a chunk of a document at
-    another sentence into A and B, and decides anew whether B is replaced by sentences of another
-    document that are at least as long. A single-sentence chunk has no continuation, so its segment
-    B is always sampled from another document.
+    A row is made from a chunk, which is several consecutive sentences of one document. In every
+    epoch the chunk is divided at another sentence into the segments A and B. With a probability of
+    one half, B is then replaced by consecutive sentences of another document that have at least as
+    many tokens. A chunk of a single sentence has no continuation, so its segment B is always
+    sampled from another document.
 
-    A chunk may exceed the length of a row, as in BERT's own code. Otherwise rows with a true B
-    would be shorter and end with a sentence, which would give the label away.
+    A chunk may exceed the length of a row, as in BERT's own code. Otherwise rows whose B follows A
+    would be shorter and end with a sentence, and the model could infer the label from the length.
 
     Args:
-        sentences: Text.
-        max_len: Maximum tokens of a row.
+        sentences: Encoded sentences of all documents.
+        max_len: Maximum tokens of a row, special tokens included.
         masking: Masking of the rows.
-        single: Segments of one sentence each (SENTENCE-PAIR, Liu et al. 2019, section 4.2), instead
-            of as many as a row holds.
+        single: Each segment is a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
+            otherwise a chunk has as many sentences as a row holds.
         order: Arguments of `LengthBucketedOrder`.
 
     Raises:
@@ -198,7 +200,7 @@ class SegmentPairDataset(BatchedDataset):
             document = int(self.sentences.document[begin])
             start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
             b = flat[offsets[start] : offsets[stop]]
-        # Truncate the beginning of A and the end of B, the longer one first, so that A and B meet.
+        # Truncate the beginning of A and the end of B, the longer segment first.
         a = a[-max(self.max_tokens // 2, self.max_tokens - len(b)) :]
         return a, b[: self.max_tokens - len(a)], is_next
 

@@ -42,10 +42,11 @@ class MaskingConfig:
 
 
 class Masking:
-    """Selects targets and replaces them by the mask token, a random token or themselves.
+    """Random selection of targets, and replacement of tokens, for masked language models.
 
-    Special tokens are never targets or replacements. The masks of a row depend only on seed, epoch
-    and row number, and not on the batch.
+    A target is replaced by the mask token or by a random token, or keeps its token. Special tokens
+    are never targets or replacements. The masks of a row depend only on seed, epoch and row number,
+    and not on the batch.
 
     Args:
         config: Options.
@@ -53,8 +54,8 @@ class Masking:
         seed: Seed of the data.
 
     Raises:
-        InputError: If an option is out of range, or if the tokenizer has no mask token or nothing
-            but special tokens.
+        InputError: If an option is out of range, or if the tokenizer has no mask token, or no token
+            that is not special.
     """
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
@@ -94,7 +95,8 @@ class Masking:
             epoch: Number of the epoch.
 
         Returns:
-            Input ids and targets, both (B, T); targets are IGNORE_INDEX elsewhere.
+            Input ids (B, T), and targets (B, T): the original ids at the selected positions, and
+            IGNORE_INDEX at all other positions.
         """
         config = self.config
         epoch = self.mask_epoch(epoch)
@@ -117,8 +119,8 @@ def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarr
     """Select the first `fraction` of the allowed tokens of each row, in ascending `order`.
 
     Tokens of equal order form a word and are selected together. The last word is selected if more
-    than half of it fits. If exactly half of it fits, a coin decides, so that the fraction is right
-    on average. In each row at least one token is selected.
+    than half of its tokens fit. If exactly half of the tokens fit, a random bit decides, so that
+    the fraction is right on average. In each row at least one token is selected.
 
     Args:
         allowed: (B, T) bool.

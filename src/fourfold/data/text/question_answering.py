@@ -61,7 +61,7 @@ class SpanDataset(BatchedDataset):
 
     Args:
         questions: Questions of the split.
-        windows: Rows.
+        windows: Windows of the contexts; each window is a row.
         pad_id: Id of the padding token.
         order: Order of the batches.
     """
@@ -96,7 +96,7 @@ class SpanDataset(BatchedDataset):
 
 
 class QuestionData(LabelledDataModule):
-    """Questions whose answer is a span of a context, in the format of SQuAD.
+    """DataModule for questions whose answer is a span of a context, in the format of SQuAD.
 
     A context that is too long for a row is divided into overlapping windows. In a window that does
     not contain the whole answer, the target is "no answer", the first token of the row. If every
@@ -173,7 +173,8 @@ class QuestionData(LabelledDataModule):
         if name == "train" and not self.allow_no_answer:
             windows = [window for window in windows if window.span != NO_ANSWER]
         lengths = np.array([len(window.ids) for window in windows])
-        return SpanDataset(raw, windows, tokenizer.pad_id, self.batch_order(name, lengths))
+        order = self.batch_order(name, lengths, max_rows=self.rows_per_batch(name))
+        return SpanDataset(raw, windows, tokenizer.pad_id, order)
 
     def _windows(
         self,
@@ -194,7 +195,7 @@ class QuestionData(LabelledDataModule):
         """
         size = self.max_len - len(head) - 1
         answer = _answer_tokens(question, offsets)
-        # After the first window, a window follows if the one before does not reach the end.
+        # Windows follow until one reaches the end of the context.
         n_strides = max(0, -(-(len(context) - size) // self.doc_stride))
         for count, begin in enumerate(range(0, (n_strides + 1) * self.doc_stride, self.doc_stride)):
             end = min(begin + size, len(context))

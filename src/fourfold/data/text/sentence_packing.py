@@ -1,4 +1,4 @@
-"""Sentences: documents divided into encoded sentences, and packing of whole sentences into rows."""
+"""Sentences: division of documents into encoded sentences, packing of sentences into rows."""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +34,14 @@ class Sentences:
     def from_texts(
         cls, texts: Sequence[str], tokenizer: Tokenizer, sentence_break: SentenceBreak, limit: int
     ) -> "Sentences":
-        """Divide documents into sentences; one with more than `limit` tokens becomes several."""
+        """Divide documents into sentences, and encode the sentences.
+
+        Args:
+            texts: Texts of the documents.
+            tokenizer: Tokenizer of the sentences.
+            sentence_break: End of a sentence: "line" or "punctuation".
+            limit: Maximum tokens of a sentence; a longer sentence is divided into several.
+        """
         sentences: list[str] = []
         owners: list[int] = []
         for document, text in enumerate(texts):
@@ -62,8 +69,8 @@ class Sentences:
             limit: Maximum tokens of a row.
             cross_documents: A row may extend into the next document.
             separator_cost: Tokens that a boundary between documents takes.
-            overflow: The sentence that crosses the limit still belongs to the row, to be truncated
-                there.
+            overflow: The sentence that crosses the limit belongs to the row, which the caller then
+                truncates.
 
         Returns:
             Indices of the sentences that begin a row, without the first sentence.
@@ -84,9 +91,10 @@ class Sentences:
         return np.array(borders, np.int64)
 
     def pairs(self) -> np.ndarray:
-        """Return rows of two sentences of one document, as borders like those of `pack`.
+        """Return the indices of the sentences that begin a row, for rows of two sentences.
 
-        The last of an odd number of sentences is a row by itself.
+        Both sentences of a row are of one document. If a document has an odd number of sentences,
+        its last sentence is a row by itself. As in `pack`, index 0 is left out.
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]

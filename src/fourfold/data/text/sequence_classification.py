@@ -62,9 +62,10 @@ class SequenceDataset(BatchedDataset):
 
 
 class SequenceData(LabelledDataModule):
-    """Sentences or sentence pairs with one class or one number each.
+    """DataModule for sentences or sentence pairs with one class or one number each.
 
-    Pairs are held out by their first sentence. Tables are .tsv, .csv or .jsonl files.
+    Files are tables (.tsv, .csv or .jsonl). If a fraction of the training rows is held out, no
+    first sentence of a pair is in two splits.
 
     Args:
         source: builtin (dates, sums and measures in words; the class is the language), files, or
@@ -74,9 +75,9 @@ class SequenceData(LabelledDataModule):
         label: Column of the label.
         classes: Labels in the order of their class numbers; by default the sorted labels of the
             training rows.
-        regression: Labels are numbers to predict.
+        regression: Predict the label as a number, instead of a class.
         hub: Dataset for source hub.
-        train_rows: Train on this number of rows only, with as equal class counts as possible.
+        train_rows: Number of training rows to sample, with as equal class counts as possible.
         n_separators: EOS tokens between the sentences of a pair: 1 (BERT) or 2 (RoBERTa).
         too_long: Treatment of longer rows: truncate (the longer sentence of a pair first), error,
             or drop (training only).
@@ -129,7 +130,7 @@ class SequenceData(LabelledDataModule):
 
     def read(self) -> dict[str, TextTable]:
         """Read the texts of each split, with the labels in the last column."""
-        # By the first sentence alone: a tenth of the second ones may be "yes".
+        # Splits may share second sentences, since one such as "yes" is common.
         divide = partial(hold_out, n_columns=1)
         raw = read_tables(self.source, self.split_sources, _builtin, self._read_split, divide)
         labels = raw["train"].columns[-1]
@@ -168,7 +169,7 @@ class SequenceData(LabelledDataModule):
             labels = parse_floats(raw.columns[-1], raw)
         else:
             labels = encode_labels(raw.columns[-1], raw, self._class_names or [])
-        order = self.batch_order(name, rows.lengths)
+        order = self.batch_order(name, rows.lengths, max_rows=self.rows_per_batch(name))
         return SequenceDataset(rows, first_lengths, labels, tokenizer.pad_id, order)
 
     @property

@@ -65,10 +65,10 @@ class TokenDataset(BatchedDataset):
 
 
 class TokenData(LabelledDataModule):
-    """Sentences with a tag for each word (entities, parts of speech).
+    """DataModule for sentences with a tag for each word (named entities, parts of speech).
 
-    The class of a word is learned and predicted at its first token. A sentence that is too long for
-    a row is divided between words into several rows, and scored as one sentence.
+    The model predicts the tag of a word at the first token of the word. A sentence that is too long
+    for a row is divided between words into several rows, and scored as one sentence.
 
     Args:
         train: One or several files in a format of `read_tagged_sentences`, plain or compressed,
@@ -138,7 +138,7 @@ class TokenData(LabelledDataModule):
             RaggedArray.from_lengths(labels, lengths).wrap(IGNORE_INDEX, IGNORE_INDEX),
             [(chunk.sentence, chunk.number) for chunk in chunks],
             tokenizer.pad_id,
-            self.batch_order(name, lengths + 2),
+            self.batch_order(name, lengths + 2, max_rows=self.rows_per_batch(name)),
         )
 
     def _divide(
