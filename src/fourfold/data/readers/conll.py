@@ -12,7 +12,7 @@ from fourfold.text_files import read_lines
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words with one tag each.
+    """Sentence: words with one tag each.
 
     Args:
         words: One or more words.
@@ -26,7 +26,7 @@ class Sentence:
 
 
 def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Sentence]:
-    """Read the sentences of a file.
+    """Read the tagged sentences of one file, in CoNLL columns or JSON lines.
 
     A .jsonl or .json file has a record `{"tokens": [...], "tags": [...]}` in each line. Any other
     file has a word in each line, in columns separated by tabs or spaces, with an empty line between

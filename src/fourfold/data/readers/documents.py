@@ -1,4 +1,7 @@
-"""TextSource: documents for language models from built-in text, files or the Hugging Face hub."""
+"""TextSource: documents for language models from built-in text, files or the Hugging Face hub.
+
+A document is a text that the model reads from beginning to end, such as a file or a paragraph.
+"""
 
 import re
 from collections.abc import Sequence
@@ -104,6 +107,6 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
 
 
 def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the number of UTF-8 bytes and of white-space separated words of each text."""
+    """Return the number of UTF-8 bytes, and of words between white space, of each text."""
     n_words = [sum(len(chunk.split()) for chunk in split_for_workers(text)) for text in texts]
     return [len(text.encode()) for text in texts], n_words

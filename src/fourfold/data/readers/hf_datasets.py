@@ -11,13 +11,13 @@ from fourfold.errors import InputError
 
 @dataclass(frozen=True)
 class HubConfig:
-    """Dataset that `datasets.load_dataset` loads.
+    """Options of `datasets.load_dataset`, which loads a dataset of the Hugging Face hub.
 
     Args:
         path: Name on the hub, a local folder, or a builder such as "json" (with data_files in
             options).
         name: Configuration of the dataset, such as "de-en" or "wikitext-103-raw-v1".
-        rows: Maximum number of rows to read from each split.
+        rows: Maximum number of rows to read from each split; None reads all rows.
         streaming: Download only the rows that are read, instead of the complete dataset.
         options: Further arguments of `load_dataset`, such as data_files or revision.
     """

@@ -1,4 +1,4 @@
-"""Labels: class names, class indices, floats of a regression, and stratified subsets."""
+"""Labels: class names, class indices, targets of a regression, and stratified subsets."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,8 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
     """Return the index of each label in `names`, (rows,) int64.
 
     Raises:
-        InputError: If a label is not in `names`; the message has its location in `table`.
+        InputError: If a label is not in `names`; the message has the location of the row in
+            `table`.
     """
     indices = {name: index for index, name in enumerate(names)}
     for row, label in enumerate(labels):
@@ -47,10 +48,11 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
 
 
 def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
-    """Return the labels of a regression, (rows,) float32.
+    """Return the targets of a regression, (rows,) float32.
 
     Raises:
-        InputError: If a label is not a finite number; the message has its location in `table`.
+        InputError: If a label is not a finite number; the message has the location of the row in
+            `table`.
     """
     values = np.zeros(len(labels), np.float32)
     for row, label in enumerate(labels):

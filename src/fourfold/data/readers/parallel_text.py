@@ -9,14 +9,14 @@ from fourfold.errors import InputError
 def read_pairs(
     sources: Sequence[str], langs: tuple[str, str], columns: Sequence[str] | None
 ) -> TextTable:
-    """Read sentence pairs from files.
+    """Read sentence pairs from files; the table has a source and a target column.
 
     Args:
-        sources: One of: `[source file, target file]`, aligned by line; one or several names that
-            contain `{lang}`, replaced by each language; with `columns`, one or several tables (see
-            `read_table`).
-        langs: Source and target language.
-        columns: Names of the source and the target column.
+        sources: Names of files, in one of three forms. With `columns`, the names of tables for
+            `read_table`. Otherwise names that contain `{lang}`, which is replaced by each language;
+            or `[source file, target file]`, whose lines with equal numbers belong together.
+        langs: Source and target language, such as ("en", "de").
+        columns: Names of the source and the target column of tables; None if no file is a table.
 
     Raises:
         InputError: If a file is missing, empty or invalid, or if two files are not aligned.

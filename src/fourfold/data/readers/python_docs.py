@@ -76,7 +76,10 @@ def _lines_and_sentences(paragraph: str) -> set[str]:
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop repeated paragraphs, and those that share a line or sentence with an earlier split."""
+    """Drop repeated paragraphs, and paragraphs that share a line or sentence with `seen`.
+
+    `seen` holds the lines and sentences of the earlier splits; those of this split are added.
+    """
     texts = []
     seen_here: set[str] = set()
     seen_paragraphs: set[str] = set()

@@ -1,4 +1,4 @@
-"""Train, validation and test splits from files; hold-out by a hash of the text, without leaks."""
+"""Training, validation and test splits: reading of each split, hold-out by a hash of the text."""
 
 import hashlib
 import logging
@@ -112,10 +112,11 @@ def read_rows(
 def hold_out(
     table: TextTable, fraction: float, name: str, n_columns: int | None = None
 ) -> tuple[TextTable, TextTable]:
-    """Hold out about `fraction` of the texts in the first column, without leaks.
+    """Hold out rows with about `fraction` of the texts in the first column.
 
-    The split of a text follows from its characters alone, so it never changes when the data grow.
-    Remaining rows that share a text with the held-out rows are dropped.
+    The split of a text follows from the characters of the text alone, so the split of a row never
+    changes when the data grow. Remaining rows that share a text with a held-out row are dropped, so
+    that no text is in both splits.
 
     Args:
         table: Rows to divide.
@@ -151,6 +152,6 @@ def hold_out(
 
 
 def unit_hash(text: str) -> float:
-    """Return a hash of the characters of a text, uniform in [0, 1)."""
+    """Return a number in [0, 1), a hash of the text; numbers of different texts are uniform."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

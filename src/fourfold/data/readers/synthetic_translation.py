@@ -1,8 +1,9 @@
 """Built-in translation pairs: dates, durations, money, names and numbers, from Babel and num2words.
 
 The rules of the Unicode CLDR (through Babel) and of num2words express the same value in many
-languages, with real reordering ("March 5, 2024" and "5. März 2024", "forty-two" and
-"zweiundvierzig"). The reference is always right, so a perfect score is possible.
+languages, and the languages order the words differently ("March 5, 2024" and "5. März 2024",
+"forty-two" and "zweiundvierzig"). A reference always has the value of its source sentence, so a
+perfect score is possible.
 """
 
 import datetime
@@ -183,10 +184,11 @@ def _samplers(languages: Sequence[_Language]) -> list[Sampler]:
 
 @lru_cache(maxsize=4)
 def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, TextTable]:
-    """Generate sentence pairs in fixed splits, equal on all machines with equal package versions.
+    """Return generated sentence pairs in fixed splits.
 
-    No source and no target sentence occurs twice, so no sentence is in two splits. Validation and
-    test have 500 pairs each. A larger training split begins with the pairs of a smaller one.
+    The pairs are equal on all machines that have equal versions of the packages. No source and no
+    target sentence occurs twice, so no sentence is in two splits. Validation and test have 500
+    pairs each. A larger training split begins with the pairs of a smaller training split.
 
     Args:
         src_lang: Source language, a code that Babel and num2words know.

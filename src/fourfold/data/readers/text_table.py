@@ -1,4 +1,4 @@
-"""TextTable: columns of text with the location of each row, from TSV, CSV, JSON or aligned lines."""
+"""TextTable: columns of text with the location of each row, and readers of TSV, CSV and JSON."""
 
 import csv
 import io
@@ -61,7 +61,7 @@ class TextTable:
         return f"{self.sources[self.source[row]]}{self.number[row]}"
 
     def select(self, rows: np.ndarray) -> "TextTable":
-        """Return the given rows, which keep their locations."""
+        """Return a table of the rows with the given numbers; each row keeps its location."""
         columns = [[column[row] for row in rows] for column in self.columns]
         return TextTable(columns, self.sources, self.source[rows], self.number[rows])
 
@@ -102,7 +102,7 @@ def drop_blank(table: TextTable) -> TextTable:
 
 
 def read_aligned_lines(paths: Sequence[str]) -> TextTable:
-    """Read files whose lines with equal numbers belong together, one column for each file.
+    """Return a table with one column per file; lines with equal numbers form a row.
 
     Raises:
         InputError: As `read_lines`, or if the files have different numbers of lines.
@@ -198,7 +198,9 @@ def _read_csv(path: str) -> Iterator[list[str]]:
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
-    """Read a JSON-lines file; yield the line number and the value of each line that is not blank.
+    """Yield the line number and the parsed value of each line of a JSON-lines file.
+
+    Blank lines are skipped.
 
     Raises:
         InputError: As `read_text`; or if a line is invalid.
@@ -215,9 +217,9 @@ def _read_json_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[int,
 
 
 def get_column(record: object, column: str, location: str) -> str:
-    """Return the text in a column of a record; "translation.de" names a column of a nested record.
+    """Return the text in a column of a record; a number, such as a class, is returned as text.
 
-    A number, such as that of a class, is returned as text.
+    A name with dots, such as "translation.de", names a column of a nested record.
 
     Raises:
         InputError: If there is no such column, or if it holds neither a text nor a number.

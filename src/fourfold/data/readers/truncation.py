@@ -1,4 +1,4 @@
-"""Rows longer than max_len: raise an error, truncate them, or drop them from training."""
+"""Treatment of rows longer than max_len: error, truncation, or dropping from training."""
 
 import logging
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ def limit_lengths(
     split: str,
     option: str = "max_len",
 ) -> tuple[list[RaggedArray], TextTable]:
-    """Limit every row of every column to `limit` tokens.
+    """Limit every row of every column to `limit` tokens; see `rows_within_limit`.
 
     Args:
         columns: Token ids of the columns.
         table: Texts of the same rows.
-        limit: Maximum number of tokens.
+        limit: Maximum number of tokens of a row in each column.
         too_long: "error", "truncate" or "drop", as in `rows_within_limit`.
         split: Name of the split.
         option: Option that determines the limit, for error messages.

@@ -24,7 +24,9 @@ PATH_FIELDS = ("file", "merges")  # fields of TokenizerConfig that may change wh
 
 
 class TextDataModule(ResumableDataModule):
-    """Base class of the text DataModules: a subclass implements `read` and `encode`.
+    """Base class of the text DataModules, which load or train a tokenizer and encode the text.
+
+    A subclass implements `read`, `training_texts` and `encode`, and sets `batch_class`.
 
     All ranks use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
 

@@ -1,4 +1,4 @@
-"""Datasets for causal language modelling: blocks or random crops of a token stream, or documents.
+"""Datasets for causal language modelling: BlockDataset (blocks or crops) and DocumentDataset.
 
 Shapes: B rows, T tokens.
 """
@@ -19,7 +19,7 @@ from fourfold.losses import IGNORE_INDEX
 
 
 class TokenStream:
-    """Documents concatenated to one token stream, with an EOS at its start and after each document.
+    """Token stream: all documents, concatenated, with an EOS at the start and after each document.
 
     Each token therefore has a predecessor and is a target exactly once, and every document follows
     an EOS. Target p is token p + 1, and target p belongs to the document of input p.
@@ -42,7 +42,7 @@ class TokenStream:
         return len(self.ids) - 1
 
     def document(self, positions: np.ndarray) -> np.ndarray:
-        """Return the number of the document at each position."""
+        """Return the number of the document at each position of the stream, in the same shape."""
         return np.searchsorted(self.offsets, positions, side="right") - 1
 
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:

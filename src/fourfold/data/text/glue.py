@@ -41,9 +41,10 @@ GlueTaskName = Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", 
 
 
 class GlueData(SequenceData):
-    """One task of GLUE: train.tsv for training, dev.tsv for both validation and test.
+    """DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
 
-    GLUE's test.tsv has no labels. Papers and model cards therefore report scores on dev.tsv.
+    The labels of GLUE's test.tsv are not public. Papers and model cards therefore report scores on
+    dev.tsv.
 
     Args:
         task: Name of the task.

@@ -1,4 +1,4 @@
-"""Datasets for masked language modelling: rows of text, and segment pairs with labels.
+"""Datasets for masked language modelling: MaskedRowDataset (text) and SegmentPairDataset (pairs).
 
 Shapes: B rows, T tokens.
 """
@@ -81,7 +81,7 @@ def masked_batch(
     position: int,
     block_cross_document_attention: bool = False,
 ) -> MaskedBatch:
-    """Mask rows of text and return them as a batch.
+    """Return a batch of masked rows of text.
 
     Args:
         masking: Masking of the rows.

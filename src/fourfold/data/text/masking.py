@@ -1,4 +1,4 @@
-"""Masking for masked language models: MaskingConfig and Masking (Devlin et al. 2019, section 3.1).
+"""Masking of tokens for masked language models (Devlin et al. 2019, section 3.1).
 
 Shapes: B rows, T tokens.
 """
@@ -21,7 +21,7 @@ _TOKEN_STREAM = 3
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """Options of masking, with the names of transformers' collator and of BERT.
+    """Options of masking, named as in transformers' `DataCollatorForLanguageModeling` and BERT.
 
     Args:
         mlm_probability: Fraction of the tokens of a row that are targets.
@@ -81,7 +81,7 @@ class Masking:
             raise InputError("must have tokens that are not special", option="tokenizer")
 
     def mask_epoch(self, epoch: int) -> int:
-        """Return the epoch whose random numbers are used in `epoch`."""
+        """Return the number of the epoch whose masks are used in `epoch`, given `dupe_factor`."""
         return epoch % self.config.dupe_factor if self.config.dupe_factor else epoch
 
     def __call__(

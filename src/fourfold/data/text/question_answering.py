@@ -26,7 +26,7 @@ NO_ANSWER = (0, 0)  # span of a window without the answer: the first token of th
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Question and a window of its context as a row: BOS question EOS context EOS.
+    """Window of a context with its question, as a row: BOS question EOS context EOS.
 
     Args:
         question: Number of the question in the split.
@@ -48,7 +48,8 @@ class ContextWindow:
     def text(self, context: str, start: int, end: int) -> str:
         """Return the text of the context from token `start` of the row to token `end`, inclusive.
 
-        The first token of a byte-level tokenizer includes the space before it, which is stripped.
+        White space at both ends is stripped: a token of a byte-level tokenizer may begin with the
+        space before a word.
         """
         begin, _ = self.offsets[start - self.first]
         _, stop = self.offsets[end - self.first]
@@ -208,7 +209,7 @@ class QuestionData(LabelledDataModule):
     def questions(self, split: str) -> SpanDataset:
         """Return the dataset of a split with its questions and windows.
 
-        `batch.rows` indexes the windows.
+        The row numbers of a batch, `batch.rows`, are indices of the windows.
         """
         dataset = self.split(split)
         assert isinstance(dataset, SpanDataset)

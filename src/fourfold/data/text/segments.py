@@ -14,26 +14,26 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 def n_special_tokens(n_texts: int, n_separators: int) -> int:
-    """Return the number of special tokens that `join_segments` adds to a row."""
+    """Return the number of special tokens that `join_segments` adds to a row of `n_texts` texts."""
     return 2 + n_separators * (n_texts - 1)
 
 
 def join_segments(
     columns: Sequence[RaggedArray], tokenizer: Tokenizer, max_len: int, n_separators: int
 ) -> tuple[RaggedArray, np.ndarray]:
-    """Join sentences to rows BOS A EOS, or pairs to rows BOS A EOS B EOS.
+    """Return rows BOS A EOS of single texts, or rows BOS A EOS B EOS of pairs of texts.
 
-    Rows are truncated to `max_len` tokens, the longer sentence of a pair first, as in BERT's code.
+    Rows are truncated to `max_len` tokens, the longer text of a pair first, as in BERT's code.
 
     Args:
-        columns: Token ids of one or two sentences per row.
+        columns: Token ids of the first texts, and of the second texts if there are pairs.
         tokenizer: Tokenizer with the special tokens.
         max_len: Maximum tokens of a row, special tokens included.
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        The rows, and the number of tokens of segment A in each, (rows,); all separators belong to
-        segment A.
+        The rows, and the number of tokens of segment A in each row, (rows,). BOS and the EOS
+        between A and B belong to segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id

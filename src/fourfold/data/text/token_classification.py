@@ -159,7 +159,7 @@ class TokenData(LabelledDataModule):
 
     @property
     def class_tags(self) -> list[str]:
-        """Tags of the K classes, after the data are read."""
+        """Tags in the order of their class numbers; known after the data are read."""
         assert self._tags is not None
         return self._tags
 
@@ -170,7 +170,10 @@ class TokenData(LabelledDataModule):
         return len(self.class_tags)
 
     def chunk_keys(self, split: str) -> list[tuple[int, int]]:
-        """Return the numbers of sentence and chunk of each row; `batch.rows` indexes the list."""
+        """Return for each row of a split the numbers of its sentence and of its chunk.
+
+        The row numbers of a batch, `batch.rows`, are indices of the list.
+        """
         dataset = self.split(split)
         assert isinstance(dataset, TokenDataset)
         return dataset.chunk_keys

@@ -1,4 +1,4 @@
-"""TranslationData: DataModule for translation, with sentence pairs and one joint vocabulary.
+"""TranslationData: DataModule for translation with one vocabulary for both languages.
 
 Shapes: B rows, S source tokens, T target tokens.
 """
@@ -154,11 +154,11 @@ class TranslationData(TextDataModule):
         return PairDataset(src, tgt, texts, tokenizer.pad_id, order)
 
     def sources(self, split: str) -> list[str]:
-        """Return the source sentences of a split; `batch.rows` indexes the list."""
+        """Return the source sentences of a split; `batch.rows` are indices of the list."""
         return self._dataset(split).texts.columns[0]
 
     def references(self, split: str) -> list[str]:
-        """Return the target sentences of a split; `batch.rows` indexes the list."""
+        """Return the target sentences of a split; `batch.rows` are indices of the list."""
         return self._dataset(split).texts.columns[1]
 
     def _dataset(self, split: str) -> PairDataset:
