@@ -1,4 +1,4 @@
-"""Cross-entropy of a large vocabulary, classification loss and distillation loss.
+"""Losses: cross-entropy of a large vocabulary, classification loss and distillation loss.
 
 Each loss is a sum over valid targets, divided by a normalizer that may be a global count.
 `linear_cross_entropy` takes hidden states and the output matrix, and never holds more than a slice
@@ -28,7 +28,7 @@ LABEL_SMOOTHING_TYPES: tuple[str, ...] = get_args(LabelSmoothingType)
 
 
 def upcast_fp32(x: Tensor) -> Tensor:
-    """Convert to fp32, or leave fp64: half precision has too few digits for a softmax."""
+    """Convert half precision, which has too few digits for a softmax, to fp32; fp64 stays fp64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -44,7 +44,7 @@ def smoothing_weights(
     - off_target_pad: 1 - e and e/(V-2), with 0 on the padding token 0 (The Annotated Transformer).
 
     Raises:
-        InputError: `label_smoothing_type` is none of these.
+        InputError: `label_smoothing_type` is none of these three conventions.
 
     Example:
         >>> smoothing_weights(0.1, "off_target", 11)

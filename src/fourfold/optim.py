@@ -1,10 +1,9 @@
-"""Optimizers, parameter groups for weight decay, and layer-wise learning-rate decay."""
+"""Optimizers, with parameter groups for weight decay and layer-wise learning-rate decay."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -29,7 +28,7 @@ class OptimizerConfig:
             GPT-2, BERT), linear (weights of linear and patch layers only: ViT, DeiT) or all.
         momentum: Momentum of sgd.
         bias_correction: Correct the bias of the moments towards their initial 0 (Kingma and Ba
-            2014, section 3). BERT's code does not, so its first steps are larger.
+            2014, section 3). BERT's code applies no correction, so the first steps are larger.
         layer_decay: Ratio of the learning rates of a layer and the next one (ELECTRA, BEiT).
 
     Raises:
@@ -63,18 +62,12 @@ class OptimizerConfig:
             )
 
 
-def _adam(
-    config: OptimizerConfig, optimizer_class: Callable[..., Optimizer]
-) -> Callable[..., Optimizer]:
-    return partial(optimizer_class, lr=config.lr, betas=config.betas, eps=config.eps)
-
-
 class UncorrectedAdamW(torch.optim.AdamW):
     """AdamW without bias correction, as in BERT's code (google-research/bert, optimization.py).
 
-    torch divides the first moment by c1 = 1 - b1^t and the root of the second by
-    c2 = sqrt(1 - b2^t). A learning rate of lr c1 / c2 and an epsilon of eps / c2 cancel this
-    exactly. A parameter that was frozen has a smaller t than the rest of its group.
+    At step t torch divides the first moment by c1 = 1 - b1^t and the root of the second moment by
+    c2 = sqrt(1 - b2^t). A learning rate of lr c1 / c2 and an epsilon of eps / c2 cancel both
+    divisions exactly. A parameter that was frozen has a smaller t than the rest of the group.
     """
 
     # Steps of each parameter, because reading them from the state would wait for the device.
@@ -91,10 +84,8 @@ class UncorrectedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         groups = self.param_groups
         self.param_groups = [part for group in groups for part in self._split_by_step(group)]
         try:
@@ -124,14 +115,6 @@ class UncorrectedAdamW(torch.optim.AdamW):
         return parts
 
 
-OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Callable[..., Optimizer]]] = {
-    "adam": lambda c: _adam(c, torch.optim.Adam),  # Kingma and Ba 2014
-    # Loshchilov and Hutter 2017
-    "adamw": lambda c: _adam(c, torch.optim.AdamW if c.bias_correction else UncorrectedAdamW),
-    "sgd": lambda c: partial(torch.optim.SGD, lr=c.lr, momentum=c.momentum),
-}
-
-
 def parameter_groups(
     model: nn.Module,
     config: OptimizerConfig,
@@ -141,9 +124,9 @@ def parameter_groups(
 
     Args:
         model: The model.
-        config: Weight decay, parameters it applies to, and layer decay.
-        layer_ids: Layer index of each parameter by name, and that of the head; required if
-            `config.layer_decay` is not 1.
+        config: Weight decay, layer decay, and the parameters with weight decay.
+        layer_ids: Layer index of each parameter by name, and the layer index of the head; required
+            if `config.layer_decay` is not 1.
 
     Returns:
         Groups for a torch optimizer, each with its weight decay and learning rate.
@@ -201,4 +184,9 @@ def make_optimizer(
     groups = parameter_groups(model, config, layer_ids)
     if not groups:
         raise InputError("has no trainable parameter: all weights are frozen", option="model")
-    return OPTIMIZERS[config.name](config)(groups, fused=fused)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+    # Loshchilov and Hutter 2017; Kingma and Ba 2014
+    adamw = torch.optim.AdamW if config.bias_correction else UncorrectedAdamW
+    adam = adamw if config.name == "adamw" else torch.optim.Adam
+    return adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)

@@ -22,7 +22,7 @@ class ScheduleConfig:
         warmup_steps: Steps of linear growth at the start.
         total_steps: Step at which linear and cosine schedules reach `min_lr`; None means the end
             of the run.
-        min_lr: Final learning rate: of the last step (cosine), or one step later (linear).
+        min_lr: Final learning rate, reached at the last step (cosine) or one step later (linear).
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
@@ -92,13 +92,13 @@ FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Return the factor on the peak learning rate as a function of the step 0, 1, ...
+    """Build the function from the number of finished steps to the factor on the peak rate.
 
     Args:
         config: The schedule.
         lr: Peak learning rate.
-        total_steps: Optimizer steps of the run; None if unknown, which finite schedules without
-            `config.total_steps` do not support.
+        total_steps: Number of optimizer steps of the run, which sets the end of the schedule if
+            `config.total_steps` is None; None if unknown.
         d_model: D, for noam.
 
     Raises:

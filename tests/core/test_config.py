@@ -65,7 +65,7 @@ from fourfold.models.finetuning.config import TuningConfig
             {"vocab_size": 2**31},
             "vocab_size must be at most 2147483647, got 2147483648",
         ),
-        (MaskedLMConfig, {"n_segments": -1}, "n_segments must not be negative, got -1"),
+        (MaskedLMConfig, {"n_segments": -1}, "n_segments must be at least 0 and finite, got -1"),
         (TransformerConfig, {"norm_eps": math.nan}, r"norm_eps must lie in \[0, 1\), got nan"),
     ],
 )

@@ -352,7 +352,13 @@ FOREIGN = [
     ),
     ("mlm", "config.json", "hidden_act", [], "d/config.json: hidden_act has a wrong type: '[]'"),
     ("mlm", "config.json", "intermediate_size", 10**30, "d_ff must be at most 2147483647, got"),
-    ("mlm", "config.json", "type_vocab_size", -1, "n_segments must not be negative, got -1"),
+    (
+        "mlm",
+        "config.json",
+        "type_vocab_size",
+        -1,
+        "n_segments must be at least 0 and finite, got -1",
+    ),
     (
         "mlm",
         "config.json",

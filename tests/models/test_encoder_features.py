@@ -45,35 +45,35 @@ def test_feature_layers_equal_a_shallower_encoder(placement: str) -> None:
     ids, mask = ids_and_mask()
     deep = tagger(norm_placement=placement)
     torch.testing.assert_close(
-        tagger(norm_placement=placement, feature_layers=[3]).features(ids, None, mask),
+        tagger(norm_placement=placement, feature_layers=[3]).hidden(ids, None, mask),
         deep.encode(ids, None, mask),
     )
     embedded = deep.embed(ids, slice(0, 9))
     torch.testing.assert_close(
-        tagger(norm_placement=placement, feature_layers=[0]).features(ids), embedded
+        tagger(norm_placement=placement, feature_layers=[0]).hidden(ids), embedded
     )
     shallow = tagger(norm_placement=placement, n_layers=2)
     transfer(shallow, deep)
     if placement == "post":  # a pre-norm stack has a final norm after its last layer only
-        found = tagger(feature_layers=[2]).features(ids, None, mask)
+        found = tagger(feature_layers=[2]).hidden(ids, None, mask)
         torch.testing.assert_close(found, shallow.encode(ids, None, mask))
 
 
 def test_several_layers_are_mixed_or_concatenated() -> None:
     ids, _ = ids_and_mask()
-    one, three = (tagger(feature_layers=[n]).features(ids) for n in (1, 3))
+    one, three = (tagger(feature_layers=[n]).hidden(ids) for n in (1, 3))
     concatenated = tagger(feature_layers=[1, 3], feature_mix="concat")
-    torch.testing.assert_close(concatenated.features(ids), torch.cat([one, three], -1))
+    torch.testing.assert_close(concatenated.hidden(ids), torch.cat([one, three], -1))
     assert concatenated(ids).shape == (3, 9, 3)
     mixed = tagger(feature_layers=[1, 3])
     torch.testing.assert_close(
-        mixed.features(ids), (one + three) / 2
+        mixed.hidden(ids), (one + three) / 2
     )  # the initial weights are equal
     with torch.no_grad():
         mixed.layer_sum.weights[0] = 1.0  # type: ignore[union-attr, index]
         mixed.layer_sum.scale.fill_(3.0)  # type: ignore[union-attr, operator]
     share = torch.tensor([1.0, 0.0], dtype=torch.double).softmax(0)
-    torch.testing.assert_close(mixed.features(ids), 3 * (share[0] * one + share[1] * three))
+    torch.testing.assert_close(mixed.hidden(ids), 3 * (share[0] * one + share[1] * three))
 
 
 def test_bilstm_reads_both_directions_and_skips_padding() -> None:

@@ -70,12 +70,11 @@ def test_every_name_has_a_recipe_or_a_count() -> None:
 @pytest.mark.parametrize(("name", "recipe"), RECIPES.items())
 def test_config_and_parameter_count_equal_the_recipe(name: str, recipe: str) -> None:
     options = yaml.safe_load((ROOT / "configs" / f"{recipe}.yaml").read_text())["model"]
-    model_class, config = MODELS[name]
+    config = MODELS[name]
     given: dict[str, Any] = options["init_args"]["config"]
     assert config == type(config)(**given)
     golden = yaml.safe_load((ROOT / "tests/golden/parameters.yaml").read_text())[recipe]
     assert count(name) == golden
-    assert model_class.__name__ in ("ViT", "CausalLM", "MaskedLM", "EncoderDecoder", "T5", "CLIP")
 
 
 @pytest.mark.parametrize(("name", "parameters"), COUNTS.items())
@@ -97,9 +96,9 @@ def test_list_models_filters_by_pattern() -> None:
 
 
 def test_unknown_names_raise_with_the_closest_ones() -> None:
-    with pytest.raises(InputError, match=r"gpt2-median is not a known model.*gpt2-medium"):
+    with pytest.raises(InputError, match=r"name must be one of .*; did you mean gpt2-medium"):
         fourfold.create("gpt2-median")
-    with pytest.raises(InputError, match=r"num_classes is not a known ViTConfig field.*n_classes"):
+    with pytest.raises(InputError, match=r"field of ViTConfig must be .* did you mean n_classes"):
         fourfold.create("vit_tiny_patch16_224", num_classes=10)
     with pytest.raises(InputError, match="n_layers must be at least 1, got 0"):
         fourfold.create("gpt2", n_layers=0)

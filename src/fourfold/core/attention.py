@@ -1,8 +1,8 @@
 """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) and multi-head attention (3.2.2).
 
-`softmax` is the only place where scores become weights. Another function in its place, such as
-``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation, decoding and
-attention maps alike.
+`Attention.normalize` maps scores to weights and is `softmax` by default. Another function in its
+place, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,
+decoding and attention maps alike.
 
 Shapes: B batch, S sources, H heads, Tq queries, Tk keys, D model width, Dh head width, Dv value
 width.
@@ -44,8 +44,8 @@ def lower_mask(
 ) -> LoweredMask:
     """Convert a mask to the form that the fastest backend takes on the device of `like`.
 
-    FlexAttention skips whole blocks that documents or a window mask out, so it is used for these
-    on CUDA. With `dense`, the result is never a BlockMask.
+    On CUDA a mask of documents or a window becomes a BlockMask, because FlexAttention skips whole
+    blocks of hidden pairs. With `dense`, the result is never a BlockMask.
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
@@ -100,7 +100,7 @@ def attend(
         k: (B, H, Tk, Dh).
         v: (B, H, Tk, Dv).
         mask: Bool, True = may attend, broadcastable to (B, H, Tq, Tk); or a BlockMask, which
-            includes causality and supports neither bias nor dropout.
+            includes the causal mask and supports neither bias nor dropout.
         bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
         causal: Apply a causal mask, aligned at the bottom right.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
@@ -213,8 +213,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from x (B, Tq, D) to itself or to `memory` (B, Tk, D); returns (B, Tq, D).
 
-        A memory or cache may have S < B rows. Each of them then serves B / S consecutive rows of
-        x, such as the beams of one source. The mask may have B or S rows.
+        A memory or cache may have S < B rows. Each of these S rows then serves B / S consecutive
+        rows of x, such as the beams of one source. The mask may have B or S rows.
         """
         q = self._split_heads(self.q(x))  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache)

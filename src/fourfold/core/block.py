@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.config import TransformerConfig
-from fourfold.core.feed_forward import FeedForward, make_norm
+from fourfold.core.feed_forward import FeedForward
 from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.core.masks import LoweredMask, Mask
 from fourfold.kernels.dropout import Dropout
 
 
 def norm_from_config(config: TransformerConfig) -> nn.Module:
-    """Build the norm that a config describes."""
-    return make_norm(config.d_model, config.norm, eps=config.norm_eps, bias=config.bias)
+    """Build the LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of a config."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
 
 
 def _attention_from_config(config: TransformerConfig) -> Attention:
@@ -162,7 +164,7 @@ class Stack(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Transform x (B, T, D), lowering the masks once for all blocks.
+        """Transform x (B, T, D), converting the masks once for all blocks.
 
         Args:
             x: (B, T, D); with a cache, only the new positions.

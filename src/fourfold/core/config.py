@@ -4,19 +4,45 @@ The defaults are the base model of Vaswani et al. 2017, Table 3. A family extend
 fields of its own (see ``models/``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from fourfold.core.validation import check_fraction, check_positive, check_types, head_width
+from fourfold.core.validation import (
+    check_fraction,
+    check_positive,
+    check_range,
+    check_types,
+    head_width,
+)
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
 Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
+# Integer fields of the configs of models that may be 0.
+MAY_BE_ZERO = ("n_segments", "lstm_width", "eos_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Base class of the configs of all models."""
+    """Base class of the configs of all models, which checks the type and range of each field.
+
+    A number is an integer of at least 1 (at least 0 for the fields of `MAY_BE_ZERO`) or a float in
+    [0, 1). A subclass checks the fields that have other ranges.
+
+    Raises:
+        InputError: A field has a value outside its type or range.
+    """
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is float:
+                check_fraction(field.name, value)
+            elif field.name not in MAY_BE_ZERO and field.type in (int, int | None):
+                check_positive(field.name, value)
+            elif field.name in MAY_BE_ZERO and value is not None:
+                check_range(field.name, value, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -68,11 +94,7 @@ class TransformerConfig(ModelConfig):
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("d_model", "n_layers", "n_heads", "d_ff", "d_head", "d_value"):
-            check_positive(field, getattr(self, field))
-        for field in ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path"):
-            check_fraction(field, getattr(self, field))
+        super().__post_init__()
         head_width(self.d_model, self.n_heads, self.d_head)
 
     @property

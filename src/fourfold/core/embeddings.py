@@ -1,4 +1,4 @@
-"""Embeddings of tokens with positions and segments, and of image patches.
+"""Patch embedding of images, and token embedding with positions and segments.
 
 Shapes: B batch, T tokens, D model width, C channels, N patches.
 """
@@ -17,7 +17,7 @@ from fourfold.kernels.dropout import Dropout
 def make_positions(
     positions: str | Callable[[int, int], PositionTable], n_rows: int, d_model: int
 ) -> PositionTable | None:
-    """Build a table of N position vectors, or None for "none".
+    """Build a table of N position vectors, or return None for "none".
 
     Args:
         positions: A row of `POSITIONS`, or a function from (N, D) to a table.
@@ -33,7 +33,7 @@ def make_positions(
 
 
 class TokenEmbedding(nn.Module):
-    """Sum of token, position and segment vectors, followed by an optional norm and dropout.
+    """Token embedding: sum of token, position and segment vectors, optional norm, and dropout.
 
     Args:
         vocab_size: V.
@@ -97,14 +97,14 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.norm(x))
 
     def share_tokens(self, owner: "TokenEmbedding") -> None:
-        """Use the token vectors of `owner`, whose state dict alone contains them."""
+        """Use the token vectors of `owner`; only the state dict of `owner` contains the vectors."""
         del self.tokens
         # Assigning an nn.Module the usual way would register it here, too.
         object.__setattr__(self, "tokens", owner.tokens)
 
 
 class PatchEmbedding(nn.Module):
-    """Sequence of projected image patches with prefix tokens (Dosovitskiy et al. 2020, eq. 1).
+    """Patch embedding of images, with learned prefix tokens (Dosovitskiy et al. 2020, eq. 1).
 
     Args:
         image_size: Side of the square image in pixels.

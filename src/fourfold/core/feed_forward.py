@@ -1,11 +1,10 @@
-"""Feed-forward layers, their activations, and LayerNorm or RMSNorm.
+"""Feed-forward layer of a transformer block, optionally gated, and its activations.
 
 Shapes: B batch, T tokens, D model width.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,22 +27,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,  # CLIP
     "silu": F.silu,  # Elfwing et al. 2017; in a gated layer: SwiGLU, Shazeer 2020
 }
-
-
-def make_norm(
-    d_model: int, norm: Literal["layer", "rms"] = "layer", *, eps: float = 1e-6, bias: bool = True
-) -> nn.Module:
-    """Build LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) over D.
-
-    Args:
-        d_model: D.
-        norm: layer or rms.
-        eps: Number added to the variance.
-        bias: Learn a bias; RMSNorm never has one.
-    """
-    if norm == "rms":
-        return nn.RMSNorm(d_model, eps=eps)
-    return nn.LayerNorm(d_model, eps=eps, bias=bias)
 
 
 class FeedForward(nn.Module):
@@ -88,11 +71,7 @@ class FeedForward(nn.Module):
         self.down = Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to each position.
-
-        Shapes:
-            x (B, T, D) to (B, T, D).
-        """
+        """Map x (B, T, D) to (B, T, D), each position alone."""
         y = self.activation(self.up(x))
         if self.gate is not None:
             y = y * self.gate(x)

@@ -1,4 +1,4 @@
-"""Key-value cache of a decoder. The decoding loop owns it; modules hold no decoding state.
+"""Key-value cache of a decoder, which the decoding loop owns; modules hold no decoding state.
 
 Shapes: B batch rows, H heads, T tokens so far, Dh head width.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Cache of one layer: keys and values of earlier tokens, and of a memory.
+    """Cache of one layer with the keys and values of earlier tokens and of a memory (B, S, D).
 
     The buffers double their capacity when they are full.
     """
@@ -21,7 +21,7 @@ class LayerCache:
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, t, Dh) keys and values; return all of them, (B, H, T, Dh) views."""
+        """Append (B, H, t, Dh) keys and values, and return views (B, H, T, Dh) of all T tokens."""
         start = self.length
         self.length = start + k.shape[2]
         if self.buffers is None or self.length > self.buffers[0].shape[2]:
@@ -42,14 +42,14 @@ class LayerCache:
     def cached_cross_kv(
         self, project: Callable[[], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the memory, which are computed at the first step only."""
+        """Return keys and values of the memory, calling `project` at the first step only."""
         if self.memory is None:
             k, v = project()
             self.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
         return self.memory
 
     def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
-        """Keep the batch rows `rows` and the memories `sources`, in that order; None keeps all."""
+        """Select and reorder the batch rows `rows` and the memories `sources` (None keeps all)."""
         if self.buffers is not None:
             k, v = self.buffers
             self.buffers = k.index_select(0, rows), v.index_select(0, rows)
@@ -61,11 +61,12 @@ class LayerCache:
 class KVCache:
     """Key-value cache of a model, with the padding mask and documents of earlier tokens.
 
-    Do not reuse a cache after a forward call raised: it may already have counted the tokens.
+    Do not reuse a cache after a forward call raised, because the cache may already have counted the
+    tokens of that call.
 
     Attributes:
         length: Number of tokens T.
-        keys: (B, T) bool, True = real token; None if all are.
+        keys: (B, T) bool, True = real token; None if all tokens are real.
         documents: (B, T) index of the packed document of each token, or None.
         layers: Cache of each layer.
     """

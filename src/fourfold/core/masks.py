@@ -1,8 +1,8 @@
 """Attention masks: causal, padding, packed documents and local windows; token positions.
 
-A `Mask` describes the pattern and is lowered once per forward pass to the form that a kernel takes.
-Masks are bool, True = may attend. The queries are always the last Tq of the Tk positions (aligned
-at the bottom right), as in decoding with a cache.
+A `Mask` describes the pattern. `Stack` converts a `Mask` once per forward pass to a `LoweredMask`,
+the form that an attention kernel takes. Masks are bool, True = may attend. The queries are always
+the last Tq of the Tk positions (aligned at the bottom right), as in decoding with a cache.
 Shapes: B batch, H heads, Tq queries, Tk keys.
 """
 
@@ -23,7 +23,7 @@ class LoweredMask(NamedTuple):
 
     Attributes:
         mask: None, a bool tensor broadcastable to (B, H, Tq, Tk), or a FlexAttention BlockMask.
-        causal: The kernel has to apply the causal mask itself; Tq == Tk.
+        causal: The kernel has to apply a causal mask without being given one; Tq == Tk.
     """
 
     mask: Any = None
@@ -43,7 +43,7 @@ def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Mask:
-    """Attention pattern; a query may attend to a key if all given conditions allow it.
+    """Attention pattern, in which a query may attend to a key if all given conditions allow it.
 
     Args:
         causal: Hide later positions.
@@ -72,7 +72,14 @@ class Mask:
     def lower(
         self, q_len: int, k_len: int, device: torch.device, flex: bool = False
     ) -> LoweredMask:
-        """Return the cheapest equivalent: no mask, a flag, a dense bool mask or a BlockMask."""
+        """Convert the pattern to no mask, a causal flag, a dense bool mask or a BlockMask.
+
+        Args:
+            q_len: Tq.
+            k_len: Tk.
+            device: Device of the result.
+            flex: Return a BlockMask in place of a dense mask.
+        """
         causal = self.causal and q_len > 1  # a single query is at the last position
         plain = self.keys is None and self.documents is None and self.window is None
         if plain and (not causal or q_len == k_len):
@@ -127,7 +134,7 @@ class Mask:
 def count_positions(
     keys: Tensor | None, documents: Tensor | None, q_len: int, k_len: int
 ) -> Tensor | slice:
-    """Count the positions of the last `q_len` tokens, without padding and within documents.
+    """Compute the positions of the last `q_len` tokens, without padding and within documents.
 
     A token has the same position in left-padded, right-padded and unpadded rows.
 

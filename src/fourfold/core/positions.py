@@ -1,4 +1,4 @@
-"""Position embeddings: learned, sinusoidal, and sinusoidal on a two-dimensional grid.
+"""Position embeddings: learned, sinusoidal, or sinusoidal on a two-dimensional grid.
 
 Shapes: N rows, D model width, T tokens.
 """

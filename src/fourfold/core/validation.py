@@ -1,4 +1,4 @@
-"""Checks of config fields and options; each raises `InputError` naming field, value and choices."""
+"""Validation of config fields and options, with an `InputError` for a value that is not allowed."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ MAX_SIZE = 2**31 - 1  # of a dimension: torch counts elements no further than it
 def check_types(config: Any, *, prefix: str = "") -> None:
     """Raise InputError if a field of a dataclass holds a value that its type does not allow.
 
-    jsonargparse checks types on the command line; values from a checkpoint or a config.json have
-    not been checked. Messages name a field with `prefix` before it, such as "optimizer.".
+    jsonargparse checks types on the command line, but not the values of a checkpoint or of a
+    config.json. Messages put `prefix`, such as "optimizer.", before the name of a field.
     """
     for field in fields(config):
         check_type(prefix + field.name, getattr(config, field.name), field.type)
@@ -83,7 +83,7 @@ def check_range(
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """Return the width of an attention head: `d_head`, or d_model / n_heads if that is None.
+    """Return the width of an attention head: `d_head`, or d_model / n_heads if `d_head` is None.
 
     Raises:
         InputError: `d_head` is None, and `d_model` is not divisible by `n_heads`.

@@ -1,8 +1,8 @@
-"""Attention as matrix products over slices of queries, for a CPU in low precision.
+"""Attention kernel for a CPU in low precision, as matrix products over slices of queries.
 
-There the backward pass of torch's fused kernel is slow, and so is its forward pass of one query for
-many rows. A slice of queries under a causal mask needs only the keys before its end, which halves
-the work. Memory grows with the length, not with its square.
+On a CPU, torch's fused kernel is slow in the backward pass and in the forward pass of one query for
+many rows. A slice of queries under a causal mask needs only the keys before the end of the slice,
+which halves the work. Memory is proportional to the number of queries, not to its square.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n queries of a slice, e keys of a slice, Dh
 head width, Dv value width.
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
 
 def products_are_faster(q: Tensor, k_len: int, dropout_p: float) -> bool:
-    """Return whether matrix products are faster than torch's fused kernel, as measured.
+    """Return True where matrix products were measured to be faster than torch's fused kernel.
 
     - Training in bf16, and training with dropout: 5 times as fast at 16 tokens, 3 at 128 and 2 at
       512 (forward and backward pass in bf16 on two cores).
@@ -251,7 +251,7 @@ def _weights(
     part: QuerySlice,
     shape: torch.Size,
 ) -> Tensor:
-    """Compute the softmax of the scores of a slice, (G, n, e); a row without keys is 0.
+    """Compute the softmax of the scores of a slice, (G, n, e), which is 0 in rows without keys.
 
     torch computes the softmax of bf16 in fp32 and rounds the result.
     """

@@ -1,9 +1,9 @@
 """Linear layers for decoding on a CPU: products of few rows with large matrices, at memory speed.
 
-Within `decode_layout`, matrices too large for the cache are copied into strips of columns. The
-product of a row and a strip is a weighted sum of the strip's rows, for which `embedding_bag` reads
-memory at 18 to 33 GB/s, where torch's matrix product reaches 7 to 15. In fp32, up to 64 rows are
-faster strip by strip, too.
+Within `decode_layout`, matrices too large for the cache of the processor are copied into strips of
+columns. The product of a row and a strip is a weighted sum of the rows of the strip. For this sum
+`embedding_bag` reads memory at 18 to 33 GB/s, and torch's matrix product at 7 to 15 GB/s. In fp32,
+products of up to 64 rows are also faster strip by strip.
 
 Shapes: B rows, K inputs, N outputs, C strips, W width of a strip; of weighted sums, R rows of the
 table, S sums, M terms of each.
@@ -97,7 +97,8 @@ class ColumnStrips:
 class PackedWeights:
     """Strips of the matrices used within one `decode_layout`, copied at their first use.
 
-    The strips therefore have the present values of the weights. Only their memory is reused.
+    A new `decode_layout` copies the present values of the weights and reuses the memory of the
+    strips.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Cross-entropy of a large vocabulary with its gradients, computed from slices of the logits.
+"""Cross-entropy of a large vocabulary and its gradients, computed from slices of the logits.
 
-A slice is a range of rows, a tile is a range of vocabulary entries within a slice.
+A slice is a range of tokens, and a tile is a range of vocabulary entries within a slice.
 Shapes: N tokens, n tokens of a slice, D model width, V vocabulary.
 """
 
@@ -21,10 +21,10 @@ TILE_LOGITS_CUDA = 2**26
 
 
 class Smoothing(NamedTuple):
-    """Smoothed target distribution.
+    """Target distribution after label smoothing.
 
     Attributes:
-        extra: Probability that the target has more than another token.
+        extra: Difference of the probabilities of the target and of another token.
         elsewhere: Probability of each other token.
         pad_id: Token with probability 0, or None.
     """
@@ -35,7 +35,7 @@ class Smoothing(NamedTuple):
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy, with gradients computed in the forward pass over slices of rows.
+    """Summed cross-entropy, whose forward pass also computes the gradients, slice by slice.
 
     Arguments of `apply`: a `Smoothing`, whether gradients are needed, hidden states (N, D), matrix
     (V, D), bias (V,) or None, targets (N,) and their weights (N,) or None.
@@ -113,7 +113,7 @@ class _Workspace:
             self._scratch = x.new_empty(n_rows * self.tile_width, dtype=sum_dtype)
 
     def tile(self, n: int, columns: slice) -> Tensor:
-        """Return memory (n, columns) in the dtype of products, for this tile alone if kept."""
+        """Return memory (n, columns) of a tile in the dtype of matrix products."""
         start = n * columns.start if self.keep_tiles else 0
         return self._tiles[start : start + n * (columns.stop - columns.start)].view(n, -1)
 
@@ -127,10 +127,10 @@ class _Workspace:
 class _Slice:
     """Loss of n rows, with their softmax in tiles of the vocabulary.
 
-    With z the logits of a tile and m their maximum in each row, a tile stores exp(z - m). Its
-    factor, exp(m - logsumexp of all logits) times the weight of the row, turns that into the
-    weighted softmax. The gradients apply the factors outside of their matrix products, which
-    saves a second pass over the logits.
+    With z the logits of a tile and m the maximum of z in each row, a tile stores exp(z - m). The
+    factor of the tile, exp(m - logsumexp of all logits) times the weight of the row, turns
+    exp(z - m) into the weighted softmax. The gradients apply the factors outside of the matrix
+    products, which saves a second pass over the logits.
 
     With the target distribution q = elsewhere + extra on the target, elsewhere on other tokens and
     0 on `pad_id`, sum(q) = 1: loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
@@ -182,16 +182,16 @@ class _Slice:
         self.factors = (stacked - logsumexp).exp() * row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return the targets' columns (n, 1) in a tile, and a bool (n,) for those inside it."""
+        """Return the columns (n, 1) of the targets in a tile, and a bool (n,), True = inside."""
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` from the softmax of likely targets; return what remains, (n,).
+        """Subtract `extra` from the softmax of likely targets, and return the remainder (n,).
 
-        The gradient of a confident prediction is a small difference of softmax and target, so it is
-        computed here, before it is rounded to low precision.
+        The gradient of a confident prediction is a small difference of softmax and target. The
+        subtraction here precedes the rounding of that difference to low precision.
         """
         remaining = extra * self.row_weights
         for columns, tile, factor in zip(self.columns, self.tiles, self.factors, strict=True):
@@ -224,7 +224,7 @@ class _Gradients:
         smoothing: Smoothing,
     ) -> None:
         self.w = w
-        self.label_smoothing_type = smoothing
+        self.smoothing = smoothing
         self.hidden = torch.zeros_like(x, dtype=sum_dtype)
         self.weight = torch.zeros_like(w, dtype=sum_dtype)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
@@ -235,7 +235,7 @@ class _Gradients:
 
     def add(self, rows: slice, part: _Slice) -> None:
         """Add the gradients of a slice."""
-        extra, elsewhere, pad_id = self.label_smoothing_type
+        extra, elsewhere, pad_id = self.smoothing
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)
         hidden = self.hidden[rows]

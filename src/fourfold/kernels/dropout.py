@@ -10,8 +10,9 @@ N_LEVELS = 2**16  # of a dropout probability
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     """Draw a bool mask of the elements to keep, and return the factor that preserves the mean.
 
-    An element uses 16 random bits, a quarter of those of a random number in torch. p is therefore
-    rounded to 1/65,536, and the factor is that of the rounded p.
+    An element uses 16 random bits, a quarter of the bits of a random number in torch. The
+    probability p is therefore rounded to a multiple of 1/65,536, and the factor is 1 / (1 - p) of
+    the rounded p.
 
     Args:
         like: Tensor of the shape and device of the mask.

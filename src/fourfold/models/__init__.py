@@ -1,4 +1,4 @@
-"""The four families, each a specialisation of the same block, their heads, and a rival."""
+"""Model classes and configs: the four transformer families, their heads, and the baselines."""
 
 from fourfold.models.base import Model
 from fourfold.models.baselines.resnet import ResNet, ResNetConfig

@@ -1,10 +1,10 @@
 """Base class of all models: config, tokenizer, generation defaults and capability flags."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fourfold.tokenization.tokenizer import Tokenizer
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 class Model(nn.Module):
     """Base class of all models of this package.
 
-    A subclass sets `config` in its constructor. `fourfold.load` sets the attributes that come from
-    a checkpoint; a model that is built from a config alone has None there.
+    A subclass sets `config` in its constructor and implements `encode` or `hidden`; a subclass
+    without a `head` also implements `logits`. `fourfold.load` sets the attributes that come from a
+    checkpoint, which are None in a model that is built from a config alone.
 
     Attributes:
         config: The frozen dataclass that the model is built from.
@@ -42,3 +43,17 @@ class Model(nn.Module):
     accepts_images: bool = False
     is_recurrent: bool = False
     has_relative_positions: bool = False
+    encode: Callable[..., Tensor]
+    head: nn.Module
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """Compute the logits; the arguments are those of `hidden`."""
+        return self.logits(self.hidden(*inputs, **options))
+
+    def hidden(self, *inputs: Any, **options: Any) -> Tensor:
+        """Compute the input of the output head, which is the output of `encode`."""
+        return self.encode(*inputs, **options)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Map hidden states (..., D) to logits (..., V) of the vocabulary."""
+        return self.head(h)

@@ -4,9 +4,9 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
@@ -14,7 +14,6 @@ from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
-from fourfold.core.validation import check_positive
 from fourfold.models.base import Model
 from fourfold.models.heads import VocabularyHead
 
@@ -50,14 +49,25 @@ class CausalLMConfig(TransformerConfig):
     tie_embeddings: bool = True
     init: Init = "gpt2"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("vocab_size", self.vocab_size)
-        check_positive("max_len", self.max_len)
+
+def causal_embedding(config: CausalLMConfig) -> TokenEmbedding:
+    """Build the token and position embedding of a causal language model."""
+    assert config.vocab_size is not None, "vocab_size must be known when a model is built"
+    return TokenEmbedding(
+        config.vocab_size,
+        config.d_model,
+        max_len=config.max_len,
+        positions=config.positions,
+        norm=norm_from_config(config) if config.embed_norm else None,
+        dropout=config.dropout,
+    )
 
 
 class CausalLM(Model):
-    """Causal language model: predicts each token from the tokens before it.
+    """Causal language model, which predicts each token from the tokens before it.
+
+    Attributes:
+        stack_class: Class of the module between embedding and head, built from the config.
 
     Example:
         >>> import fourfold, torch
@@ -67,33 +77,16 @@ class CausalLM(Model):
     """
 
     can_generate = True
+    stack_class: ClassVar[type[nn.Module]] = Stack
+    head: VocabularyHead
 
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
-        self.embed = TokenEmbedding(
-            config.vocab_size,
-            config.d_model,
-            max_len=config.max_len,
-            positions=config.positions,
-            norm=norm_from_config(config) if config.embed_norm else None,
-            dropout=config.dropout,
-        )
-        self.stack = Stack(config)
-        shared = self.embed.tokens if config.tie_embeddings else None
-        self.head = VocabularyHead(config.d_model, config.vocab_size, shared)
+        self.embed = causal_embedding(config)
+        self.stack = self.stack_class(config)
+        self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
         initialize(self, config.init)
-
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute logits (B, T, V) of the next tokens; arguments as for `hidden`."""
-        return self.logits(self.hidden(ids, mask, cache, documents))
 
     def hidden(
         self,
@@ -115,7 +108,3 @@ class CausalLM(Model):
         """
         attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
         return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
-
-    def logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (..., D) to logits (..., V)."""
-        return self.head(h)

@@ -1,7 +1,7 @@
-"""Encoders and causal LMs with the head of a downstream task: classes, tags and answer spans.
+"""Classifiers of sequences and tokens and answer-span extractors on encoders and causal LMs.
 
-The parameters shared with `MaskedLM` and `CausalLM` have the same names, so that the weights of
-one fit the other. Shapes: B batch, T tokens, D model width, K classes.
+Parameters have the same names as in `MaskedLM` and `CausalLM`, whose weights can therefore be
+loaded. Shapes: B batch, T tokens, D model width, K classes.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.init import initialize
-from fourfold.core.validation import check_positive
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.encoder_features import EncoderConfig, EncoderWithHead
@@ -30,10 +29,6 @@ class ClassifierConfig(EncoderConfig):
 
     n_classes: int | None = None
     head_dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("n_classes", self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -138,15 +133,12 @@ class CausalClassifierConfig(CausalLMConfig):
     n_classes: int | None = None
     head_dropout: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("n_classes", self.n_classes)
-
 
 class CausalClassifier(CausalLM):
     """Sequence classifier on the last token of a causal LM (Radford et al. 2018, section 3.2).
 
-    It keeps the vocabulary head, because GPT-1 is fine-tuned with an auxiliary language-model loss.
+    The model keeps its vocabulary head, because GPT-1 is fine-tuned with an auxiliary
+    language-model loss.
     """
 
     config: CausalClassifierConfig

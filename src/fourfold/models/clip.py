@@ -16,7 +16,6 @@ from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
 from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
 from fourfold.core.masks import mask_and_positions
-from fourfold.core.validation import check_positive
 from fourfold.models.base import Model
 
 # Fields that the image encoder has as image_*, and fields of the text encoder alone.
@@ -37,9 +36,10 @@ class CLIPConfig(TransformerConfig):
         eos_id: End-of-text token, whose first state is the embedding of a text; None means the
             highest token id of each text, which is the end of text in OpenAI's vocabulary.
         image_d_model: Width of the image encoder.
-        image_n_layers: Number of its blocks.
-        image_n_heads: Number of its heads, each image_d_model / image_n_heads wide.
-        image_d_ff: Hidden width of its feed-forward layers.
+        image_n_layers: Number of blocks of the image encoder.
+        image_n_heads: Number of attention heads of the image encoder, each image_d_model /
+            image_n_heads wide.
+        image_d_ff: Hidden width of the feed-forward layers of the image encoder.
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: C.
@@ -71,9 +71,7 @@ class CLIPConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("vocab_size", "max_len", "image_size", "patch_size", "n_channels", "d_embed"):
-            check_positive(name, getattr(self, name))
-        assert self.image_tower  # building it checks the image_* fields
+        assert self.image_tower  # the constructor checks the divisibility of image_d_model
 
     @property
     def image_tower(self) -> TransformerConfig:
@@ -85,7 +83,7 @@ class CLIPConfig(TransformerConfig):
 
 
 class CLIP(Model):
-    """CLIP: similarities of images and texts from two encoders with a shared embedding space.
+    """CLIP, which computes similarities of images and texts with one encoder for each.
 
     Example:
         >>> import fourfold
@@ -141,8 +139,8 @@ class CLIP(Model):
 
         Args:
             ids: Token ids (S, T) int64. Each row contains the end-of-text token.
-            mask: (S, T) bool, True = real token. It may be left out, unless the id of the padding
-                token is higher than that of the end-of-text token.
+            mask: (S, T) bool, True = real token. The mask may be left out, unless the id of the
+                padding token is higher than the id of the end-of-text token.
         """
         attn_mask, positions = mask_and_positions(ids, mask, None, None, causal=True)
         x = self.text_stack(self.text_embed(ids, positions), attn_mask)  # (S, T, D)

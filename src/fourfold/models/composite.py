@@ -1,20 +1,19 @@
 """Composite encoder-decoder: an encoder of one family and a decoder of another.
 
-Both may start from trained weights: a BERT and a GPT-2 or another BERT (Rothe, Narayan and Severyn
-2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks"), or a Vision Transformer
-and a GPT-2 for captions. The cross-attention and the map between the widths are always trained from
-scratch. Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model width, V
-vocabulary.
+Encoder and decoder may start from trained weights: a BERT and a GPT-2 or another BERT (Rothe,
+Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks"), or a
+Vision Transformer and a GPT-2 for captions. The cross-attention and the map between the widths are
+always trained from scratch. Shapes: B batch, S source tokens or patches, T target tokens, C
+channels, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from fourfold.core.block import Stack, norm_from_config
-from fourfold.core.embeddings import TokenEmbedding
+from fourfold.core.block import Stack
 from fourfold.core.init import initialize
-from fourfold.models.causal_lm import CausalLMConfig
+from fourfold.models.causal_lm import CausalLMConfig, causal_embedding
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.heads import VocabularyHead
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
@@ -28,8 +27,8 @@ class TextToTextConfig(CausalLMConfig):
     The inherited fields describe the decoder.
 
     Args:
-        encoder: The encoder, whose heads are not built. If its vocab_size is None, the encoder has
-            the vocabulary of the decoder.
+        encoder: Config of the encoder, which is built without heads. A vocab_size of None means the
+            vocabulary of the decoder.
     """
 
     encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
@@ -42,8 +41,8 @@ class ImageToTextConfig(CausalLMConfig):
     The inherited fields describe the decoder.
 
     Args:
-        encoder: The encoder, whose classifier is not built. The decoder attends to all of its
-            tokens, including the class token.
+        encoder: Config of the encoder, which is built without a classifier. The decoder attends to
+            all tokens of the encoder, including the class token.
     """
 
     encoder: ViTConfig = ViTConfig()  # noqa: RUF009  (frozen)
@@ -52,7 +51,8 @@ class ImageToTextConfig(CausalLMConfig):
 class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
 
-    It is called like an `EncoderDecoder`. Images are a source (B, C, side, side) without a mask.
+    The arguments of `forward` are those of an `EncoderDecoder`. Images are a source
+    (B, C, side, side) without a mask.
 
     Example:
         >>> import torch
@@ -65,7 +65,6 @@ class CompositeEncoderDecoder(Seq2Seq):
 
     def __init__(self, config: TextToTextConfig | ImageToTextConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
         self.accepts_images = isinstance(config, ImageToTextConfig)
         encoder = _build_encoder(config)
@@ -75,17 +74,9 @@ class CompositeEncoderDecoder(Seq2Seq):
         self.memory_map: nn.Module = nn.Identity()
         if width != config.d_model:
             self.memory_map = nn.Linear(width, config.d_model, bias=config.bias)
-        self.tgt_embed = TokenEmbedding(
-            config.vocab_size,
-            config.d_model,
-            max_len=config.max_len,
-            positions=config.positions,
-            norm=norm_from_config(config) if config.embed_norm else None,
-            dropout=config.dropout,
-        )
+        self.tgt_embed = causal_embedding(config)
         self.decoder = Stack(config, cross_attention=True)
-        shared = self.tgt_embed.tokens if config.tie_embeddings else None
-        self.head = VocabularyHead(config.d_model, config.vocab_size, shared)
+        self.head = VocabularyHead(self.tgt_embed.tokens, tied=config.tie_embeddings)
         # The encoder has its own initialization.
         rest = [self.memory_map, self.tgt_embed, self.decoder, self.head]
         initialize(nn.ModuleList(rest), config.init)

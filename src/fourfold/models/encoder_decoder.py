@@ -15,7 +15,6 @@ from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import INITS, initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask, mask_and_positions
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 from fourfold.models.heads import VocabularyHead
@@ -58,8 +57,6 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("vocab_size", "max_len", "n_decoder_layers"):
-            check_positive(field, getattr(self, field))
         if self.max_len is None and self.positions != "none":
             raise InputError(
                 f"must be given for positions {self.positions}, got None", option="max_len"
@@ -75,21 +72,6 @@ class Seq2Seq(Model):
     encoder: Stack
     decoder: Stack
     head: VocabularyHead
-
-    def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        src_documents: Tensor | None = None,
-        tgt_documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute logits (B, T, V) of the next token at each position of `tgt`.
-
-        The arguments are those of `hidden`.
-        """
-        return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
 
     def hidden(
         self,
@@ -162,10 +144,6 @@ class Seq2Seq(Model):
         x = self.tgt_embed(tgt, positions)
         return self.decoder(x, mask, memory=memory, memory_mask=memory_mask, cache=cache)
 
-    def logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (..., D) to logits (..., V)."""
-        return self.head(h)
-
 
 class EncoderDecoder(Seq2Seq):
     """Encoder-decoder transformer: predicts a target sequence from a source sequence.
@@ -189,26 +167,24 @@ class EncoderDecoder(Seq2Seq):
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
-        self.src_embed = self._embedding(config, config.vocab_size)
-        self.tgt_embed = self._embedding(config, config.vocab_size)
+        self.src_embed = self._embedding(config)
+        self.tgt_embed = self._embedding(config)
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = self.stack_class(config)
         self.decoder = self.stack_class(
             config, cross_attention=True, n_layers=config.n_decoder_layers
         )
-        shared = self.tgt_embed.tokens if config.tie_embeddings in ("all", "decoder") else None
-        self.head = VocabularyHead(
-            config.d_model, config.vocab_size, shared, bias=config.output_bias
-        )
+        tied = config.tie_embeddings in ("all", "decoder")
+        self.head = VocabularyHead(self.tgt_embed.tokens, tied=tied, bias=config.output_bias)
         initialize(self, config.init, self.inits)
 
     @staticmethod
-    def _embedding(config: EncoderDecoderConfig, vocab_size: int) -> TokenEmbedding:
+    def _embedding(config: EncoderDecoderConfig) -> TokenEmbedding:
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         return TokenEmbedding(
-            vocab_size,
+            config.vocab_size,
             config.d_model,
             max_len=config.max_len or 0,
             positions=config.positions,

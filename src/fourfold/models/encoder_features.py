@@ -1,20 +1,19 @@
-"""Encoder with a task head: choice and mixing of layers, and an optional BiLSTM (ELMo, BERT 5.3).
+"""Hidden states of encoder layers as features of a task head: choice and mix of layers, BiLSTM.
 
-The parameters shared with `MaskedLM` and `CausalLM` have the same names, so that the weights of
-one fit the other. Shapes: B batch, T tokens, D model width, I input width, H units of an LSTM in
-each direction.
+The features follow ELMo (Peters et al. 2018) and BERT (Devlin et al. 2018, section 5.3). Parameters
+have the same names as in `MaskedLM` and `CausalLM`, whose weights can therefore be loaded.
+Shapes: B batch, T tokens, D model width, I input width, H units of an LSTM in each direction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 
@@ -44,7 +43,6 @@ class EncoderConfig(MaskedLMConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("lstm_layers", self.lstm_layers)
         # A list in a file becomes a tuple here; a frozen dataclass allows no plain assignment.
         object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
         layers = self.feature_layers
@@ -54,8 +52,6 @@ class EncoderConfig(MaskedLMConfig):
                 f" got {list(layers)}",
                 option="feature_layers",
             )
-        if self.lstm_width < 0:
-            raise InputError(f"must not be negative, got {self.lstm_width}", option="lstm_width")
 
 
 class EncoderWithHead(MaskedLM):
@@ -99,55 +95,27 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the input of the head (B, T, `self.width`); arguments as for `encode`."""
-        h = self.features(ids, segments, mask, documents)
-        return h if self.lstm is None else self.lstm(h, mask)
-
-    def features(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the hidden states of the chosen layers, mixed; arguments as for `encode`.
+        """Compute the input of the head from the chosen layers; arguments as for `encode`.
 
         Returns:
-            (B, T, D), or (B, T, n D) for n concatenated layers.
+            (B, T, `self.width`), the mixed or concatenated layers or the output of the BiLSTM.
         """
-        if self.config.feature_layers == (-1,):
-            return self.encode(ids, segments, mask, documents)
-        forward = partial(self.encode, ids, segments, mask, documents)
-        states = layer_states(self.embed, self.stack, forward)
-        chosen = [states[layer] for layer in self.config.feature_layers]
-        return torch.cat(chosen, -1) if self.layer_sum is None else self.layer_sum(chosen)
+        states: list[Tensor] = []
+        with ExitStack() as hooks:
+            if self.config.feature_layers != (-1,):
+                for module in (self.embed, *self.stack.blocks):
+                    hook = module.register_forward_hook(lambda module, args, y: states.append(y))
+                    hooks.enter_context(hook)
+            h = self.encode(ids, segments, mask, documents)
+        if states:
+            states[-1] = h  # the output of the last block after the final norm
+            chosen = [states[layer] for layer in self.config.feature_layers]
+            h = torch.cat(chosen, -1) if self.layer_sum is None else self.layer_sum(chosen)
+        return h if self.lstm is None else self.lstm(h, mask)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states (B, T, `self.width`) with a mask (B, T) of real tokens to logits."""
         raise NotImplementedError
-
-
-def layer_states(embed: nn.Module, stack: nn.Module, forward: Callable[[], Tensor]) -> list[Tensor]:
-    """Collect the hidden states (B, T, D) of all layers, beginning with the embeddings.
-
-    The last element is the output of `forward`: the states of the last block after the final norm.
-
-    Args:
-        embed: The embedding module.
-        stack: The `Stack`.
-        forward: A function that runs both once.
-    """
-    states: list[Tensor] = []
-    watched = [embed, *stack.blocks]  # type: ignore[misc]
-    hooks = [
-        module.register_forward_hook(lambda module, args, y: states.append(y)) for module in watched
-    ]
-    try:
-        last = forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [*states[:-1], last]
 
 
 class ScalarMix(nn.Module):

@@ -1,7 +1,9 @@
-"""Output heads: vocabulary logits with a tied or separate matrix, and BERT's pooled classifier.
+"""Output heads: vocabulary head with a tied or separate matrix, and BERT's pooled classifier.
 
 Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 """
+
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,13 +16,12 @@ from fourfold.losses import linear_cross_entropy
 class VocabularyHead(nn.Module):
     """Linear map from hidden states to vocabulary logits, optionally tied to the token embedding.
 
-    `output` returns the operands of the last matrix product, so that a loss never has to hold all
-    logits.
+    `output` returns the operands of the last matrix product. A loss computes the logits from these
+    operands slice by slice and never holds all logits.
 
     Args:
-        d_model: D.
-        vocab_size: V.
-        embedding: Token embedding whose matrix is shared, or None for a separate matrix.
+        embedding: Token embedding (V, D).
+        tied: Use the matrix of `embedding` as output matrix; otherwise the head has its own matrix.
         bias: Learn a bias for each token of the vocabulary (BERT, Marian).
         transform: Apply a dense layer, `activation` and `norm` first (BERT's masked-LM head).
         activation: A row of `fourfold.core.feed_forward.ACTIVATIONS`.
@@ -32,17 +33,17 @@ class VocabularyHead(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
-        vocab_size: int,
-        embedding: nn.Embedding | None = None,
+        embedding: nn.Embedding,
         *,
+        tied: bool = True,
         bias: bool = False,
         transform: bool = False,
         activation: str = "gelu",
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.own = None if embedding else nn.Linear(d_model, vocab_size, bias=False)
+        vocab_size, d_model = embedding.weight.shape
+        self.own = None if tied else nn.Linear(d_model, vocab_size, bias=False)
         # A list hides the module from registration, so that the state dict holds the matrix once.
         self._shared = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
@@ -54,10 +55,7 @@ class VocabularyHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The output matrix (V, D)."""
-        if self.own is not None:
-            return self.own.weight
-        assert self._shared[0] is not None
-        return self._shared[0].weight
+        return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the operands of the logits ``x @ weight.T + bias``.
@@ -80,20 +78,17 @@ class VocabularyHead(nn.Module):
         hidden: Tensor,
         targets: Tensor,
         *,
-        label_smoothing: float = 0.0,
-        label_smoothing_type: str = "uniform",
         weights: Tensor | None = None,
-        normalizer: Tensor | float | None = None,
+        **options: Any,
     ) -> Tensor:
         """Compute the cross-entropy of the next token without holding all logits.
 
         Args:
             hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
             targets: Token ids (...); `fourfold.losses.IGNORE_INDEX` (-100) does not count.
-            label_smoothing: Probability taken from the target.
-            label_smoothing_type: Tokens that receive it, see `fourfold.losses.smoothing_weights`.
             weights: (...) factor on the loss of each target; None means 1.
-            normalizer: Divisor of the sum; None means the number of valid targets.
+            options: Further options of `fourfold.losses.linear_cross_entropy`, such as
+                `label_smoothing` and `normalizer`.
 
         Returns:
             A scalar in fp32 (fp64 for fp64 inputs).
@@ -109,10 +104,8 @@ class VocabularyHead(nn.Module):
         return linear_cross_entropy(
             *self.output(hidden.flatten(0, -2)),
             targets.flatten(),
-            label_smoothing=label_smoothing,
-            label_smoothing_type=label_smoothing_type,
             weights=None if weights is None else weights.flatten(),
-            normalizer=normalizer,
+            **options,
         )
 
     def forward(self, h: Tensor) -> Tensor:

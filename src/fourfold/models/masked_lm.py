@@ -12,7 +12,6 @@ from fourfold.core.config import Activation, Init, TextPositions, TransformerCon
 from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import initialize
 from fourfold.core.masks import mask_and_positions
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 from fourfold.models.heads import PooledClassifier, VocabularyHead
@@ -50,16 +49,9 @@ class MaskedLMConfig(TransformerConfig):
     next_sentence: bool = False
     init: Init = "bert"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("vocab_size", self.vocab_size)
-        check_positive("max_len", self.max_len)
-        if self.n_segments < 0:
-            raise InputError(f"must not be negative, got {self.n_segments}", option="n_segments")
-
 
 class MaskedLM(Model):
-    """Masked language model: predicts masked tokens from the tokens on both sides.
+    """Masked language model, which predicts masked tokens from the tokens on both sides.
 
     Example:
         >>> import torch
@@ -69,6 +61,7 @@ class MaskedLM(Model):
     """
 
     causal = False
+    head: VocabularyHead
 
     def __init__(self, config: MaskedLMConfig) -> None:
         super().__init__()
@@ -87,8 +80,6 @@ class MaskedLM(Model):
         self.stack = Stack(config)
         if config.head:
             self.head = VocabularyHead(
-                config.d_model,
-                config.vocab_size,
                 self.embed.tokens,
                 bias=True,
                 transform=True,
@@ -97,16 +88,6 @@ class MaskedLM(Model):
             )
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
         initialize(self, config.init)
-
-    def forward(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute logits (B, T, V) of the token at each position; arguments as for `encode`."""
-        return self.logits(self.hidden(ids, segments, mask, documents))
 
     def encode(
         self,
@@ -129,16 +110,6 @@ class MaskedLM(Model):
         attn_mask, positions = mask_and_positions(ids, mask, documents, None, causal=self.causal)
         return self.stack(self.embed(ids, positions, segments), attn_mask)
 
-    def hidden(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the input of the head; arguments as for `encode`."""
-        return self.encode(ids, segments, mask, documents)
-
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (..., D) to logits (..., V).
 
@@ -147,7 +118,7 @@ class MaskedLM(Model):
         """
         if not self.config.head:
             raise InputError("must be true to compute logits of a masked LM", option="head")
-        return self.head(h)
+        return super().logits(h)
 
     def next_sentence_logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to logits (B, 2).

@@ -1,18 +1,16 @@
-"""Models by name: `create("vit_small_patch16_224")` and `list_models("gpt2*")`.
+"""Model registry: configs by name, `create("vit_small_patch16_224")`, `list_models("gpt2*")`.
 
-The names are those of timm, transformers, torchvision and tensor2tensor. A name stands for the
-architecture and regularisation of a paper; the weights are random. `fourfold.load` reads trained
-weights.
+The names are those of timm, transformers, torchvision and tensor2tensor. A name selects the
+architecture and regularisation of a paper. `create` builds a model with random weights, and
+`fourfold.load` reads trained weights.
 """
 
-from collections.abc import Collection
-from dataclasses import fields, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from fourfold.core.config import ModelConfig
-from fourfold.errors import InputError
+from fourfold.core.validation import check_choice
 from fourfold.models.base import Model
 from fourfold.models.baselines.resnet import ResNet, ResNetConfig
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
@@ -38,64 +36,58 @@ ROBERTA: dict[str, Any] = {
     "norm_eps": 1e-5,
 }
 
-MODELS: dict[str, tuple[type[Model], ModelConfig]] = {
-    "vit_tiny_patch16_224": (ViT, ViTConfig(**TINY, **VIT)),
-    "vit_small_patch16_224": (ViT, ViTConfig(**SMALL, **VIT)),
-    "vit_base_patch16_224": (ViT, ViTConfig(**BASE, **VIT)),
-    "vit_base_patch32_224": (ViT, ViTConfig(**BASE, **VIT, patch_size=32)),
-    "vit_large_patch16_224": (ViT, ViTConfig(**LARGE, **VIT)),
-    "vit_large_patch32_224": (ViT, ViTConfig(**LARGE, **VIT, patch_size=32)),
-    "vit_huge_patch14_224": (ViT, ViTConfig(**HUGE, **VIT, patch_size=14)),
-    "deit_tiny_patch16_224": (ViT, ViTConfig(**TINY, **DEIT)),
-    "deit_small_patch16_224": (ViT, ViTConfig(**SMALL, **DEIT)),
-    "deit_base_patch16_224": (ViT, ViTConfig(**BASE, **DEIT)),
-    "deit_tiny_distilled_patch16_224": (ViT, ViTConfig(**TINY, **DEIT, distillation=True)),
-    "deit_small_distilled_patch16_224": (ViT, ViTConfig(**SMALL, **DEIT, distillation=True)),
-    "deit_base_distilled_patch16_224": (ViT, ViTConfig(**BASE, **DEIT, distillation=True)),
-    "openai-gpt": (
-        CausalLM,
-        CausalLMConfig(**BASE, norm_placement="post", vocab_size=40478, max_len=512, init="gpt"),
+CLASSES: dict[type[ModelConfig], type[Model]] = {
+    CLIPConfig: CLIP,
+    CausalLMConfig: CausalLM,
+    EncoderDecoderConfig: EncoderDecoder,
+    MaskedLMConfig: MaskedLM,
+    ResNetConfig: ResNet,
+    T5Config: T5,
+    ViTConfig: ViT,
+}
+
+MODELS: dict[str, ModelConfig] = {
+    "vit_tiny_patch16_224": ViTConfig(**TINY, **VIT),
+    "vit_small_patch16_224": ViTConfig(**SMALL, **VIT),
+    "vit_base_patch16_224": ViTConfig(**BASE, **VIT),
+    "vit_base_patch32_224": ViTConfig(**BASE, **VIT, patch_size=32),
+    "vit_large_patch16_224": ViTConfig(**LARGE, **VIT),
+    "vit_large_patch32_224": ViTConfig(**LARGE, **VIT, patch_size=32),
+    "vit_huge_patch14_224": ViTConfig(**HUGE, **VIT, patch_size=14),
+    "deit_tiny_patch16_224": ViTConfig(**TINY, **DEIT),
+    "deit_small_patch16_224": ViTConfig(**SMALL, **DEIT),
+    "deit_base_patch16_224": ViTConfig(**BASE, **DEIT),
+    "deit_tiny_distilled_patch16_224": ViTConfig(**TINY, **DEIT, distillation=True),
+    "deit_small_distilled_patch16_224": ViTConfig(**SMALL, **DEIT, distillation=True),
+    "deit_base_distilled_patch16_224": ViTConfig(**BASE, **DEIT, distillation=True),
+    "openai-gpt": CausalLMConfig(
+        **BASE, norm_placement="post", vocab_size=40478, max_len=512, init="gpt"
     ),
-    "gpt2": (CausalLM, CausalLMConfig(**BASE, **GPT2)),
-    "gpt2-medium": (CausalLM, CausalLMConfig(**LARGE, **GPT2)),
-    "gpt2-large": (
-        CausalLM,
-        CausalLMConfig(d_model=1280, n_layers=36, n_heads=20, d_ff=5120, **GPT2),
+    "gpt2": CausalLMConfig(**BASE, **GPT2),
+    "gpt2-medium": CausalLMConfig(**LARGE, **GPT2),
+    "gpt2-large": CausalLMConfig(d_model=1280, n_layers=36, n_heads=20, d_ff=5120, **GPT2),
+    "gpt2-xl": CausalLMConfig(d_model=1600, n_layers=48, n_heads=25, d_ff=6400, **GPT2),
+    "bert-base-uncased": MaskedLMConfig(**BASE, next_sentence=True),
+    "bert-base-cased": MaskedLMConfig(**BASE, vocab_size=28996, next_sentence=True),
+    "bert-large-uncased": MaskedLMConfig(**LARGE, next_sentence=True),
+    "bert-large-cased": MaskedLMConfig(**LARGE, vocab_size=28996, next_sentence=True),
+    "roberta-base": MaskedLMConfig(**BASE, **ROBERTA),
+    "roberta-large": MaskedLMConfig(**LARGE, **ROBERTA),
+    "distilbert-base-uncased": MaskedLMConfig(**{**BASE, "n_layers": 6}, n_segments=0),
+    "transformer_base": EncoderDecoderConfig(),
+    "transformer_big": EncoderDecoderConfig(d_model=1024, n_heads=16, d_ff=4096, dropout=0.3),
+    "t5-small": T5Config(),
+    "t5-base": T5Config(**BASE),
+    "t5-large": T5Config(**LARGE),
+    "clip-vit-base-patch32": CLIPConfig(),
+    "clip-vit-base-patch16": CLIPConfig(patch_size=16),
+    "clip-vit-large-patch14": CLIPConfig(
+        **BASE,
+        **{f"image_{name}": value for name, value in LARGE.items()},
+        patch_size=14,
+        d_embed=768,
     ),
-    "gpt2-xl": (
-        CausalLM,
-        CausalLMConfig(d_model=1600, n_layers=48, n_heads=25, d_ff=6400, **GPT2),
-    ),
-    "bert-base-uncased": (MaskedLM, MaskedLMConfig(**BASE, next_sentence=True)),
-    "bert-base-cased": (MaskedLM, MaskedLMConfig(**BASE, vocab_size=28996, next_sentence=True)),
-    "bert-large-uncased": (MaskedLM, MaskedLMConfig(**LARGE, next_sentence=True)),
-    "bert-large-cased": (MaskedLM, MaskedLMConfig(**LARGE, vocab_size=28996, next_sentence=True)),
-    "roberta-base": (MaskedLM, MaskedLMConfig(**BASE, **ROBERTA)),
-    "roberta-large": (MaskedLM, MaskedLMConfig(**LARGE, **ROBERTA)),
-    "distilbert-base-uncased": (
-        MaskedLM,
-        MaskedLMConfig(**{**BASE, "n_layers": 6}, n_segments=0),
-    ),
-    "transformer_base": (EncoderDecoder, EncoderDecoderConfig()),
-    "transformer_big": (
-        EncoderDecoder,
-        EncoderDecoderConfig(d_model=1024, n_heads=16, d_ff=4096, dropout=0.3),
-    ),
-    "t5-small": (T5, T5Config()),
-    "t5-base": (T5, T5Config(**BASE)),
-    "t5-large": (T5, T5Config(**LARGE)),
-    "clip-vit-base-patch32": (CLIP, CLIPConfig()),
-    "clip-vit-base-patch16": (CLIP, CLIPConfig(patch_size=16)),
-    "clip-vit-large-patch14": (
-        CLIP,
-        CLIPConfig(
-            **BASE,
-            **{f"image_{name}": value for name, value in LARGE.items()},
-            patch_size=14,
-            d_embed=768,
-        ),
-    ),
-    **{f"resnet{depth}": (ResNet, ResNetConfig(depth=depth)) for depth in (18, 34, 50, 101, 152)},
+    **{f"resnet{depth}": ResNetConfig(depth=depth) for depth in (18, 34, 50, 101, 152)},
 }
 
 
@@ -115,10 +107,11 @@ def create(name: str, **overrides: Any) -> Model:
         >>> model(torch.zeros(1, 3, 224, 224)).shape
         torch.Size([1, 10])
     """
-    model_class, config = MODELS[_check_name(name, MODELS, "model")]
+    check_choice("name", name, list_models())
+    config = MODELS[name]
     for field in overrides:
-        _check_name(field, [f.name for f in fields(config)], type(config).__name__ + " field")
-    return model_class(replace(config, **overrides))
+        check_choice(f"field of {type(config).__name__}", field, list(vars(config)))
+    return CLASSES[type(config)](replace(config, **overrides))
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -132,11 +125,3 @@ def list_models(pattern: str = "*") -> list[str]:
         ['gpt2', 'gpt2-large', 'gpt2-medium', 'gpt2-xl']
     """
     return sorted(name for name in MODELS if fnmatchcase(name, pattern))
-
-
-def _check_name(name: str, known: Collection[str], what: str) -> str:
-    if name not in known:
-        close = get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise InputError(f"is not a known {what}{hint}", option=name)
-    return name

@@ -68,14 +68,14 @@ class T5Config(EncoderDecoderConfig):
 class RelativeBias(nn.Module):
     """Learned bias for each head and bucket of relative positions (section 2.1).
 
-    Half of the buckets of a direction hold one distance each. The widths of the others grow
-    geometrically up to `max_distance`, and the last one holds all larger distances.
+    Half of the buckets of a direction hold one distance each. The widths of the other buckets grow
+    geometrically up to `max_distance`, and the last bucket holds all larger distances.
 
     Args:
         n_heads: H.
         n_buckets: Number of buckets.
         max_distance: Distance from which on all distances share the last bucket.
-        bidirectional: Keys may be ahead of the query; half of the buckets are for them.
+        bidirectional: Keys may be ahead of the query; half of the buckets are for such keys.
     """
 
     def __init__(

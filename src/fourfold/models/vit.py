@@ -15,7 +15,6 @@ from fourfold.core.config import Activation, Init, TransformerConfig
 from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.init import INITS, initialize, vaswani
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 from fourfold.models.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
@@ -71,14 +70,12 @@ class ViTConfig(TransformerConfig):
                 f"must be stem for positions {self.positions}, got {self.positions_at}",
                 option="positions_at",
             )
-        for field in ("image_size", "patch_size", "n_channels", "n_classes", "representation_size"):
-            check_positive(field, getattr(self, field))
         if self.distillation and self.pool != "cls":
             raise InputError("must be cls for a model with distillation, got mean", option="pool")
 
 
 class ViT(Model):
-    """Vision Transformer: a classifier of images that are read as sequences of patches.
+    """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
     Args:
         config: The model.
@@ -127,21 +124,13 @@ class ViT(Model):
         shared = config.positions_at == "layers_shared"
         return PositionedStack(config, config.positions, shared=shared, length=length)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, side, side).
+    def encode(self, images: Tensor) -> Tensor:
+        """Compute the final hidden states (B, prefix + N, D) of images (B, C, side, side).
 
         Raises:
             InputError: The images do not have the size or channels of the config.
         """
-        return self.logits(self.hidden(images))
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Compute the final hidden states (B, prefix + N, D) of images (B, C, side, side)."""
         return self.stack(self.embed(images))
-
-    def hidden(self, images: Tensor) -> Tensor:
-        """Compute the input of the heads, which for this family is the output of `encode`."""
-        return self.encode(images)
 
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, prefix + N, D) to logits (B, K).

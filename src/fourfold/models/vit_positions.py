@@ -1,7 +1,7 @@
-"""Position encodings of ViT's Table 8: axial, relative, and added in every layer.
+"""Position embeddings of Vision Transformers: axial, relative, and added in every layer.
 
-Dosovitskiy et al. 2020, appendix D.4. Shapes: B batch, T tokens (prefix and N patches), D model
-width, H heads.
+Dosovitskiy et al. 2020, appendix D.4, compare these variants in Table 8. Shapes:
+B batch, T tokens (prefix and N patches), D model width, H heads.
 """
 
 import math
@@ -113,7 +113,7 @@ class PositionedStack(Stack):
     Args:
         config: Config of the stack.
         positions: relative, learned or learned2d.
-        shared: All blocks add the same table.
+        shared: Add the same table in all blocks.
         length: T.
     """
 

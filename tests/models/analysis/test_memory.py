@@ -116,7 +116,7 @@ def test_activations_of_an_lstm_match_autograd(depth: int) -> None:
             storages[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    stack = LSTMStack(64, 256, depth)
+    stack = LSTMStack(config)
     weights = {p.untyped_storage().data_ptr() for p in stack.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         stack(torch.randn(B, T, 64).requires_grad_() * 1.0)

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.errors import InputError
@@ -23,12 +21,11 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.weight_transfer import (
+from fourfold.models.finetuning.position_interpolation import (
     INTERPOLATIONS,
-    TransferReport,
-    resize_grid,
-    transfer,
+    interpolate_positions,
 )
+from fourfold.models.finetuning.weight_transfer import TransferReport, transfer
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
 TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 29, "max_len": 16}
@@ -248,7 +245,7 @@ def test_positions_are_interpolated_to_another_resolution(method: str, side: int
     assert method in report.resized[0][2]
     old, new = source.embed.positions.weight, target.embed.positions.weight
     assert torch.equal(new[0], old[0])  # the class token has its place
-    torch.testing.assert_close(new, resize_grid(old, new, method))
+    torch.testing.assert_close(new, interpolate_positions(old, new, method))
     assert target(torch.randn(1, 3, side, side, dtype=torch.float64)).isfinite().all()
 
 
@@ -256,7 +253,7 @@ def test_fixed_positions_become_a_learned_table() -> None:
     source, target = images(12, "sincos2d", pool="mean"), images(24, "learned", pool="mean")
     report = transfer(target, source)
     assert names(report.resized) == {"embed.positions.weight"}
-    expected = resize_grid(
+    expected = interpolate_positions(
         source.embed.positions.weight, target.embed.positions.weight, "bicubic_antialias"
     )
     assert torch.equal(target.embed.positions.weight, expected)
@@ -268,46 +265,6 @@ def test_class_token_without_source_is_new() -> None:
     report = transfer(target, source)
     assert "embed.prefix" in names(report.new)
     assert torch.equal(target.embed.positions.weight[0], fresh)
-
-
-def grid(side: int) -> Tensor:
-    return torch.randn(1 + side * side, 5, generator=torch.Generator().manual_seed(side))
-
-
-@pytest.mark.parametrize(("a", "b"), [(6, 9), (9, 6), (14, 24), (3, 4)])
-def test_zoom_equals_scipy(a: int, b: int) -> None:
-    """google-research/vision_transformer: zoom of order 1 over the grid."""
-    ndimage = pytest.importorskip("scipy.ndimage")
-    old = grid(a)
-    expected = ndimage.zoom(old[1:].reshape(a, a, 5).numpy(), (b / a, b / a, 1), order=1)
-    made = resize_grid(old, torch.zeros(1 + b * b, 5), "zoom")
-    np.testing.assert_allclose(made[1:].reshape(b, b, 5).numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("bicubic", {"mode": "bicubic", "align_corners": False}),
-        ("bicubic_antialias", {"mode": "bicubic", "antialias": True}),
-        ("bilinear", {"mode": "bilinear", "antialias": False}),
-    ],
-)
-def test_other_interpolations_equal_torch_and_differ(method: str, options: dict[str, Any]) -> None:
-    old = grid(14)
-    for b in (24, 7):
-        made = resize_grid(old, torch.zeros(1 + b * b, 5), method)[1:]
-        image = old[1:].reshape(1, 14, 14, 5).permute(0, 3, 1, 2)
-        expected = F.interpolate(image, size=(b, b), **options).permute(0, 2, 3, 1).reshape(-1, 5)
-        torch.testing.assert_close(made, expected)
-    shrunk = {m: resize_grid(old, torch.zeros(50, 5), m) for m in INTERPOLATIONS}
-    others = [m for m in INTERPOLATIONS if m != method]
-    assert all((shrunk[method] - shrunk[m]).abs().max() > 0.01 for m in others)
-
-
-@pytest.mark.parametrize("method", INTERPOLATIONS)
-def test_grid_of_the_same_size_is_unchanged(method: str) -> None:
-    old = grid(7)
-    assert torch.equal(resize_grid(old, torch.zeros(50, 5), method), old)
 
 
 def test_report_merges_equal_layers() -> None:

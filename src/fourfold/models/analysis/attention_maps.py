@@ -4,6 +4,7 @@ Shapes: T queries, S keys.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -41,14 +42,9 @@ def attention_maps(
         weights = module.weights(*args, mask=kwargs["mask"], bias=kwargs.get("bias"))
         maps.append(weights[0].mean(0).float().cpu())
 
-    hooks = [
-        module.register_forward_pre_hook(record, with_kwargs=True)
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] == module_name
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name.rpartition(".")[2] == module_name:
+                hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
         forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return maps

@@ -1,8 +1,8 @@
 """Parameters and forward FLOPs of a model, divided into embeddings, blocks and head.
 
-FLOPs are counted by torch's `FlopCounterMode` on the meta device, so no weights are needed. They
-are those of matrix products: one multiply-add is two FLOPs; norms, activations, softmax and biases
-do not count (as in ViT's Table 6). A causal mask does not reduce the FLOPs of attention.
+torch's `FlopCounterMode` counts the FLOPs of matrix products on the meta device, which needs no
+weights. One multiply-add is two FLOPs. Norms, activations, softmax and biases do not count (as in
+ViT's Table 6). A causal mask does not reduce the FLOPs of attention.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.hooks import RemovableHandle
 
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
@@ -40,14 +39,14 @@ class CostBreakdown:
 
     @property
     def total(self) -> int:
-        """The sum over the whole model."""
+        """The sum of the three parts."""
         return self.embeddings + self.blocks + self.head
 
 
 def parameters(model: nn.Module) -> CostBreakdown:
     """Count the parameters of a model, which may be on the meta device.
 
-    A shared matrix counts once, in the embeddings.
+    A matrix that embeddings and head share counts once, in the embeddings.
     """
     counts = {"embeddings": 0, "blocks": 0, "head": 0}
     seen: set[int] = set()
@@ -91,21 +90,18 @@ def forward_flops(
         >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"
         '17.6 GMACs'
     """
-    counts = {"embeddings": 0, "blocks": 0}
     inputs = _inputs(model, length, source)
     weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     on_meta = {name: tensor.detach().to("meta") for name, tensor in weights.items()}
-    with FlopCounterMode(display=False) as counter:
-        hooks = _count_children(model, counter, counts)
-        try:
-            # The naive backend, because torch does not count the products of every fused kernel.
-            with torch.no_grad(), attention_backend("naive"):
-                functional_call(model, on_meta, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-    head = counter.get_total_flops() - counts["embeddings"] - counts["blocks"]
-    return CostBreakdown(counts["embeddings"], counts["blocks"], round(head * head_fraction))
+    # The naive backend, because torch does not count the products of every fused kernel.
+    with FlopCounterMode(display=False) as counter, attention_backend("naive"), torch.no_grad():
+        functional_call(model, on_meta, inputs)
+    flops = {"embeddings": 0, "blocks": 0, "head": 0}
+    by_module = counter.get_flop_counts()
+    for name, child in model.named_children():
+        flops[_section(child)] += sum(by_module.get(f"{type(model).__name__}.{name}", {}).values())
+    head = counter.get_total_flops() - flops["embeddings"] - flops["blocks"]
+    return CostBreakdown(flops["embeddings"], flops["blocks"], round(head * head_fraction))
 
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
@@ -151,23 +147,3 @@ def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tenso
                 inputs.append(torch.zeros(1, source, dtype=torch.long))
             inputs.append(torch.zeros(1, length, dtype=torch.long))
     return tuple(inputs)
-
-
-def _count_children(
-    model: nn.Module, counter: FlopCounterMode, counts: dict[str, int]
-) -> list[RemovableHandle]:
-    """Add the FLOPs of embeddings and blocks to `counts` whenever one of these modules runs."""
-    hooks: list[RemovableHandle] = []
-    before: dict[nn.Module, int] = {}
-
-    def start(module: nn.Module, args: object) -> None:
-        before[module] = counter.get_total_flops()
-
-    def stop(module: nn.Module, args: object, output: object) -> None:
-        counts[_section(module)] += counter.get_total_flops() - before[module]
-
-    for child in model.children():
-        if _section(child) != "head":
-            hooks.append(child.register_forward_pre_hook(start))
-            hooks.append(child.register_forward_hook(stop))
-    return hooks

@@ -1,4 +1,4 @@
-"""Memory of a training step, estimated from a config, and the largest micro-batch that fits.
+"""Memory of a training step in bytes, estimated from a config, and the largest micro-batch.
 
 Activations are the tensors that autograd stores for the backward pass of a block with a fused
 attention kernel. Such a kernel stores no (T, T) weights, so memory is proportional to the tokens.
@@ -29,7 +29,7 @@ LSTM_VALUES_PER_UNIT = 17.4
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device at the end of a forward pass, the peak of a training step."""
+    """Memory of one device in bytes at the end of a forward pass, the peak of a training step."""
 
     weights: int
     gradients: int
@@ -39,7 +39,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
+        """The sum of all parts in bytes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -158,7 +158,7 @@ class _ActivationCounter:
         return self.narrow != self.wide
 
     def stack(self, depth: int, tokens: int, source: int = 0) -> int:
-        """Count `depth` blocks, the final norm of pre-norm blocks, and the memory of a decoder."""
+        """Count the bytes of `depth` blocks, of a final norm, and of the memory of a decoder."""
         block = self._attention(tokens, None) + self._feed_forward(tokens)
         if source:
             block += self._attention(tokens, source)
@@ -167,7 +167,10 @@ class _ActivationCounter:
         return depth * block + self.config.d_model * (final_norm + memory)
 
     def _norm(self, n_matrices: int) -> int:
-        """Count input and output of a norm at one position; autocast copies the output."""
+        """Count the bytes of input and output of a norm at one position.
+
+        Autocast copies the output once for each matrix that reads the output.
+        """
         copies = n_matrices if self.mixed else 1
         return self.config.d_model * (self.wide + copies * self.narrow)
 
@@ -240,8 +243,7 @@ def split_batch(
         )
     share = total // devices
     for accumulation in range(1, share + 1):
-        if exact and share % accumulation:
-            continue
-        if fits(share // accumulation):
+        divides = not exact or share % accumulation == 0
+        if divides and fits(share // accumulation):
             return share // accumulation, accumulation
     raise InputError("must be larger: not even the smallest micro-batch fits", option="--memory")

@@ -1,6 +1,6 @@
 """ResNet baseline with torchvision's layers (He et al. 2015).
 
-It is the baseline of ViT's Figure 4 and the teacher of DeiT, and has no transformer blocks. Shapes:
+ResNets are the baseline of ViT's Figure 4 and the teachers of DeiT. Shapes:
 B batch, C channels, D width of the pooled features, K classes.
 """
 
@@ -10,7 +10,6 @@ from typing import Literal, Self
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
-from fourfold.core.validation import check_positive, check_types
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 
@@ -31,8 +30,9 @@ class ResNetConfig(ModelConfig):
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        stem: imagenet (7x7 with stride 2, then max pooling with stride 2), pooled (3x3, then that
-            pooling) or cifar (3x3 alone). It reduces the side of an image to 1/4, 1/2 or 1.
+        stem: First layers: imagenet (7x7 convolution with stride 2, then max pooling with stride
+            2), pooled (3x3 convolution, then max pooling with stride 2) or cifar (3x3 convolution
+            alone). The stem reduces the side of an image to 1/4, 1/2 or 1.
         image_size: Side of the square image in pixels.
         n_channels: C.
         n_classes: K; None in a recipe means the number of classes of the data.
@@ -48,13 +48,11 @@ class ResNetConfig(ModelConfig):
     n_classes: int | None = 1000
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         if self.depth not in STAGES:
             raise InputError(
                 f"must be one of {', '.join(map(str, STAGES))}, got {self.depth}", option="depth"
             )
-        for field in ("image_size", "n_channels", "n_classes"):
-            check_positive(field, getattr(self, field))
 
     @property
     def d_model(self) -> int:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from fourfold.core.validation import check_choice, check_range, check_types
 from fourfold.errors import InputError
-from fourfold.models.finetuning.weight_transfer import INTERPOLATIONS
+from fourfold.models.finetuning.position_interpolation import INTERPOLATIONS
 
 
 @dataclass(frozen=True)

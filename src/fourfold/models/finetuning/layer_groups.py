@@ -1,4 +1,4 @@
-"""Layer index of each parameter, for freezing and layer-wise learning-rate decay."""
+"""Layer index of each parameter, for freezing of layers and layer-wise learning-rate decay."""
 
 import re
 
@@ -16,8 +16,8 @@ def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
     """Return the layer index of each parameter by name, and the layer index of the head.
 
     The index is 0 for embeddings, i + 1 for block i, and the number of blocks + 1 for the head. A
-    final norm belongs to the last block, and so does a stack without blocks. The four stages of a
-    ResNet count as blocks.
+    final norm and the parameters of a stack without blocks have the index of the last block. The
+    four stages of a ResNet count as blocks.
 
     Example:
         >>> from fourfold.models import create

@@ -1,4 +1,4 @@
-"""LoRA: low-rank updates of frozen linear layers, and their merging (Hu et al. 2021).
+"""LoRA: low-rank updates of frozen linear layers, and the merging of updates (Hu et al. 2021).
 
 Shapes: D input and E output width of a layer, R rank.
 """
@@ -18,13 +18,13 @@ from fourfold.kernels.dropout import Dropout
 class LoRALinear(nn.Module):
     """Linear layer with a low-rank update: x W^T + b + (alpha / R) (x A^T) B^T (section 4.1).
 
-    Only A (R, D) and B (E, R) are trained. B is initialized to 0, so that the layer is unchanged at
-    first.
+    Only A (R, D) and B (E, R) are trained. B is initialized to 0, which leaves the output of the
+    layer unchanged at first.
 
     Args:
         base: The linear layer.
         rank: R.
-        alpha: Scale of the update, which is multiplied by alpha / R.
+        alpha: Scale; the update is multiplied by alpha / R.
         dropout: Dropout probability of the input of A.
 
     Raises:
@@ -89,7 +89,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def is_lora(name: str) -> bool:
-    """Return True if a parameter of this name is A or B of a `LoRALinear`."""
+    """Return True if `name` is the name of the parameter A or B of a `LoRALinear`."""
     return name.endswith((".a", ".b"))
 
 

@@ -1,21 +1,19 @@
 """Weight transfer between models: matching names, resized tables, and a report of each tensor.
 
-Shapes: V vocabulary, N positions, D model width, S side of a grid of patches.
+`fourfold.models.finetuning.position_interpolation` resizes the position embeddings of images.
 """
 
-import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.embeddings import PatchEmbedding
-from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
+from fourfold.models.finetuning.position_interpolation import interpolate_positions
 
 # Prefixes of names in the source and in the target, by the role of the source: the whole model, or
 # the encoder or decoder of an encoder-decoder. Names with other prefixes are not transferred.
@@ -39,14 +37,6 @@ PREFIXES_BY_ROLE: dict[str, dict[str, str]] = {
 POOLER = {"next_sentence.pool.": "classifier.pool."}
 # Attributes of configs that describe a second stack.
 SECOND_STACKS = ("encoder", "image_tower")
-# Interpolation of a grid of position embeddings (ViT, section 3.2), as arguments of
-# torch.nn.functional.interpolate.
-INTERPOLATIONS: dict[str, dict[str, object]] = {
-    "bicubic_antialias": {"mode": "bicubic", "antialias": True},  # timm
-    "bicubic": {"mode": "bicubic"},  # DeiT
-    "bilinear": {"mode": "bilinear"},  # timm, for Google's own files
-    "zoom": {"mode": "bilinear", "align_corners": True},  # Google: zoom of order 1 of scipy.ndimage
-}
 # Fields that must be equal in two stacks. Some of them do not change the shape of a weight.
 LAYER_FIELDS = (
     "d_model",
@@ -104,7 +94,7 @@ def transfer(
     tokens: tuple[Tensor, Tensor] | None = None,
     interpolation: str = "bicubic_antialias",
 ) -> TransferReport:
-    """Copy the matching weights of `source` into `target`, in place.
+    """Copy the weights of `source` into the tensors of `target` with matching names, in place.
 
     Args:
         target: Model whose parameters are overwritten.
@@ -114,26 +104,29 @@ def transfer(
             target.
         tokens: Ids of the same tokens in the vocabularies of source and target, each (n,) int64;
             None means that both vocabularies are equal.
-        interpolation: Interpolation of grids of positions, a row of `INTERPOLATIONS`.
+        interpolation: Interpolation of the position embeddings of images, a row of
+            `position_interpolation.INTERPOLATIONS`.
 
     Raises:
         InputError: The layers differ in width, norm, activation or number of heads, or no tensor
             matches.
     """
-    check_choice("pos_embed_interpolation", interpolation, tuple(INTERPOLATIONS))
-    check_choice("role", role, tuple(PREFIXES_BY_ROLE))
     _check_same_layers(source.config, target.config, role)
     stored = {**(more or {}), **source.state_dict()}
     prefixes = {**_pooler_prefixes(stored, target), **PREFIXES_BY_ROLE[role]}
     available = _rename_all({**dict(source.named_buffers()), **stored}, prefixes)
     source_grids = _rename_all(_grids(source), prefixes)
-    rules = _Rules(source_grids.keys(), _grids(target), tokens, interpolation)
+    target_grids = _grids(target)
     wanted = target.state_dict()
     folded = _fold_segment(available, wanted)
     report = TransferReport()
     used = set[str]()
     for name, old in wanted.items():
-        value, rule = rules.match(name, available.get(name), old)
+        value: Tensor | None = None
+        rule = ""
+        is_grid = name in target_grids
+        if name in available and is_grid == (name in source_grids):
+            value, rule = _convert(name, available[name], old, is_grid, tokens, interpolation)
         if value is None:
             report.new.append((name, tuple(old.shape), ""))
             continue
@@ -160,80 +153,42 @@ def transfer(
     return report
 
 
-class _Rules:
-    """Rules by which tensors of a source become tensors of a target.
+def _convert(
+    name: str,
+    old: Tensor,
+    new: Tensor,
+    is_grid: bool,
+    tokens: tuple[Tensor, Tensor] | None,
+    interpolation: str,
+) -> tuple[Tensor | None, str]:
+    """Return the value of a tensor of the target, or None for its initial value, and the rule.
 
     Args:
-        old_grids: Names of the position tables of patches in the source.
-        new_grids: Names of the position tables of patches in the target.
+        name: Name of the tensor in the target.
+        old: Tensor of the source.
+        new: Tensor of the target.
+        is_grid: Both tensors are position embeddings of image patches.
         tokens: As for `transfer`.
         interpolation: As for `transfer`.
     """
-
-    def __init__(
-        self,
-        old_grids: Collection[str],
-        new_grids: Collection[str],
-        tokens: tuple[Tensor, Tensor] | None,
-        interpolation: str,
-    ) -> None:
-        self.old_grids = old_grids
-        self.new_grids = new_grids
-        self.tokens = tokens
-        self.interpolation = interpolation
-
-    def match(self, name: str, old: Tensor | None, new: Tensor) -> tuple[Tensor | None, str]:
-        """Return the value of a tensor of the target, None for its initial value, and the rule."""
-        is_grid = name in self.new_grids
-        if old is None or is_grid != (name in self.old_grids):
-            return None, ""
-        has_token_rows = name.endswith(VOCABULARY)
-        if has_token_rows and self.tokens is not None:
-            value = new.clone()
-            old_ids, new_ids = self.tokens
-            # A tokenizer may have more tokens than its model has rows.
-            shared = (old_ids < len(old)) & (new_ids < len(new))
-            value[new_ids[shared]] = old[old_ids[shared]].to(new)
-            return value, f"{int(shared.sum())} of its rows, token by token"
-        if old.shape == new.shape:
-            return old, ""
-        if is_grid:
-            return resize_grid(old, new, self.interpolation), f"{self.interpolation} interpolation"
-        if (has_token_rows or name.endswith(EXTENDABLE)) and old.shape[1:] == new.shape[1:]:
-            value = new.clone()
-            n_rows = min(len(old), len(new))
-            value[:n_rows] = old[:n_rows].to(new)
-            return value, f"its first {n_rows} rows"
-        return None, ""  # a head with another number of classes
-
-
-def resize_grid(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
-    """Interpolate positions (prefix + S*S, D) of a square grid to a grid of another size.
-
-    Rows before the grid (class and distillation token) are copied if both tables have them.
-
-    Args:
-        old: Table of the source.
-        new: Table of the target, whose values are used for rows that `old` does not have.
-        interpolation: A row of `INTERPOLATIONS`.
-
-    Example:
-        >>> table = torch.zeros(1 + 24 * 24, 8)
-        >>> resize_grid(torch.randn(1 + 14 * 14, 8), table, "bicubic").shape
-        torch.Size([577, 8])
-    """
-    check_choice("pos_embed_interpolation", interpolation, tuple(INTERPOLATIONS))
-    old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
-    old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
-    grid = old[old_prefix:].float().T.reshape(1, -1, old_side, old_side)  # (1, D, S, S)
-    if old_side != new_side:
-        options: dict[str, Any] = INTERPOLATIONS[interpolation]
-        grid = F.interpolate(grid, size=(new_side, new_side), **options)
-    result = new.clone()
-    result[new_prefix:] = grid[0].flatten(1).T.to(new)
-    n_copied = min(old_prefix, new_prefix)
-    result[:n_copied] = old[:n_copied].to(new)
-    return result
+    has_token_rows = name.endswith(VOCABULARY)
+    if has_token_rows and tokens is not None:
+        value = new.clone()
+        old_ids, new_ids = tokens
+        # A tokenizer may have more tokens than its model has rows.
+        shared = (old_ids < len(old)) & (new_ids < len(new))
+        value[new_ids[shared]] = old[old_ids[shared]].to(new)
+        return value, f"{int(shared.sum())} of its rows, token by token"
+    if old.shape == new.shape:
+        return old, ""
+    if is_grid:
+        return interpolate_positions(old, new, interpolation), f"{interpolation} interpolation"
+    if (has_token_rows or name.endswith(EXTENDABLE)) and old.shape[1:] == new.shape[1:]:
+        value = new.clone()
+        n_rows = min(len(old), len(new))
+        value[:n_rows] = old[:n_rows].to(new)
+        return value, f"its first {n_rows} rows"
+    return None, ""  # a head with another number of classes
 
 
 def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> set[str]:
