@@ -874,6 +874,25 @@ def test_an_older_table_does_not_hide_what_another_has_of_the_same_run(
     assert not children.asked
 
 
+def test_outdated_record_is_kept_until_another_run_replaces_it(
+    here: Path, children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, recipe = ["reproduce", "p/t", "--tier", "laptop"], own_recipes(here)
+    assert main(command) == 0
+    shutil.rmtree("runs")
+    before, text = cells(here / "results/p/t/laptop"), recipe.read_text()
+    recipe.write_text(text.replace("d_ff: ", "d_ff: 1"))
+    for _ in range(2):  # the second command reads the record of the first one
+        main([*command, "--budget", "0.001s"])
+    assert not any(cells(here / "results/p/t/laptop").values())
+    recipe.write_text(text)  # the change is reverted
+    children.asked.clear()
+    assert main(command) == 0
+    assert not children.asked
+    assert cells(here / "results/p/t/laptop") == before
+    assert "outdated" not in json.loads(Path("results/p/t/laptop/provenance.json").read_text())
+
+
 def test_what_another_process_adds_meanwhile_stays(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:

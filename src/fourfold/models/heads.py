@@ -3,8 +3,6 @@
 Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from fourfold.core.feed_forward import ACTIVATIONS
@@ -79,7 +77,9 @@ class VocabularyHead(nn.Module):
         targets: Tensor,
         *,
         weights: Tensor | None = None,
-        **options: Any,
+        label_smoothing: float = 0.0,
+        label_smoothing_type: str = "uniform",
+        normalizer: Tensor | float | None = None,
     ) -> Tensor:
         """Compute the cross-entropy of the next token without holding all logits.
 
@@ -87,8 +87,10 @@ class VocabularyHead(nn.Module):
             hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
             targets: Token ids (...); `fourfold.losses.IGNORE_INDEX` (-100) does not count.
             weights: (...) factor on the loss of each target; None means 1.
-            options: Further options of `fourfold.losses.linear_cross_entropy`, such as
-                `label_smoothing` and `normalizer`.
+            label_smoothing: Probability mass that is taken from the target.
+            label_smoothing_type: Distribution of this mass over the vocabulary; see
+                `fourfold.losses.smoothing_weights`.
+            normalizer: Divisor of the sum; None means the number of valid targets.
 
         Returns:
             A scalar in fp32 (fp64 for fp64 inputs).
@@ -105,7 +107,9 @@ class VocabularyHead(nn.Module):
             *self.output(hidden.flatten(0, -2)),
             targets.flatten(),
             weights=None if weights is None else weights.flatten(),
-            **options,
+            label_smoothing=label_smoothing,
+            label_smoothing_type=label_smoothing_type,
+            normalizer=normalizer,
         )
 
     def forward(self, h: Tensor) -> Tensor:

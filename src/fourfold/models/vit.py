@@ -124,6 +124,14 @@ class ViT(Model):
         shared = config.positions_at == "layers_shared"
         return PositionedStack(config, config.positions, shared=shared, length=length)
 
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute logits (B, K) of images (B, C, side, side).
+
+        Raises:
+            InputError: The images do not have the size or channels of the config.
+        """
+        return self.logits(self.hidden(images))
+
     def encode(self, images: Tensor) -> Tensor:
         """Compute the final hidden states (B, prefix + N, D) of images (B, C, side, side).
 

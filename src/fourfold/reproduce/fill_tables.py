@@ -147,9 +147,10 @@ def _train(
         current = read_record()  # other processes may have added runs
         n_seeds = max(options.seeds, current.n_seeds(table.name))
         cells, runs = collect_results(table, tier, n_seeds, runs_dir, current, machine)
-        if not runs:
+        if not current.n_seeds(table.name) and not runs:
             return f"no run of {table.name}, tier {tier}, is finished: no table is written"
-        return save(cells, data=data, runs=runs)
+        outdated = current.outdated(table.name, runs)
+        return save(cells, data=data, runs=runs, **({"outdated": outdated} if outdated else {}))
 
     def save_periodically() -> None:
         nonlocal written

@@ -195,7 +195,7 @@ def wordpiece_backend(
     """Return BERT's tokenizer with the given vocabulary and special tokens."""
     model = models.WordPiece(vocab, unk_token=unk_token, max_input_chars_per_word=100)
     backend = bert_backend(model, decoders.WordPiece(), lowercase)
-    backend.add_special_tokens(special)
+    backend.add_special_tokens(list(special))
     return backend
 
 

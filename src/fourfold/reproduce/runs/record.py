@@ -38,16 +38,18 @@ class Record:
     def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
         self.data = data
         self._by_stamp: dict[str, dict[str, Any]] = {}
-        self._titles: set[str] = set()
+        self._by_title: dict[str, dict[str, dict[str, Any]]] = {}  # by table, then by title
         self._n_seeds: dict[str, int] = {}
         for file in files:
             table = "/".join(file.parts[-4:-2])
             about = read_provenance(file)
-            for entry in about.get("runs", ()):
-                self._titles.add(run_title(**{key: entry[key] for key in NAMES}))
+            for entry in (*about.get("runs", ()), *about.get("outdated", ())):
+                entry_data = entry.pop("data", about.get("data", {}))
+                titles = self._by_title.setdefault(table, {})
+                titles[_title(entry)] = {**entry, "data": entry_data}
                 self._n_seeds[table] = max(self.n_seeds(table), entry["seed"] + 1)
                 # Tables share runs, and the record of one of them may be outdated.
-                if self._is_current(about.get("data", {})):
+                if self._is_current(entry_data):
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
@@ -72,7 +74,18 @@ class Record:
 
     def is_outdated(self, run: Run) -> bool:
         """Return True if the run is on record, but with other options or data."""
-        return run.title in self._titles and self.find(run) is None
+        is_recorded = any(run.title in titles for titles in self._by_title.values())
+        return is_recorded and self.find(run) is None
+
+    def outdated(self, table: str, runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the recorded entries of a table whose titles are not among those of `runs`.
+
+        An outdated entry stays on record, because it becomes valid again if the change of its
+        recipe is reverted.
+        """
+        current = {_title(run) for run in runs}
+        entries = self._by_title.get(table, {})
+        return [entry for title, entry in entries.items() if title not in current]
 
     def check_unchanged(self, runs: Iterable[Run]) -> None:
         """Raise InputError if a run directory was started with another config, data or weights."""
@@ -122,6 +135,10 @@ class Record:
         if known := [s for result in results if (s := result.get("seconds")) is not None]:
             return statistics.median(known)
         return None if run.minutes is None else 60 * run.minutes
+
+
+def _title(entry: Mapping[str, Any]) -> str:
+    return run_title(**{key: entry[key] for key in NAMES})
 
 
 def collect_results(
