@@ -113,7 +113,7 @@ def test_pool_last_finds_the_last_real_token_with_either_padding() -> None:
         ("feature_layers", [], r"got \[\]"),
         ("feature_layers", [-2], r"got \[-2\]"),
         ("feature_mix", "mean", "sum, concat, got 'mean'"),
-        ("lstm_width", -1, "negative, got -1"),
+        ("lstm_width", -1, "must be at least 0"),
         ("lstm_layers", 0, "at least 1, got 0"),
     ],
 )

@@ -4,7 +4,7 @@ The defaults are the base model of Vaswani et al. 2017, Table 3. A family extend
 fields of its own (see ``models/``).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from fourfold.core.validation import (
@@ -18,16 +18,23 @@ from fourfold.core.validation import (
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
 Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
-# Integer fields of the configs of models that may be 0.
-MAY_BE_ZERO = ("n_segments", "lstm_width", "eos_id", "decoder_start_token_id")
+# Fields of the configs of models by their range; a config has only some of these fields.
+POSITIVE = (
+    *("d_model", "d_head", "d_value", "d_ff", "d_embed", "hidden_size", "representation_size"),
+    *("n_layers", "n_decoder_layers", "n_heads", "n_buckets", "max_distance", "lstm_layers"),
+    *("vocab_size", "max_len", "n_classes", "image_size", "patch_size", "n_channels"),
+    *("image_d_model", "image_n_layers", "image_n_heads", "image_d_ff"),
+)
+NOT_NEGATIVE = ("n_segments", "lstm_width", "eos_id", "decoder_start_token_id")
+FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Base class of the configs of all models, which checks the type and range of each field.
+    """Base class of the configs of all models, which checks the fields.
 
-    A number is an integer of at least 1 (at least 0 for the fields of `MAY_BE_ZERO`) or a float in
-    [0, 1). A subclass checks the fields that have other ranges.
+    The type of every field is checked, and the range of the fields in `POSITIVE`, `NOT_NEGATIVE`
+    and `FRACTIONS`. A subclass checks the ranges of its other fields.
 
     Raises:
         InputError: A field has a value outside its type or range.
@@ -35,14 +42,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is float:
-                check_fraction(field.name, value)
-            elif field.name not in MAY_BE_ZERO and field.type in (int, int | None):
-                check_positive(field.name, value)
-            elif field.name in MAY_BE_ZERO and value is not None:
-                check_range(field.name, value, minimum=0)
+        values = vars(self)
+        for name in POSITIVE:
+            check_positive(name, values.get(name))
+        for name in NOT_NEGATIVE:
+            check_range(name, values.get(name, 0) or 0, minimum=0)
+        for name in FRACTIONS:
+            check_fraction(name, values.get(name, 0.0))
 
 
 @dataclass(frozen=True)
