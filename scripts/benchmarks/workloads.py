@@ -297,7 +297,7 @@ def _sst2(shape: Shape) -> MaskedTextData:
     """Create the masked LM DataModule of the sentences of SST-2 (Socher et al. 2013)."""
     return MaskedTextData(
         "files",
-        "glue/SST-2/train.tsv.gz",
+        train="glue/SST-2/train.tsv.gz",
         column="sentence",
         documents="line",
         layout="documents",

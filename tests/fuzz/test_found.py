@@ -38,32 +38,32 @@ CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
     ("data",): ({}, "c.yaml:12: data must have a class_path"),
     ("data", "class_path"): (
         "[1, 2]",
-        "c.yaml:12: data must be of type None, got {'class_path': '[1, 2]',",
+        "c.yaml:12: data must be a class, got",
     ),
     ("model", "class_path"): (
         "fourfold.data.ImageData",
         "c.yaml:40: model must be a subclass of Task, got fourfold.data.ImageData",
     ),
-    ("model", "init_args"): (None, "c.yaml:40: model.init_args must be a mapping"),
+    ("model", "init_args"): (None, "c.yaml:40: model must have a mapping as init_args"),
     ("model", "init_args", "optimizer"): (
         "x",
         "c.yaml:77: model.optimizer must be a mapping, got x",
     ),
     ("data", "init_args", "tokenizer"): (1, "c.yaml:26: data.tokenizer must be a mapping, got 1"),
-    ("data", "init_args", "hub"): ("", "c.yaml:16: data.hub must be of type None, got ''"),
+    ("data", "init_args", "hub"): ("", "c.yaml:16: data.hub must be a mapping, got ''"),
     ("checkpoint",): ([], "c.yaml:4: checkpoint must be a mapping, got []"),
     ("trainer",): (7, "c.yaml:109: trainer must be a mapping, got 7"),
     ("trainer", "accelerator"): (
         [1],
-        "c.yaml:110: trainer.accelerator must be of type str, got [1]",
+        "c.yaml:110: trainer.accelerator must be a subclass of Accelerator, got [1]",
     ),
     ("trainer", "deterministic"): (
         2.5,
-        "c.yaml:118: trainer.deterministic must be one of warn, warn or of type",
+        "c.yaml:118: trainer.deterministic must be one of bool, warn, null, got 2.5",
     ),
     ("trainer", "enable_progress_bar"): (
         "y" * 3000,
-        "c.yaml:123: trainer.enable_progress_bar must be of type bool or None, got",
+        "c.yaml:123: trainer.enable_progress_bar must be one of bool, null, got y",
     ),
     ("model", "init_args", "config", "n_heads"): (5, "d_model must be divisible by n_heads (5)"),
     ("model", "init_args", "config", "d_ff"): (-1, "d_ff must be at least 1, got -1"),
@@ -96,7 +96,7 @@ def test_error_of_a_command_line_option_names_no_file(world: World, refused: Ref
 def test_key_that_is_not_a_string(world: World, refused: Refused) -> None:
     content = world.configs["mt"].read_bytes() + b"? {a: 1}\n: 2\n"
     error = refused("fit", "--config=c.yaml", "--run_dir=r", files={"c.yaml": content})
-    assert "c.yaml:32: a key must be a string" in error
+    assert "c.yaml:32: a mapping or list is not a known key" in error
 
 
 def test_lone_surrogate_in_a_config(world: World, refused: Refused) -> None:
@@ -107,7 +107,7 @@ def test_lone_surrogate_in_a_config(world: World, refused: Refused) -> None:
 
 OPTIONS = {
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches must be at least 1, got 0",
-    "trainer.devices=-1": "trainer.devices must be a number from 1 to",
+    "trainer.devices=-1": "should be an int > 0",
     "trainer.devices=99999": "trainer.devices must be a number from 1 to",
     "model.config.d_model=1000000000": "the machine has too little memory",
     "model.config.d_ff=1000000000000000000": "d_ff must be at most 2147483647",
@@ -134,7 +134,7 @@ def test_plan_of_a_model_beyond_the_limits_of_torch(world: World, refused: Refus
 
 def test_plan_of_rows_longer_than_max_len(world: World, refused: Refused) -> None:
     error = refused("plan", "--config", world.configs["tags"], "--model.config.max_len=1")
-    assert "model.config.max_len must be at least 16, the tokens of a row of the data," in error
+    assert "length must be at most max_len (1), got 16" in error
 
 
 def question(**changes: Any) -> bytes:
@@ -193,7 +193,7 @@ def test_invalid_data_file_is_rejected(
 
 def test_image_name_longer_than_the_file_system_allows(world: World, refused: Refused) -> None:
     error = refused("classify", "--checkpoint", world.runs["vit"], stdin=b"x" * 5000)
-    assert "there is no such image file" in error
+    assert "the image cannot be read: File name too long" in error
 
 
 def test_checkpoint_path_longer_than_the_file_system_allows(refused: Refused) -> None:

@@ -172,7 +172,8 @@ def _entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int
         if key.value == "init_args":
             yield from _entries(value, above)
         else:
-            name = f"{above}{key.value}"
+            is_scalar = isinstance(key, yaml.ScalarNode)
+            name = f"{above}{key.value if is_scalar else 'a mapping or list'}"
             yield name, key.start_mark.line + 1, value
             yield from _entries(value, f"{name}.")
 

@@ -198,4 +198,6 @@ def _invalid_class(key: str, value: str, details: str) -> InputError:
     if name not in names and (close := get_close_matches(name, names, n=1)):
         reason = f"; did you mean {close[0]}?"
     kind = re.search(r"subclass of \w+", details)
+    if not kind and not path and not reason:
+        return InputError(f"must be a mapping, got {value!r}", option=key)
     return InputError(f"must be a {kind[0] if kind else 'class'}, got {path}{reason}", option=key)

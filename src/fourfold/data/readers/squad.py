@@ -34,33 +34,43 @@ def read_squad(path: str) -> list[Question]:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
 
     Raises:
-        InputError: If the file is missing, has another format or no question, or if an answer does
-            not stand at its position in the context.
+        InputError: If the file is missing, has another format or no question, or if an answer is
+            not at its position in the context.
     """
+    questions = []
     content = parse_json(read_text(path), path)
-    try:
-        questions = [
-            _parse_question(record, paragraph["context"], path)
-            for article in content["data"]
-            for paragraph in article["paragraphs"]
-            for record in paragraph["qas"]
-        ]
-    except (AttributeError, KeyError, TypeError) as error:
-        problem = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise InputError(f"the file is not in SQuAD's format: {problem}", file=path) from error
+    for article in _field(content, "data", list, path):
+        for paragraph in _field(article, "paragraphs", list, path):
+            context = _field(paragraph, "context", str, path)
+            records = _field(paragraph, "qas", list, path)
+            questions += [_parse_question(path, record, context) for record in records]
     if not questions:
         raise InputError("the file has no questions", file=path)
     return questions
 
 
-def _parse_question(record: Any, context: str, path: str) -> Question:
-    found = [] if record.get("is_impossible") else record["answers"]
-    starts = [answer["answer_start"] for answer in found]
-    answers = [answer["text"] for answer in found]
-    for start, answer in zip(starts, answers, strict=True):
+def _parse_question(path: str, record: Any, context: str) -> Question:
+    name = str(_field(record, "id", str | int, path))
+    location = f"{path}, question {name}"
+    text = _field(record, "question", str, location)
+    is_impossible = bool(record.get("is_impossible"))
+    answers = []
+    starts = []
+    for item in [] if is_impossible else _field(record, "answers", list, location):
+        start = _field(item, "answer_start", int, location)
+        answer = _field(item, "text", str, location)
         if not answer or start < 0 or context[start : start + len(answer)] != answer:
             message = f"the answer {answer!r} is not in the context at character {start}"
-            raise InputError(message, file=f"{path}, question {record['id']}")
-    return Question(
-        str(record["id"]), record["question"], context, answers, starts[0] if starts else -1
-    )
+            raise InputError(message, file=location)
+        answers.append(answer)
+        starts.append(start)
+    return Question(name, text, context, answers, starts[0] if starts else -1)
+
+
+def _field(record: Any, key: str, expected: Any, location: str) -> Any:
+    """Return the value of a key; raise InputError if it is missing or of another type."""
+    value = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(value, expected) or isinstance(value, bool):
+        problem = f"is {str(value)[:60]!r}" if value is not None else "is missing"
+        raise InputError(f"the file is not in SQuAD's format: {key!r} {problem}", file=location)
+    return value

@@ -55,7 +55,8 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
     except FileNotFoundError as error:
         raise UnreadableImage("there is no such image file", file=location) from error
     except Exception as error:  # Pillow's decoders raise many types
-        reason = " ".join(str(error).split()) or type(error).__name__
+        described = getattr(error, "strerror", None) or str(error)
+        reason = " ".join(described.split()) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
             reason = "it is not in an image format"
         raise UnreadableImage(f"the image cannot be read: {reason}", file=location) from error
