@@ -5,23 +5,33 @@ import math
 import pytest
 import torch
 
+from fourfold.losses import IGNORE_INDEX
 from fourfold.metrics import Perplexity
 
-NLL = [0.5, 2.25, 1.0, 3.5, 0.125]
+NLL = [0.5, 2.25, 1.0, 3.5, 0.0, 0.125]  # 0 without a target
+
+
+def add(metric: Perplexity, nll: float, n_correct: int = 0, **sizes: int) -> None:
+    """Add two tokens."""
+    targets = torch.tensor([1, 1])
+    predictions = torch.tensor([n_correct > 0, n_correct > 1]).long()
+    metric.update(torch.tensor([nll, 0.0]), predictions, targets, **sizes)
 
 
 def perplexity(batch_sizes: list[int], n_words: int = 3, n_bytes: int = 20) -> dict[str, float]:
     metric = Perplexity()
-    for i, batch in enumerate(torch.tensor(NLL).split(batch_sizes)):
-        n = torch.tensor(len(batch))
+    targets = torch.tensor([3, 1, 4, 1, IGNORE_INDEX, 5])
+    predictions = torch.tensor([3, 1, 2, 2, 2, 2])
+    rows = (torch.tensor(NLL), predictions, targets)
+    for i, batch in enumerate(zip(*(x.split(batch_sizes) for x in rows), strict=True)):
         first = i == 0
-        metric.update(batch.sum(), n, n_words if first else 0, n_bytes if first else 0, n // 2)
+        metric.update(*batch, n_words=n_words if first else 0, n_bytes=n_bytes if first else 0)
     return metric.compute()
 
 
 def test_perplexity_per_token_word_and_byte() -> None:
     total = sum(NLL)
-    result = perplexity([5])
+    result = perplexity([6])
     assert result["loss"] == pytest.approx(total / 5)
     assert result["ppl_token"] == pytest.approx(math.exp(total / 5))
     assert result["ppl_word"] == pytest.approx(math.exp(total / 3))
@@ -29,9 +39,9 @@ def test_perplexity_per_token_word_and_byte() -> None:
     assert result["accuracy"] == pytest.approx(2 / 5)
 
 
-@pytest.mark.parametrize("batch_sizes", [[1] * 5, [2, 3], [4, 1]])
+@pytest.mark.parametrize("batch_sizes", [[1] * 6, [2, 4], [5, 1]])
 def test_perplexity_does_not_depend_on_batches(batch_sizes: list[int]) -> None:
-    expected = perplexity([5])
+    expected = perplexity([6])
     result = perplexity(batch_sizes)
     for key in ("loss", "ppl_token", "ppl_word", "ppl_byte"):
         assert result[key] == expected[key]
@@ -39,7 +49,7 @@ def test_perplexity_does_not_depend_on_batches(batch_sizes: list[int]) -> None:
 
 def test_ranks_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = Perplexity()
-    metric.update(torch.tensor(3.0), 2, 1, 4, torch.tensor(1))
+    add(metric, 3.0, n_correct=1, n_words=1, n_bytes=4)
 
     def all_gather_object(values: list[object], value: object) -> None:
         values[:] = [value, [1.0, 2.0, 1.0, 4.0, 0.0], None]  # the third rank had no batch
@@ -54,25 +64,25 @@ def test_ranks_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_units_that_were_not_counted_are_omitted() -> None:
-    result = perplexity([5], n_words=0, n_bytes=0)
+    result = perplexity([6], n_words=0, n_bytes=0)
     assert set(result) == {"loss", "accuracy", "ppl_token"}
 
 
 def test_large_loss_gives_infinite_perplexity() -> None:
     metric = Perplexity()
-    metric.update(torch.tensor(1e6), torch.tensor(2), 1, 4, torch.tensor(0))
+    add(metric, 1e6, n_words=1, n_bytes=4)
     assert metric.compute()["ppl_token"] == math.inf
     metric.reset()
-    metric.update(torch.tensor(0.0), torch.tensor(2), 0, 0, torch.tensor(2))
+    add(metric, 0.0, n_correct=2)
     assert metric.compute() == {"loss": 0.0, "accuracy": 1.0, "ppl_token": 1.0}
 
 
 def test_small_numbers_are_not_lost_in_the_sum() -> None:
     metric = Perplexity()
-    metric.update(torch.tensor(2.0**25), torch.tensor(1), 0, 0, torch.tensor(0))
+    add(metric, 2.0**25)
     for _ in range(8):
-        metric.update(torch.tensor(1.0), torch.tensor(1), 0, 0, torch.tensor(0))
-    assert metric.compute()["loss"] == (2.0**25 + 8) / 9
+        add(metric, 1.0)
+    assert metric.compute()["loss"] == (2.0**25 + 8) / 18
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -81,7 +91,7 @@ def test_sums_stay_in_float64_in_a_task_of_low_precision(dtype: torch.dtype) -> 
     metric = Perplexity()
     torch.nn.ModuleList([metric]).to(dtype)
     for _ in range(3000):
-        metric.update(torch.tensor(1.0, dtype=dtype), 1, 0, 0, torch.tensor(1))
+        metric.update(torch.ones(1, dtype=dtype), torch.tensor([1]), torch.tensor([1]))
     torch.nn.ModuleList([metric]).to(dtype)
     assert metric.compute()["loss"] == 1.0
     assert metric.sums is not None

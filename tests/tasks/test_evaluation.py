@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
+from torchmetrics import SumMetric
 
 from fourfold.tasks import image_classification
 from tests.fixtures.tiny_tasks import FAMILIES
@@ -73,6 +74,32 @@ def test_validation_of_unchanged_weights_is_equal_in_every_epoch(
     trainer.fit(task, data)
     assert len(losses.seen) == 3
     assert len(set(losses.seen)) == 1
+
+
+def test_validation_does_not_reset_a_metric_of_the_training(texts: Path, tmp_path: Path) -> None:
+    task, data = FAMILIES["causal"](texts)
+
+    class Counting(type(task)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.n_batches.update(1)
+            return super().training_step(batch, batch_idx)
+
+    counting = Counting(task.config, task.optimizer, task.schedule)
+    counting.n_batches = SumMetric()
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        max_steps=5,
+        val_check_interval=1,
+    )
+    trainer.fit(counting, data)
+    assert counting.n_batches.compute() == 5
+    assert not counting.ppl.update_called
 
 
 def test_perplexity_per_byte_is_that_of_the_raw_text(texts: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", preci
     torch.manual_seed(seed)
     with record_nonfinite(task.model) as found, autocast(device, precision), torch.no_grad():
         total, count = task.step(batch)
-    print(f"loss {float(total / count.clamp(min=1))} over {int(count):,} targets")
+    print(f"loss {float(total / max(1, int(count)))} over {int(count):,} targets")
     if found:
         name, largest = found[0]
         print(f"first output that is not finite: model.{name}, for inputs up to {largest:.3g}")

@@ -23,6 +23,18 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
+def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
+    """Stack numbers in float64 on the device of the first, without waiting for the device."""
+    return torch.stack(
+        [
+            x.detach().double()
+            if isinstance(x, Tensor)
+            else first.new_full((), x, dtype=torch.float64)
+            for x in (first, *others)
+        ]
+    )
+
+
 class RowMetric(Metric):
     """Base class of metrics that need all rows of a split: texts, tags or answers.
 
@@ -64,13 +76,7 @@ class BatchSums(Metric):
 
     def update(self, first: Tensor, *others: Tensor | float) -> None:
         """Add the numbers of a batch; the first is a Tensor, whose device holds the sums."""
-        # Nothing is copied from or to the CPU, which would wait for the device.
-        numbers = [first.detach().double()]
-        for number in others:
-            if not isinstance(number, Tensor):
-                number = first.new_full((), number, dtype=torch.float64)
-            numbers.append(number.detach().double())
-        batch = torch.stack(numbers)
+        batch = stack_float64(first, *others)
         self.sums = batch if self.sums is None else self.sums + batch
 
     def compute(self) -> list[float]:

@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor
 
+from fourfold.losses import IGNORE_INDEX
 from fourfold.metrics.base import BatchSums
 
 
@@ -17,24 +18,34 @@ class Perplexity(BatchSums):
     Example:
         >>> import torch
         >>> metric = Perplexity()
-        >>> metric.update(torch.tensor(2 * math.log(8.0)), 2, 1, 6, torch.tensor(1))
+        >>> nll = torch.full((2,), math.log(8.0))
+        >>> metric.update(nll, torch.tensor([5, 3]), torch.tensor([5, 7]), n_words=1, n_bytes=6)
         >>> {name: round(value, 3) for name, value in metric.compute().items()}
         {'loss': 2.079, 'accuracy': 0.5, 'ppl_token': 8.0, 'ppl_word': 64.0, 'ppl_byte': 2.0}
     """
 
     def update(  # type: ignore[override]
-        self, nll: Tensor, n_tokens: Tensor | int, n_words: int, n_bytes: int, n_correct: Tensor
+        self,
+        nll: Tensor,
+        predictions: Tensor,
+        targets: Tensor,
+        *,
+        n_words: int = 0,
+        n_bytes: int = 0,
     ) -> None:
-        """Add the summed nll of a text in nats, and the size of the text.
+        """Add the tokens of a batch.
 
         Args:
-            nll: Negative log-likelihood in nats, summed over the tokens.
-            n_tokens: Number of target tokens.
-            n_words: Number of words in the text of the targets.
-            n_bytes: Number of UTF-8 bytes in that text.
-            n_correct: Number of tokens whose prediction is right.
+            nll: Negative log-likelihood of each target in nats, (N,); 0 without a target.
+            predictions: Most likely tokens (N,).
+            targets: Target tokens (N,), or `IGNORE_INDEX`.
+            n_words: Number of words in the text of the targets; 0 if unknown.
+            n_bytes: Number of UTF-8 bytes in that text; 0 if unknown.
         """
-        super().update(nll, n_tokens, n_words, n_bytes, n_correct)
+        # No prediction is `IGNORE_INDEX`, which is negative.
+        correct = (predictions == targets).sum()
+        n_tokens = (targets != IGNORE_INDEX).sum()
+        super().update(nll.double().sum(), n_tokens, n_words, n_bytes, correct)
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return loss, accuracy, and ppl_token, ppl_word and ppl_byte if the unit was counted."""

@@ -1,10 +1,10 @@
 """SquadScores: exact match and F1 of extractive question answering, by SQuAD's official rules."""
 
-import re
-import string
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from torchmetrics.functional.text import squad
 
 from fourfold.metrics.base import RowMetric
 
@@ -23,30 +23,30 @@ class Answer(NamedTuple):
     null: float
 
 
-def normalize_answer(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and articles."""
-    plain = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
+def rank_answers(
+    answers: Iterable[tuple[int, Answer]], allow_no_answer: bool
+) -> dict[int, list[tuple[str, float]]]:
+    """Return the texts and scores of the answers to each question, the best first.
 
-
-def exact_match(prediction: str, answer: str) -> float:
-    """Return 1 if both texts are equal after normalization, else 0."""
-    return float(normalize_answer(prediction) == normalize_answer(answer))
-
-
-def token_f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the words of two texts; if a text is empty, 1 if both texts are empty.
-
-    Example:
-        >>> token_f1("the Eiffel Tower", "Eiffel tower in Paris")
-        0.6666666666666666
+    Args:
+        answers: Pairs of the number of a question and an answer from one of its windows.
+        allow_no_answer: Add the empty text, which stands for "no answer". Its score is the smallest
+            null score of all windows.
     """
-    a = normalize_answer(prediction)
-    b = normalize_answer(answer)
-    if not a or not b:
-        return float(a == b)
-    shared = (Counter(a) & Counter(b)).total()
-    return 2 * shared / (len(a) + len(b))
+    scores: dict[int, dict[str, float]] = {}
+    null_scores: dict[int, float] = {}
+    for question, answer in answers:
+        by_text = scores.setdefault(question, {})
+        by_text[answer.text] = max(by_text.get(answer.text, -math.inf), answer.score)
+        null_scores[question] = min(null_scores.get(question, math.inf), answer.null)
+    for question, by_text in scores.items():
+        by_text.pop("", None)  # of a window without any allowed span
+        if allow_no_answer:
+            by_text[""] = null_scores[question]
+    return {
+        question: sorted(scores[question].items(), key=lambda item: item[1], reverse=True)
+        for question in sorted(scores)
+    }
 
 
 class SquadScores(RowMetric):
@@ -67,29 +67,22 @@ class SquadScores(RowMetric):
         self.rows.update(zip(rows, answers, strict=True))
 
     def best_answers(self) -> dict[int, str]:
-        """Return the predicted answer to each question."""
-        spans: dict[int, Answer] = {}
-        nulls: dict[int, float] = {}
-        for (question, _), answer in sorted(self.gather().items()):
-            if question not in spans or answer.score > spans[question].score:
-                spans[question] = answer
-            nulls[question] = min(nulls.get(question, answer.null), answer.null)
-        return {
-            question: "" if self.allow_no_answer and nulls[question] > span.score else span.text
-            for question, span in spans.items()
-        }
+        """Return the predicted answer to each question, by the number of the question."""
+        answers = ((question, x) for (question, _), x in sorted(self.gather().items()))
+        ranked = rank_answers(answers, self.allow_no_answer)
+        return {question: best[0][0] if best else "" for question, best in ranked.items()}
 
-    def compute(self, references: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+    def compute(self, references: Sequence[Sequence[str]] = ()) -> dict[str, float]:
         """Return exact_match and f1 from 0 to 1, with the best reference of each question.
 
         Args:
             references: Accepted answers to each question of the split; none if the question has no
                 answer.
         """
-        best = self.best_answers()
-        pairs = [(best[q], references[q] or [""]) for q in sorted(best)]
-        n = max(1, len(pairs))
-        return {
-            "exact_match": sum(max(exact_match(p, a) for a in answers) for p, answers in pairs) / n,
-            "f1": sum(max(token_f1(p, a) for a in answers) for p, answers in pairs) / n,
-        }
+        predictions: list[dict[str, str]] = []
+        targets: list[dict[str, Any]] = []
+        for question, text in self.best_answers().items():
+            predictions.append({"prediction_text": text, "id": str(question)})
+            accepted = list(references[question]) or [""]
+            targets.append({"answers": {"text": accepted}, "id": str(question)})
+        return {name: float(percent) / 100 for name, percent in squad(predictions, targets).items()}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -105,8 +105,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     config: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
-    init_from: InitFrom = None
-    tuning: TuningConfig = TuningConfig()
+    init_from: InitFrom = field(default=None, kw_only=True)
+    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     # Implemented by subclasses.
 
-    def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
+    def step(self, batch: BatchT) -> tuple[Tensor, Tensor | int]:
         """Return the sum of the loss over the targets of a batch, and the number of targets."""
         raise NotImplementedError
 
@@ -263,41 +263,20 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer, and a schedule that is updated in every optimizer step."""
-        # A fused step unscales the gradients itself, but Lightning clips them before under fp16.
-        fused = not self.trainer.precision.startswith("16")
-        if self.optimizer.name == "sgd" and (
-            isinstance(self.trainer.strategy, FSDP2)
-            or self.tuning.gradual_unfreezing_epochs is not None
-        ):
-            # torch has no fused SGD for sharded weights, nor for weights without a momentum.
-            fused = False
+        # torch has no fused SGD for sharded weights, nor for weights without a momentum.
+        fused = self.optimizer.name != "sgd" or not (
+            isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
+        )
         layers = layer_ids(self.model)
-        optimizer = make_optimizer(self.model, self.optimizer, layers, fused=fused)
+        optimizer: Any = make_optimizer(self.model, self.optimizer, layers, fused=fused)
+        # A fused optimizer would unscale the gradients of fp16 itself, after Lightning has clipped
+        # them. Lightning therefore rejects clipping, even for bf16, unless this flag is False.
+        optimizer._step_supports_amp_scaling = False
         steps = self.total_steps()
         config: Any = self.config  # the config of every model has a `d_model`
         warn_if_warmup_never_ends(self.schedule, steps)
         schedule = make_schedule(optimizer, self.schedule, self.optimizer.lr, steps, config.d_model)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip gradients, also those of a fused optimizer under bf16-mixed.
-
-        Lightning raises an error for a fused optimizer under bf16-mixed.
-        """
-        if not gradient_clip_val or self.trainer.precision != "bf16-mixed":
-            super().configure_gradient_clipping(
-                optimizer, gradient_clip_val, gradient_clip_algorithm
-            )
-            return
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        by_value = gradient_clip_algorithm == "value"
-        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
-        clip(parameters, float(gradient_clip_val))
 
     def total_steps(self) -> int | None:
         """Return the number of optimizer steps of the whole training, None if it has no end."""
@@ -311,21 +290,31 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def test_step(self, batch: BatchT, batch_idx: int) -> None:
         self.update_metrics(batch, "test")
 
+    def on_validation_epoch_start(self) -> None:
+        metrics = ((n, m) for n, m in self.named_modules() if isinstance(m, Metric))
+        self._earlier_updates = {name: metric.update_count for name, metric in metrics}
+
+    on_test_epoch_start = on_validation_epoch_start
+
     def on_validation_epoch_end(self) -> None:
-        self.summary = self._log_metrics("val")
+        self._log_metrics("val")
 
     def on_test_epoch_end(self) -> None:
-        self.summary = self._log_metrics("test")
+        self._log_metrics("test")
 
-    def _log_metrics(self, split: str) -> dict[str, Any]:
-        """Log the metrics that are numbers, reset all metrics, and return their values."""
-        metrics = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
-        for module in self.modules():
-            if isinstance(module, Metric):
-                module.reset()
-        numbers = {name: float(x) for name, x in metrics.items() if isinstance(x, int | float)}
-        self.log_dict(numbers, prog_bar=split == "val", rank_zero_only=False, sync_dist=False)
-        return metrics
+    def _log_metrics(self, split: str) -> None:
+        """Store the metrics in `summary`, log those that are numbers, and reset all metrics.
+
+        A metric that was updated in training and not in this evaluation is not reset.
+        """
+        self.summary = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
+        for name, metric in self.named_modules():
+            if isinstance(metric, Metric):
+                earlier = self._earlier_updates.get(name)
+                if not earlier or metric.update_count > earlier:
+                    metric.reset()
+        numbers = {name: float(x) for name, x in self.summary.items() if isinstance(x, int | float)}
+        self.log_dict(numbers, prog_bar=split == "val")
 
     # Checkpoints.
 

@@ -57,11 +57,9 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
         """Update the perplexity with the likelihood of all targets and the length of the text."""
-        h, weight, bias, targets = self._output(batch)
-        nll, prediction = token_scores(h, weight, bias, targets)
-        valid = targets != IGNORE_INDEX
-        correct = ((prediction == targets) & valid).sum()
-        self.ppl.update(nll.double().sum(), valid.sum(), batch.n_words, batch.n_bytes, correct)
+        nll, predictions = token_scores(*self._output(batch))
+        targets = batch.targets.flatten()
+        self.ppl.update(nll, predictions, targets, n_words=batch.n_words, n_bytes=batch.n_bytes)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, accuracy, ppl_token, ppl_word and ppl_byte."""

@@ -21,7 +21,6 @@ from fourfold.models import CLIP, CLIPConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.training.loss_normalization import count_of
 
 MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
 
@@ -85,7 +84,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
                 self.config = replace(self.config, eos_id=tokenizer.eos_id)
         super().configure_model()
 
-    def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the pairs of this process, and the number of these pairs."""
         images, texts = self._encode(batch)
         all_images, offset = gather(images)
@@ -94,7 +93,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         to_texts = self.model.similarity(images, all_texts)  # (b, B)
         to_images = self.model.similarity(all_images, texts).T  # (b, B)
         losses = [F.cross_entropy(x, targets, reduction="sum") for x in (to_texts, to_images)]
-        return (losses[0] + losses[1]) / 2, count_of(len(images), images)
+        return (losses[0] + losses[1]) / 2, len(images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         """Return the embeddings (b, E) of images and texts.

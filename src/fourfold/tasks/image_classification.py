@@ -3,7 +3,7 @@
 Shapes: B images, C channels, K classes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.loggers.media import ImageGrid, Media, Table
@@ -19,13 +18,11 @@ from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillatio
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.analysis.attention_maps import attention_maps
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.samples import layer_maps, prediction_rows
 from fourfold.tasks.training.distillation import Teacher
-from fourfold.tasks.training.loss_normalization import count_of
 
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
 
@@ -67,8 +64,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
     distillation: str = "hard"
     teacher_weight: float = 0.5
     temperature: float = 3.0
-    init_from: InitFrom = field(default=None, kw_only=True)
-    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
@@ -114,7 +109,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         """Return the logits (B, K) of each head; the mean of all heads is the prediction."""
         return self.model.logits_per_head(self.model.hidden(images))
 
-    def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
         """Return the loss of the labels and the teacher's predictions, and the number of images."""
         heads = self.head_logits(batch.images)
         logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
@@ -125,7 +120,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
             targets = self.teacher_model(batch.images)
             distilled = distillation_loss(heads[-1], targets, self.distillation, self.temperature)
             loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * distilled
-        return loss, count_of(len(batch.images), loss)
+        return loss, len(batch.images)
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         """Update the loss, without label smoothing, the accuracies and the confusion matrix."""

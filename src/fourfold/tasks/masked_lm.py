@@ -1,5 +1,6 @@
 """Masked language modelling task (BERT), with next-sentence prediction if the model has a head."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,12 @@ from torch import Tensor
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores, upcast_fp32
-from fourfold.metrics import Perplexity
+from fourfold.metrics import Mean, Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.samples import self_attention
-from fourfold.tasks.training.loss_normalization import count_of
 
 
 @dataclass(eq=False, repr=False)
@@ -44,14 +44,14 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ppl = Perplexity()
-        self.next_ppl = Perplexity()
+        self.next_correct = Mean()
 
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
         """Return hidden states (B, T, D), and the input of the head at the masked positions."""
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         return h, self.model.head.output(h.flatten(0, 1)[_masked_positions(batch)])
 
-    def step(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
         """Return the cross-entropy of masked tokens, and their number; plus the next-sentence loss.
 
         BERT adds the means of both losses. Here the next-sentence loss of a row is weighted by the
@@ -66,30 +66,26 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             logits = upcast_fp32(self.model.next_sentence_logits(h))
             weights = (batch.targets != IGNORE_INDEX).sum(1).to(logits.dtype)  # (B,)
             loss = loss + F.cross_entropy(logits, batch.is_next, reduction="none") @ weights
-        return loss, count_of(len(targets), h)
+        return loss, len(targets)
 
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
         """Update likelihood and accuracy of the masked tokens, and of the next sentence."""
         h, output = self._encode(batch)
         targets = batch.targets.flatten()[_masked_positions(batch)]
         if len(targets):
-            nll, prediction = token_scores(*output, targets)
-            correct = (prediction == targets).sum()
-            self.ppl.update(nll.double().sum(), len(targets), 0, 0, correct)
+            self.ppl.update(*token_scores(*output, targets), targets)
         if batch.is_next is not None and self.model.next_sentence is not None:
-            logits = self.model.next_sentence_logits(h).float()
-            nll = F.cross_entropy(logits, batch.is_next, reduction="sum")
-            correct = (logits.argmax(-1) == batch.is_next).sum()
-            self.next_ppl.update(nll, len(logits), 0, 0, correct)
+            logits = self.model.next_sentence_logits(h)
+            self.next_correct.update((logits.argmax(-1) == batch.is_next).sum(), len(logits))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, accuracy and ppl_token; next_sentence_accuracy if there are pairs."""
         metrics: dict[str, Any] = self.ppl.compute()
         # The condition depends on the model only, so that all ranks take part in `compute`.
         if self.model.next_sentence is not None:
-            next_sentence = self.next_ppl.compute()
-            if "ppl_token" in next_sentence:  # missing without any pair
-                metrics["next_sentence_accuracy"] = next_sentence["accuracy"]
+            accuracy = self.next_correct.compute()
+            if not math.isnan(accuracy):  # there are pairs
+                metrics["next_sentence_accuracy"] = accuracy
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:

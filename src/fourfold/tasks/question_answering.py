@@ -3,26 +3,23 @@
 Shapes: B context windows, T tokens, N best spans.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.core.validation import check_positive
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import upcast_fp32
 from fourfold.metrics import Answer, Mean, SquadScores
+from fourfold.metrics.squad import rank_answers
 from fourfold.models import SpanExtractor, SpanExtractorConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.training.loss_normalization import count_of
 
 
 @dataclass(eq=False, repr=False)
@@ -51,8 +48,6 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     schedule: ScheduleConfig = ScheduleConfig(name="linear")
     max_answer_length: int = 30
     n_best_size: int = 20
-    init_from: InitFrom = field(default=None, kw_only=True)
-    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_positive("max_answer_length", self.max_answer_length)
@@ -74,10 +69,10 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
         return start, end
 
-    def step(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: SpanBatch) -> tuple[Tensor, int]:
         """Return the mean cross-entropy of first and last token, summed over B windows, and B."""
         losses = self._losses(batch, *self.logits(batch))
-        return losses.sum(), count_of(len(losses), losses)
+        return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
         """Return the loss (B,) of each window, for logits (B, T)."""
@@ -159,27 +154,22 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
         """Return the best answers to each question over all windows, by the question's id.
 
-        If a question may have no answer, the empty text stands for "no answer". The score of the
-        empty text is the smallest null score of all windows.
+        The empty text stands for "no answer"; see `rank_answers`.
 
         Args:
             outputs: Outputs of `predict_step`.
         """
         data = self.datamodule.questions("test")
-        scores: dict[int, dict[str, float]] = {}
-        null_scores: dict[int, float] = {}
-        for question, answers in (pair for output in outputs for pair in output):
-            by_text = scores.setdefault(question, {})
-            for answer in answers:
-                by_text[answer.text] = max(by_text.get(answer.text, -math.inf), answer.score)
-                null_scores[question] = min(null_scores.get(question, math.inf), answer.null)
-        merged = {}
-        for question, by_text in sorted(scores.items()):
-            by_text.pop("", None)  # of a window without any allowed span
-            if self.scores.allow_no_answer:
-                by_text[""] = null_scores[question]
-            best = sorted(by_text.items(), key=lambda item: item[1], reverse=True)
-            merged[data.questions[question].id] = [
+        pairs = (
+            (question, answer)
+            for output in outputs
+            for question, answers in output
+            for answer in answers
+        )
+        ranked = rank_answers(pairs, self.scores.allow_no_answer)
+        return {
+            data.questions[question].id: [
                 {"text": text, "score": score} for text, score in best[: self.n_best_size]
             ]
-        return merged
+            for question, best in ranked.items()
+        }

@@ -3,14 +3,13 @@
 Shapes: B rows, S source tokens or patches, T target tokens, C channels.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
@@ -18,7 +17,6 @@ from fourfold.loggers.media import AttentionMaps, Media, Table
 from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity, TranslationScores
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.tasks.base import BatchT, Task
 from fourfold.tasks.samples import MAX_TOKENS, cross_attention, token_names
 
@@ -53,8 +51,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     length_penalty: float = 0.6
     length_penalty_type: str = "gnmt"
     val_num_beams: int = 1
-    init_from: InitFrom = field(default=None, kw_only=True)
-    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_choice("label_smoothing_type", self.label_smoothing_type, LABEL_SMOOTHING_TYPES)
@@ -108,11 +104,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def update_metrics(self, batch: BatchT, split: str) -> None:
         """Update the perplexity (without smoothing), and the scores of generated texts."""
         pairs = self.as_pairs(batch)
-        h, weight, bias, targets = self._teacher_forced(pairs)
-        nll, prediction = token_scores(h, weight, bias, targets)
-        valid = targets != IGNORE_INDEX
-        correct = ((prediction == targets) & valid).sum()
-        self.ppl.update(nll.double().sum(), valid.sum(), 0, 0, correct)
+        output = self._teacher_forced(pairs)
+        self.ppl.update(*token_scores(*output), targets=output[-1])
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         if num_beams:
             rows = pairs.rows.tolist()

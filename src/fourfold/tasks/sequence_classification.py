@@ -9,7 +9,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.checkpoints.init_from import InitFrom
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.loggers.media import Media, Table
@@ -21,12 +20,10 @@ from fourfold.models import (
     SequenceClassifier,
     SequenceClassifierConfig,
 )
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 from fourfold.tasks.samples import prediction_rows, self_attention
-from fourfold.tasks.training.loss_normalization import count_of
 
 
 @dataclass(eq=False, repr=False)
@@ -56,8 +53,6 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
     schedule: ScheduleConfig = ScheduleConfig(name="linear")
     label_smoothing: float = 0.0
-    init_from: InitFrom = field(default=None, kw_only=True)
-    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
@@ -81,10 +76,10 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
         return upcast_fp32(logits)
 
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
         """Return the cross-entropy of the classes or the squared error of the numbers, and B."""
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
-        return loss, count_of(len(batch.ids), loss)
+        return loss, len(batch.ids)
 
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the loss, summed over the batch."""
@@ -156,7 +151,7 @@ class CausalSequenceClassification(SequenceClassification):
             self.model.classify(self.model.hidden(batch.ids, batch.mask), batch.mask)
         )
 
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
         """Return the loss of the classifier plus the weighted language-model loss, and B."""
         h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
         logits = upcast_fp32(self.model.classify(h, batch.mask))
@@ -170,4 +165,4 @@ class CausalSequenceClassification(SequenceClassification):
                 x, matrix, bias, targets.flatten(), weights=weights.flatten(), normalizer=1.0
             )
             loss = loss + self.lm_weight * lm_loss
-        return loss, count_of(len(batch.ids), loss)
+        return loss, len(batch.ids)

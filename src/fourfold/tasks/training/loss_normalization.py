@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fourfold.errors import InputError, TrainingStopped
 from fourfold.lightning_internals import ddp_options
+from fourfold.metrics.base import stack_float64
 
 # With gradient accumulation, losses are divided by this number until the number of targets is
 # known. Dividing and multiplying by a power of two does not round.
@@ -41,11 +42,11 @@ class LossNormalizer:
         self.nonfinite = torch.zeros((), dtype=torch.bool)
         self.stop_requested = False
         self.stop_requested_anywhere = False
-        # (4,) double, which counts exactly: targets, nonfinite losses, requests to stop, loss.
+        # (4,) float64, which counts exactly: loss, targets, nonfinite losses, requests to stop.
         self._sums: Tensor | None = None
         self._loss_dtype = torch.float32
 
-    def scale_loss(self, total: Tensor, count: Tensor, trainer: Trainer) -> Tensor:
+    def scale_loss(self, total: Tensor, count: Tensor | int, trainer: Trainer) -> Tensor:
         """Return the loss of a micro-batch, scaled for the backward pass.
 
         The scale cancels two divisions: Lightning divides the loss by the number of micro-batches,
@@ -56,14 +57,12 @@ class LossNormalizer:
             count: Number of these targets.
             trainer: The Trainer, which knows the numbers of processes and micro-batches.
         """
-        loss = total.detach()
-        self.nonfinite = ~loss.isfinite()
-        self._loss_dtype = loss.dtype
-        stop = count.new_full((), int(self.stop_requested))  # does not synchronize with a GPU
-        sums = torch.stack([x.double() for x in (count, self.nonfinite, stop, loss)])
+        self.nonfinite = ~total.detach().isfinite()
+        self._loss_dtype = total.dtype
+        sums = stack_float64(total, count, self.nonfinite, self.stop_requested)
         if trainer.accumulate_grad_batches == 1:
             self._sums = sum_over_ranks(sums, trainer)
-            return total * trainer.world_size / self._sums[0].clamp(min=1).to(total.dtype)
+            return total * trainer.world_size / self._sums[1].clamp(min=1).to(total.dtype)
         self._sums = sums if self._sums is None else self._sums + sums
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
@@ -80,8 +79,8 @@ class LossNormalizer:
         is_accumulated = trainer.accumulate_grad_batches > 1
         sums = sum_over_ranks(self._sums, trainer) if is_accumulated else self._sums
         self._sums = None
-        self.mean = (sums[3] / sums[0].clamp(min=1)).to(self._loss_dtype)
-        count, nonfinite, stop, _ = sums.tolist()
+        self.mean = (sums[0] / sums[1].clamp(min=1)).to(self._loss_dtype)
+        _, count, nonfinite, stop = sums.tolist()
         self.stop_requested_anywhere = stop > 0
         if nonfinite:
             learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
@@ -96,11 +95,6 @@ class LossNormalizer:
         if is_accumulated:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / max(1, count))
-
-
-def count_of(n: int, like: Tensor) -> Tensor:
-    """Return `n` as a tensor on the device of `like`, without synchronizing with a GPU."""
-    return like.new_full((), n, dtype=torch.long)
 
 
 def sum_over_ranks(x: Tensor, trainer: Trainer) -> Tensor:
