@@ -8,10 +8,11 @@ import pytest
 from lightning import LightningDataModule
 
 from fourfold.callbacks.monitoring.progress import (
-    ProgressOutput,
+    Progress,
     describe_step_size,
     format_duration,
 )
+from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.data.loading.batch_order import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
@@ -65,34 +66,35 @@ def test_describe_step_size(devices: int, accumulated: int, order: BatchOrder, t
     assert describe_step_size(trainer).endswith(" x 1 batch")
 
 
-def test_line_output_prints_one_line_per_update(capsys: pytest.CaptureFixture[str]) -> None:
-    output = ProgressOutput()
-    output.start("train", 12000, 0)
-    output.update(1500, {"loss": "2.5", "left": "3 s"})
-    output.start("test", 7, 0)
-    output.update(3, {})
-    output.stop()
-    assert capsys.readouterr().out == "step 1,500/12,000  loss 2.5  left 3 s\ntest batch 3/7\n"
+class Output(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
 
 
-def test_bar_output_keeps_printed_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
+@pytest.mark.parametrize(
+    ("is_terminal", "rank", "lines"), [(False, 0, 2), (True, 0, 1), (True, 1, 0)]
+)
+def test_lines_of_progress_are_left_out_on_a_terminal(
+    is_terminal: bool, rank: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Output(is_terminal)
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    output = ProgressOutput()
-    output.print("before [all]")
-    output.start("train", 12000, 0)
-    output.update(1500, {"loss": "2.5"})
-    output.print("between [all]")
-    output.stop()
-    output.stop()
-    shown = out.getvalue()
-    assert "before [all]" in shown
-    assert "between [all]" in shown
-    assert "1,500/12,000" in shown
-    assert "2.5" in shown
+    trainer: Any = SimpleNamespace(
+        is_global_zero=not rank,
+        num_test_batches=[3, 4],
+        sanity_checking=False,
+        state=SimpleNamespace(fn="fit"),
+        global_step=1500,
+        callback_metrics={"val/loss": 0.5, "train/loss": 1.0},
+    )
+    module: Any = None
+    callback = Progress(0.0, StepMetrics())
+    callback.setup(trainer, module, "test")
+    callback.on_validation_end(trainer, module)
+    callback.on_test_batch_end(trainer, module, None, None, 2)
+    expected = ["step 1,500  val/loss 0.5000", "test batch 3/7"][:lines]
+    assert out.getvalue().splitlines() == expected

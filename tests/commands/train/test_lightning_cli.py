@@ -356,26 +356,22 @@ def test_throughput_covers_all_micro_batches(
 ) -> None:
     from fourfold.callbacks.monitoring import throughput
 
-    n_batches = 0
     logged: list[int] = []
-    log = throughput.Reading.rate_since
+    rate_since = throughput.Reading.rate_since
 
-    class CountingMeter(throughput.ThroughputMeter):
-        def add(self, units: int) -> None:
-            nonlocal n_batches
-            n_batches += 1
-            super().add(units)
+    def counting(self: throughput.Reading, earlier: throughput.Reading) -> float:
+        logged.append(self.units)
+        return rate_since(self, earlier)
 
-    def rate_since(self: Any, earlier: Any) -> float:
-        logged.append(n_batches)
-        return log(self, earlier)
-
-    monkeypatch.setattr(throughput.Reading, "rate_since", rate_since)
-    monkeypatch.setattr("fourfold.commands.train.default_callbacks.ThroughputMeter", CountingMeter)
+    monkeypatch.setattr(throughput.Reading, "rate_since", counting)
     call = ["fit", "--config", configs["vit"], "--trainer.accumulate_grad_batches=2"]
     options = ("--trainer.limit_train_batches=4", "--trainer.enable_progress_bar=false")
     assert run(*call, *options, "--trainer.max_steps=4").code == 0
-    assert logged == [4, 8]  # every second step of two micro-batches is logged
+    size, rest = divmod(logged[0], 4)  # images of a micro-batch
+    # Every second step of two micro-batches is logged.
+    assert logged == [4 * size, 8 * size]
+    assert size
+    assert not rest
 
 
 def test_user_loggers_receive_test_metrics(run: Run, configs: dict[str, Path], here: Path) -> None:

@@ -1,4 +1,4 @@
-"""Progress of training and testing: a bar on a terminal, or a line every few seconds in a log file.
+"""Progress: lines about training and testing, for the log file of a batch job and for a terminal.
 
 Lightning's progress bars write nothing to a file before the end of an epoch.
 """
@@ -7,90 +7,47 @@ import sys
 import time
 from typing import Any
 
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
-from rich import progress
+from lightning import Callback, LightningModule, Trainer
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
-from fourfold.callbacks.monitoring.throughput import ThroughputMeter
-
-BAR_SECONDS = 0.5  # seconds between two updates of a bar; reading the loss waits for the device
+from fourfold.callbacks.monitoring.throughput import StepMetrics
 
 
-class ProgressOutput:
-    """Output of progress: a bar of `rich` on a terminal, otherwise one line per update.
+class Progress(Callback):
+    """Callback that prints the begin and end of a training, validation metrics, and progress.
 
-    Each line is flushed, so that the log file of a batch job can be watched.
-    """
-
-    def __init__(self) -> None:
-        self.enabled = True
-        self._bar: progress.Progress | None = None
-        self._label = ""
-        self._total = ""
-
-    def start(self, name: str, total: int | None, done: int) -> None:
-        """Start to report `total` steps (None if unknown), `done` of which are complete."""
-        self.stop()
-        self._label = "step" if name == "train" else f"{name} batch"
-        self._total = "" if total is None else f"/{total:,}"
-        if self.enabled and sys.stdout.isatty():
-            self._bar = progress.Progress(
-                name,
-                progress.BarColumn(),
-                "{task.completed:,}" + self._total,
-                "{task.fields[values]}",
-                transient=True,
-                refresh_per_second=4,
-            )
-            self._bar.add_task(name, total=total, completed=done, values="")
-            self._bar.start()
-
-    def update(self, step: int, values: dict[str, str]) -> None:
-        """Report the current step and values by name."""
-        text = "  ".join(f"{name} {value}" for name, value in values.items())
-        if self._bar is None:
-            self.print(f"{self._label} {step:,}{self._total}  {text}".rstrip())
-        else:
-            self._bar.update(self._bar.task_ids[0], completed=step, values=text)
-
-    def print(self, text: str) -> None:
-        """Print a line, above the bar if there is a bar."""
-        if self.enabled:
-            print(text, flush=True)
-
-    def stop(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
-class Progress(ProgressBar):
-    """Callback that reports the progress of training and testing.
-
-    The report holds step, epoch, loss, learning rate, throughput, time left and validation metrics.
+    A line of progress has step, epoch, loss, learning rate, throughput and time left. On a terminal
+    these lines are left out, since Lightning shows a progress bar. Each line is flushed, so that a
+    log file can be watched.
 
     Args:
-        seconds: Seconds between two lines if the output is not a terminal.
-        meter: Meter that counts the tokens or images of training; `StepMetrics` updates the meter.
+        seconds: Seconds between two lines of progress.
+        step_metrics: Callback that counts the tokens or images of training.
     """
 
-    def __init__(self, seconds: float, meter: ThroughputMeter) -> None:
-        super().__init__()
-        self.output = ProgressOutput()
-        self.seconds = BAR_SECONDS if sys.stdout.isatty() else seconds
-        self.meter = meter
+    def __init__(self, seconds: float, step_metrics: StepMetrics) -> None:
+        self.seconds = seconds
+        self.step_metrics = step_metrics
         self._updated_at = time.monotonic()
         self._trained = False
 
-    def disable(self) -> None:
-        """Disable the output; Lightning calls this method on all ranks but the first."""
-        self.output.enabled = False
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Disable the output on all ranks but the first, and lines of progress on a terminal."""
+        self._prints = trainer.is_global_zero
+        self._prints_progress = self._prints and not sys.stdout.isatty()
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print values separated by spaces; Lightning calls this method for `self.print`."""
-        self.output.print(" ".join(str(arg) for arg in args))
+    def print(self, *parts: str) -> None:
+        """Print a line with two spaces between its parts."""
+        if self._prints:
+            print("  ".join(parts), flush=True)
+
+    def _is_due(self, always: bool = False) -> bool:
+        """Return True, and start the clock again, if the last line is `seconds` old or `always`."""
+        now = time.monotonic()
+        is_due = self._prints_progress and (always or now - self._updated_at >= self.seconds)
+        if is_due:
+            self._updated_at = now
+        return is_due
 
     # Training.
 
@@ -112,31 +69,24 @@ class Progress(ProgressBar):
         if self._first_step:
             self.print(f"resumed after step {self._first_step:,}")
         self._started_at = self._updated_at = time.monotonic()
-        self._reading = self.meter.read()
-        self.output.start("train", self._total, self._first_step)
+        self._reading = self.step_metrics.read()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Update the output every `seconds`, and after the first and the last batch."""
+        """Print the progress every `seconds`, and after the first and the last batch."""
         is_end = trainer.fit_loop.total_batch_idx == 0 or trainer.global_step == self._total
-        if is_end or time.monotonic() - self._updated_at >= self.seconds:
-            self._update(trainer, pl_module)
-
-    def _update(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._updated_at = time.monotonic()
-        if not self.output.enabled:
+        if not self._is_due(always=is_end):
             return
-        values = {"epoch": f"{trainer.current_epoch + 1}"}
+        total = "" if self._total is None else f"/{self._total:,}"
+        parts = [f"step {trainer.global_step:,}{total}", f"epoch {trainer.current_epoch + 1}"]
         loss = trainer.callback_metrics.get("train/loss")
         if loss is not None:
-            values["loss"] = f"{float(loss):.4f}"
-        values["lr"] = f"{trainer.optimizers[0].param_groups[0]['lr']:.2e}"
-        reading = self.meter.read()
-        values[f"{pl_module.unit}/s"] = f"{reading.rate_since(self._reading):,.0f}"
-        self._reading = reading
-        values["left"] = self._time_left(trainer.global_step)
-        self.output.update(trainer.global_step, values)
+            parts.append(f"loss {float(loss):.4f}")
+        parts.append(f"lr {trainer.optimizers[0].param_groups[0]['lr']:.2e}")
+        earlier, self._reading = self._reading, self.step_metrics.read()
+        parts.append(f"{pl_module.unit}/s {self._reading.rate_since(earlier):,.0f}")
+        self.print(*parts, f"left {self._time_left(trainer.global_step)}")
 
     def _time_left(self, step: int) -> str:
         done = step - self._first_step
@@ -145,8 +95,7 @@ class Progress(ProgressBar):
         return format_duration((time.monotonic() - self._started_at) / done * (self._total - step))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the bar, and print the duration of the training."""
-        self.output.stop()
+        """Print the duration of the training."""
         seconds = format_duration(time.monotonic() - self._started_at)
         self.print(f"trained to step {trainer.global_step:,} in {seconds}")
 
@@ -160,12 +109,6 @@ class Progress(ProgressBar):
         step = f"{trainer.global_step:,}"
         self.print(f"nothing to do: the run is complete at step {step}; to continue it, {advice}")
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Remove the bar from the terminal."""
-        self.output.stop()
-
     # Evaluation.
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -174,11 +117,7 @@ class Progress(ProgressBar):
             return
         metrics = trainer.callback_metrics.items()
         values = [f"{name} {float(x):.4f}" for name, x in metrics if name.startswith("val/")]
-        self.print(f"step {trainer.global_step:,}  {'  '.join(values)}")
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to report the batches of a test."""
-        self.output.start("test", int(sum(trainer.num_test_batches)), 0)
+        self.print(f"step {trainer.global_step:,}", *values)
 
     def on_test_batch_end(
         self,
@@ -189,14 +128,9 @@ class Progress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Update the output every `seconds`."""
-        if time.monotonic() - self._updated_at >= self.seconds:
-            self._updated_at = time.monotonic()
-            self.output.update(batch_idx + 1, {})
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the bar, since a table of metrics follows."""
-        self.output.stop()
+        """Print the number of tested batches every `seconds`."""
+        if self._is_due():
+            self.print(f"test batch {batch_idx + 1:,}/{int(sum(trainer.num_test_batches)):,}")
 
 
 def describe_step_size(trainer: Trainer) -> str:

@@ -20,68 +20,40 @@ class Reading(NamedTuple):
         return (self.units - earlier.units) / seconds if seconds > 0 else 0.0
 
 
-class ThroughputMeter:
-    """Counter of tokens or images, with a clock that excludes validations.
-
-    The clock is that of the CPU, so a reading never waits for a GPU. The queue of a GPU is short
-    compared with the time between two readings.
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Set the count and the clock to zero, and start the clock."""
-        self._units = 0
-        self._seconds = 0.0
-        self._started: float | None = time.monotonic()
-
-    def add(self, units: int) -> None:
-        """Count the tokens or images of a batch."""
-        self._units += units
-
-    def pause(self) -> None:
-        """Stop the clock."""
-        self._seconds = self.read().seconds
-        self._started = None
-
-    def resume(self) -> None:
-        """Start the clock again."""
-        self._started = time.monotonic()
-
-    def read(self) -> Reading:
-        """Return the number of tokens or images, and the seconds on the clock."""
-        running = 0.0 if self._started is None else time.monotonic() - self._started
-        return Reading(self._units, self._seconds + running)
-
-
 class StepMetrics(Callback):
     """Callback that logs `train/lr` and `train/tokens_per_second` or `train/images_per_second`.
 
-    Both metrics are logged every `log_every_n_steps` optimizer steps.
+    Both metrics are logged every `log_every_n_steps` optimizer steps. The throughput is measured
+    with the clock of the CPU, so a reading never waits for a GPU; the queue of a GPU is short
+    compared with the time between two readings. The time of validations is not counted.
 
     The module must have `unit` ("tokens" or "images") and `n_units(batch)`, as every task has.
-
-    Args:
-        meter: Meter that this callback updates; other callbacks may read the meter.
     """
 
-    def __init__(self, meter: ThroughputMeter) -> None:
-        self.meter = meter
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Set the number of tokens or images to zero, and start the clock."""
+        self._units = 0
+        self._started_at = time.monotonic()
         self._logged = Reading(0, 0.0)
+
+    def read(self) -> Reading:
+        """Return the number of tokens or images, and the seconds on the clock."""
+        return Reading(self._units, time.monotonic() - self._started_at)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self.meter.reset()
-        self._logged = Reading(0, 0.0)
+        self.restart()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
-        self.meter.pause()
+        self._stopped_at = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock again."""
-        self.meter.resume()
+        self._started_at += time.monotonic() - self._stopped_at
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -94,9 +66,9 @@ class StepMetrics(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch, and log the throughput since the previous logged step."""
-        self.meter.add(pl_module.n_units(batch) * trainer.world_size)  # type: ignore[operator]
+        self._units += pl_module.n_units(batch) * trainer.world_size  # type: ignore[operator]
         if is_logged(trainer) and not is_accumulating(trainer):
-            reading = self.meter.read()
+            reading = self.read()
             rate = reading.rate_since(self._logged)
             pl_module.log(f"train/{pl_module.unit}_per_second", rate)
             self._logged = reading

@@ -21,7 +21,7 @@ from fourfold.callbacks.monitoring.predictions import PredictionWriter
 from fourfold.callbacks.monitoring.progress import Progress
 from fourfold.callbacks.monitoring.run_files import RunFiles
 from fourfold.callbacks.monitoring.sample_logging import LogSamples
-from fourfold.callbacks.monitoring.throughput import StepMetrics, ThroughputMeter
+from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.callbacks.runtime.compile_blocks import CompileBlocks
 from fourfold.callbacks.runtime.ddp_evaluation import DDPUnevenEvaluation
 from fourfold.callbacks.runtime.malloc import DisableMallocTrim
@@ -43,10 +43,10 @@ def make_callbacks(
     """
     trainer = config["trainer"]
     writes_files = not trainer["fast_dev_run"]
-    meter = ThroughputMeter()
+    step_metrics = StepMetrics()
     output: list[Callback] = [DisableMallocTrim()]
     if trainer["enable_progress_bar"] is not False:
-        output.append(Progress(config["log_every_seconds"], meter))
+        output.append(Progress(config["log_every_seconds"], step_metrics))
     if command == "predict":
         return [*output, *([PredictionWriter(run.path)] if writes_files else [])]
     if config["log_samples"] and command in ("fit", "test") and writes_files:
@@ -54,12 +54,8 @@ def make_callbacks(
     if command != "fit":
         return output
     # ExactResume is first: it updates the data position that a checkpoint of this batch holds.
-    callbacks: list[Callback] = [
-        ExactResume(),
-        FixEpochEndResume(),
-        StepMetrics(meter),
-        DDPUnevenEvaluation(),
-    ]
+    callbacks: list[Callback] = [ExactResume(), FixEpochEndResume(), step_metrics]
+    callbacks.append(DDPUnevenEvaluation())
     if config["compile"]:
         callbacks.append(CompileBlocks())
     if config["ema_decay"] is not None:

@@ -6,6 +6,7 @@ run has one directory from which it is resumed, and options cannot be abbreviate
 
 import logging
 import shlex
+import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -173,6 +174,8 @@ class FourfoldCLI(LightningCLI):
         callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
+        if not sys.stdout.isatty():  # the callback Progress prints lines instead
+            kwargs["enable_progress_bar"] = False
         if not isinstance(config["data"], ResumableDataModule):
             kwargs["use_distributed_sampler"] = True
         try:
