@@ -236,9 +236,23 @@ def test_exception_of_a_user_keeps_its_traceback(
     assert raised.traceback[-1].path.name == "mistake.py"
 
 
+@pytest.mark.parametrize("section", ["model", "data", "trainer.callbacks+"])
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("import no_such_package", ModuleNotFoundError),
+        ("x = = 1", SyntaxError),
+        ("undefined_name", NameError),
+    ],
+)
 def test_exception_at_the_import_of_a_users_module_keeps_its_traceback(
-    run: Run, modules: Path, configs: dict[str, Path]
+    section: str,
+    source: str,
+    error: type[Exception],
+    run: Run,
+    modules: Path,
+    configs: dict[str, Path],
 ) -> None:
-    (modules / "mistake.py").write_text("import no_such_package\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        run("fit", "--config", configs["lm"], "--model=mistake.Task")
+    (modules / "mistake.py").write_text(f"{source}\n")
+    with pytest.raises(error):
+        run("fit", "--config", configs["lm"], f"--{section}=mistake.Class")

@@ -74,6 +74,8 @@ def commands(block: Block) -> list[str]:
 
 def script(block: Block) -> str:
     """Return the script that the test runs for a shell block."""
+    if "<<" in block.text:
+        return f"set -eu\n{block.text}"  # the files in it keep their comments and indentation
     lines = ["set -eu"]
     for command in commands(block):
         if ENVIRONMENT.match(command):

@@ -167,7 +167,8 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
         return InputError(f"must be a mapping, got {value}", option=key)
     if re.search(r"'\w+' object has no attribute", details):
         return InputError("must have a mapping as init_args", option=key)
-    if re.search("class_path|mport path|not iterable", details):
+    is_path = key in ("model", "data", "trainer.callbacks") and re.fullmatch(r"\w+(\.\w+)+", value)
+    if is_path or re.search("class_path|mport path|not iterable", details):
         return _invalid_class(key, value, details)
     allowed = []
     for name, choices in re.findall(r"Expected an? (?:<class '([\w.]+)'>|\S+\[(.*?)\])", details):
