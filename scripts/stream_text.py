@@ -19,8 +19,7 @@ import torch
 from fourfold.core.validation import check_positive
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.documents import DocumentUnit, TextSource
-from fourfold.data.streaming.chunk_cache import ChunkCache
-from fourfold.data.streaming.chunks import INDEX_FILE, TOKENIZER_FILE, TokenChunks
+from fourfold.data.streaming.chunks import INDEX_FILE, TOKENIZER_FILE, ChunkCache, TokenChunks
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer

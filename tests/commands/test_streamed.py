@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from fourfold.data.streaming import chunk_cache
+from fourfold.data.streaming import chunks as chunks_module
 from fourfold.errors import InputError
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 from tests.fixtures.chunk_files import write_chunks
@@ -36,7 +36,7 @@ def fit(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         except FileNotFoundError as error:
             raise InputError("there is no such file", file=address) from error
 
-    monkeypatch.setattr(chunk_cache, "fetch", fetch)
+    monkeypatch.setattr(chunks_module, "fetch", fetch)
     monkeypatch.setattr("fourfold.data.streaming.chunks.fetch", fetch)
     config = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 8}
     recipe = {

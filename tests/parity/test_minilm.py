@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fourfold
 from fourfold.cli import main
-from fourfold.data.readers.python_docs import read_python_docs
+from fourfold.data.readers.documents import read_python_docs
 from fourfold.hub import directory
 from fourfold.tokenization.tokenizer import Tokenizer
 

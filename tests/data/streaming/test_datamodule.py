@@ -8,7 +8,7 @@ import torch
 
 from fourfold.data import StreamedCausalTextData
 from fourfold.data.loading.sampler import Position
-from fourfold.data.streaming import chunk_cache
+from fourfold.data.streaming import chunks as chunks_module
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def store(monkeypatch):
         cached = sum(f.stat().st_size for f in file.parent.glob("*.bin*"))
         usage["peak_bytes"] = max(usage["peak_bytes"], cached)
 
-    monkeypatch.setattr(chunk_cache, "fetch", fetch)
+    monkeypatch.setattr(chunks_module, "fetch", fetch)
     monkeypatch.setattr("fourfold.data.streaming.chunks.fetch", fetch)
     return usage
 

@@ -11,7 +11,7 @@ import torch
 from fourfold.data import StreamedMaskedTextData
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.sampler import Position
-from fourfold.data.streaming import chunk_cache
+from fourfold.data.streaming import chunks as chunks_module
 from fourfold.data.text.masking import MaskingConfig
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
@@ -143,7 +143,7 @@ def test_resume_from_store_restores_position(
         except FileNotFoundError as error:
             raise InputError("there is no such file", file=address) from error
 
-    monkeypatch.setattr(chunk_cache, "fetch", fetch)
+    monkeypatch.setattr(chunks_module, "fetch", fetch)
     monkeypatch.setattr("fourfold.data.streaming.chunks.fetch", fetch)
     expected = epoch_of(make(folder), 2)
     options = {"cache": str(tmp_path), "max_cache_gb": 600e-9, "num_workers": workers}

@@ -1,12 +1,139 @@
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fourfold.data import CausalTextData
+from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.loading.sampler import Position
+from fourfold.data.loading.sampler import EpochSampler, Position
+from fourfold.data.text.causal_lm import BlockDataset, DocumentDataset, TokenStream
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.training import TokenizerConfig
+
+EOS = 2
+documents_of = st.lists(st.integers(0, 12), min_size=1, max_size=6)
+
+
+def make_stream(lengths):
+    """Documents of distinct tokens, with one word of three bytes and a space for each token."""
+    ids = np.arange(10, 10 + sum(lengths))
+    documents = RaggedArray.from_lengths(ids, np.array(lengths))
+    return documents, ["äx " * n for n in lengths]
+
+
+def stream_of(lengths):
+    documents, texts = make_stream(lengths)
+    return TokenStream(documents, texts, EOS)
+
+
+def epoch(dataset, number=0):
+    sampler = EpochSampler(dataset.order)
+    sampler.set_epoch(number)
+    return [dataset.__getitems__(keys) for keys in sampler]
+
+
+@given(documents_of, st.integers(2, 9), st.integers(0, 8), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_blocks_contain_every_token_and_count_every_byte_once(lengths, block, context, shuffle):
+    context = min(context, block - 1)
+    dataset = BlockDataset(stream_of(lengths), block, context=context, max_rows=2, shuffle=shuffle)
+    batches = epoch(dataset)
+    counted = torch.cat([b.targets[b.targets != IGNORE_INDEX] for b in batches]).tolist()
+    tokens = list(range(10, 10 + sum(lengths)))
+    assert sorted(counted) == sorted([*tokens, *[EOS] * len(lengths)])
+    assert sum(b.n_bytes for b in batches) == 4 * sum(lengths)
+    assert sum(b.n_words for b in batches) == sum(lengths)
+    for batch in batches:
+        assert batch.ids.shape == batch.targets.shape == (len(batch.ids), block)
+        assert (batch.targets != IGNORE_INDEX).any(1).all()
+
+
+@given(documents_of, st.integers(2, 9), st.integers(0, 8))
+@settings(max_examples=80, deadline=None)
+def test_targets_are_next_tokens_and_context_is_input(lengths, block, context):
+    context = min(context, block - 1)
+    stream = stream_of(lengths)
+    dataset = BlockDataset(stream, block, context=context, max_rows=1, shuffle=False)
+    flat = stream.ids.tolist()
+    for number, batch in enumerate(epoch(dataset)):
+        begin = number * (block - context)
+        for j in range(block):
+            if batch.targets[0, j] != IGNORE_INDEX:
+                assert batch.ids[0, : j + 1].tolist() == flat[begin : begin + j + 1]
+                assert batch.targets[0, j] == flat[begin + j + 1]
+                assert j >= context or number == 0
+
+
+@given(documents_of, st.integers(2, 9))
+@settings(max_examples=80, deadline=None)
+def test_document_includes_separator_before_its_first_token(lengths, block):
+    dataset = BlockDataset(
+        stream_of(lengths), block, block_cross_document_attention=True, max_rows=3, shuffle=False
+    )
+    document_of = np.repeat(np.arange(len(lengths)), lengths)  # document of token 10, 11, ...
+    for batch in epoch(dataset):
+        for ids, targets, documents in zip(batch.ids, batch.targets, batch.documents, strict=True):
+            for token, target, document in zip(
+                ids.tolist(), targets.tolist(), documents.tolist(), strict=True
+            ):
+                if target >= 10:
+                    assert document == document_of[target - 10]
+                if token >= 10 and target != IGNORE_INDEX:
+                    assert document == document_of[token - 10]
+            padding = set(documents[targets == IGNORE_INDEX].tolist())
+            assert not padding & set(documents[targets != IGNORE_INDEX].tolist())
+
+
+def test_crops_start_at_random_positions_in_every_epoch():
+    dataset = BlockDataset(stream_of([200]), 8, crops=True, seed=1, max_rows=4)
+    rows = [
+        (row[0].item(), targets.tolist())
+        for number in range(8)
+        for batch in epoch(dataset, number)
+        for row, targets in zip(batch.ids, batch.targets, strict=True)
+    ]
+    assert len(rows) == 8 * 26
+    starts = {start for start, _ in rows}
+    assert len(starts) > 100
+    assert {start % 8 for start in starts} == set(range(8))
+    assert all(len(targets) == 8 and IGNORE_INDEX not in targets for _, targets in rows)
+    assert {EOS, *range(10, 210)} == {t for _, targets in rows for t in targets}  # both ends too
+    again = [b.ids.tolist() for b in epoch(dataset, 3)]
+    assert again == [b.ids.tolist() for b in epoch(dataset, 3)]
+    assert again != [b.ids.tolist() for b in epoch(dataset, 4)]
+
+
+@given(documents_of, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_document_rows_run_from_eos_to_eos(lengths, shuffle):
+    documents, _ = make_stream(lengths)
+    sizes = np.array(lengths)
+    order = LengthBucketedOrder(sizes + 1, max_tokens=40, shuffle=shuffle)
+    dataset = DocumentDataset(documents.wrap(EOS, EOS), 4 * sizes, sizes, EOS, order)
+    seen = []
+    for batch in epoch(dataset):
+        assert batch.ids.numel() <= 40
+        for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
+            real = [t for t in targets if t != IGNORE_INDEX]
+            assert ids[: len(real)] == [EOS, *real[:-1]]
+            assert real[-1] == EOS
+            assert targets[len(real) :] == [IGNORE_INDEX] * (len(targets) - len(real))
+            seen += real[:-1]
+    assert sorted(seen) == list(range(10, 10 + sum(lengths)))
+
+
+@pytest.mark.parametrize("n_documents", [1, 3])
+def test_byte_count_of_slice_is_proportional_to_its_tokens(n_documents):
+    stream = stream_of([40] * n_documents)
+    for begin, end in ((0, 10), (7, 31), (0, len(stream))):
+        n_bytes, n_words = stream.count_bytes_and_words(np.array([begin]), np.array([end]))
+        share = (end - begin) * 40 / 41  # a token in 41 is an EOS
+        assert n_bytes == pytest.approx(4 * share, abs=5)
+        assert n_words == pytest.approx(share, abs=2)
+
 
 TEXT = "".join(f"Satz Nummer {i}, größer als {i - 1}.\n" for i in range(120))
 CHARS = TokenizerConfig("char", 200)

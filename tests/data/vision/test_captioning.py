@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fourfold.data import CaptionData
 from fourfold.data.loading.batches import CaptionBatch
-from fourfold.data.vision.caption_sources import NUMBERS, SLANTS, STROKES, digit_captions
+from fourfold.data.vision.captioning import NUMBERS, SLANTS, STROKES, digit_captions
 from fourfold.data.vision.sources import digits
 from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
@@ -188,7 +188,7 @@ def test_captions_of_digits_name_number_stroke_and_slant() -> None:
 
 
 def test_slant_of_a_diagonal_stroke() -> None:
-    from fourfold.data.vision.caption_sources import _ink_and_slant
+    from fourfold.data.vision.captioning import _ink_and_slant
     from fourfold.data.vision.image_stores import ImageStore
 
     stroke = np.eye(8, dtype=np.uint8)[::-1].copy() * 255  # from below left to above right

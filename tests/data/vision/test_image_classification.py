@@ -224,7 +224,7 @@ def test_images_of_different_sizes_are_not_cached(tmp_path: Path) -> None:
 
 
 def test_auto_cache_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourfold.data.vision.dataset.AUTO_CACHE_BYTES", 1000)
+    monkeypatch.setattr("fourfold.data.vision.image_classification.AUTO_CACHE_BYTES", 1000)
     data = ImageData(str(folder), batch_size=4)
     data.train_dataloader()
     assert data.split("train").decoded is None

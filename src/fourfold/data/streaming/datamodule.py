@@ -30,11 +30,9 @@ import torch
 from fourfold.core.validation import check_positive
 from fourfold.data.loading.batches import CausalBatch, MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
-from fourfold.data.streaming.chunk_cache import ChunkCache
-from fourfold.data.streaming.chunks import TOKENIZER_FILE, ChunkedRows, TokenChunks
+from fourfold.data.streaming.chunks import TOKENIZER_FILE, ChunkCache, ChunkedRows, TokenChunks
 from fourfold.data.text.base import TextDataModule
-from fourfold.data.text.masked_lm import MIN_LEN
-from fourfold.data.text.masked_lm_dataset import masked_batch
+from fourfold.data.text.masked_lm import MIN_LEN, masked_batch
 from fourfold.data.text.masking import Masking, MaskingConfig
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX

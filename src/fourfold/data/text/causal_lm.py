@@ -1,11 +1,19 @@
-"""CausalTextData: DataModule for causal language modelling on text from files or the hub."""
+"""CausalTextData: DataModule for causal language modelling, with datasets of blocks and documents.
 
+Shapes: B rows, T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from fourfold.core.validation import check_choice, check_positive
+from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import CausalBatch
+from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.documents import DocumentUnit, count_bytes_and_words
@@ -13,10 +21,145 @@ from fourfold.data.readers.splits import Source
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import DocumentDataModule
-from fourfold.data.text.causal_lm_dataset import BlockDataset, DocumentDataset, TokenStream
 from fourfold.errors import InputError
+from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
+
+
+class TokenStream:
+    """Token stream: all documents, concatenated, with an EOS at the start and after each document.
+
+    Each token therefore has a predecessor and is a target exactly once, and every document follows
+    an EOS. Target p is token p + 1, and target p belongs to the document of input p.
+
+    Args:
+        documents: Token ids of the documents.
+        texts: Texts of the documents.
+        eos_id: Id of the separator.
+    """
+
+    def __init__(self, documents: RaggedArray, texts: Sequence[str], eos_id: int) -> None:
+        terminated = documents.wrap(after=eos_id)
+        self.ids = np.concatenate([[eos_id], terminated.ids]).astype(np.int32)
+        self.offsets = terminated.offsets
+        self._sizes = [np.array(size, np.int64) for size in count_bytes_and_words(texts)]
+        self._cumulative_sizes = [np.concatenate([[0], np.cumsum(size)]) for size in self._sizes]
+
+    def __len__(self) -> int:
+        """Return the number of targets."""
+        return len(self.ids) - 1
+
+    def document(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of the document at each position of the stream, in the same shape."""
+        return np.searchsorted(self.offsets, positions, side="right") - 1
+
+    def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
+        """Return the bytes and words of the text of targets [begin, end), summed over rows.
+
+        The text of a document is divided evenly among its tokens, EOS included. The counts of one
+        row are therefore approximate, but rows that cover the stream add up to the exact counts.
+        """
+        n_bytes, n_words = (
+            int((self._count_before(i, ends) - self._count_before(i, begins)).sum())
+            for i in range(2)
+        )
+        return n_bytes, n_words
+
+    def _count_before(self, unit: int, positions: np.ndarray) -> np.ndarray:
+        documents = np.minimum(self.document(positions), len(self.offsets) - 2)
+        n_tokens = np.diff(self.offsets)[documents]
+        offset = positions - self.offsets[documents]
+        partial = self._sizes[unit][documents] * offset // n_tokens
+        return self._cumulative_sizes[unit][documents] + partial
+
+
+@dataclass(eq=False)
+class BlockDataset(BatchedDataset):
+    """Dataset of blocks of tokens that cover a stream, or of equally many random crops of it.
+
+    Args:
+        stream: Tokens of all documents.
+        block_size: Tokens of a row, T.
+        context: Tokens that a block repeats from the previous block, as inputs without a target.
+        crops: Sample blocks at random positions in every epoch, instead of covering the stream.
+        block_cross_document_attention: Return the document of each token in the batches.
+        max_rows: Maximum rows of a batch.
+        seed: Seed of the order and of the crops, together with epoch and row.
+        shuffle: Shuffle the rows in each epoch.
+    """
+
+    stream: TokenStream
+    block_size: int
+    context: int = 0
+    crops: bool = False
+    block_cross_document_attention: bool = False
+    max_rows: int = 1
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        n_rows = max(1, -(-(len(self.stream) - self.context) // (self.block_size - self.context)))
+        self.order = LengthBucketedOrder(
+            np.ones(n_rows), max_rows=self.max_rows, seed=self.seed, shuffle=self.shuffle
+        )
+
+    @property
+    def max_length(self) -> int:
+        return self.block_size
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
+        n_targets = len(self.stream)
+        if self.crops:
+            begins = integers(self.seed, epoch, rows, n_targets - self.block_size + 1)
+        else:
+            begins = rows * (self.block_size - self.context)
+        positions = begins[:, None] + np.arange(self.block_size)  # (B, T)
+        ends = np.minimum(begins + self.block_size, n_targets)
+        first_targets = begins + np.where(begins > 0, self.context, 0)
+        ids = self.stream.ids[np.minimum(positions, n_targets)]
+        targets = self.stream.ids[np.minimum(positions + 1, n_targets)]
+        ignored = (positions >= n_targets) | (positions < first_targets[:, None])
+        targets = np.where(ignored, IGNORE_INDEX, targets)
+        documents = None
+        if self.block_cross_document_attention:
+            documents = torch.from_numpy(self.stream.document(positions))
+        return CausalBatch(
+            torch.from_numpy(ids.astype(np.int64)),
+            torch.from_numpy(targets.astype(np.int64)),
+            documents,
+            *self.stream.count_bytes_and_words(first_targets, ends),
+            epoch,
+            position,
+        )
+
+
+@dataclass(eq=False)
+class DocumentDataset(BatchedDataset):
+    """Dataset with one document per row, from EOS to EOS.
+
+    Padding is on the right, where causal attention never looks. The batches therefore have no mask.
+
+    Args:
+        documents: Token ids of the documents, with an EOS before and after each document.
+        n_bytes: (rows,) UTF-8 bytes of the text of each document.
+        n_words: (rows,) words of the text of each document.
+        eos_id: Id of EOS, which is also the padding.
+        order: Order of the batches.
+    """
+
+    documents: RaggedArray
+    n_bytes: np.ndarray
+    n_words: np.ndarray
+    eos_id: int
+    order: LengthBucketedOrder
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
+        ids, mask = self.documents.padded(rows, self.eos_id)  # (B, T+1)
+        targets = ids[:, 1:].masked_fill(~mask[:, 1:], IGNORE_INDEX)
+        n_bytes = int(self.n_bytes[rows].sum())
+        n_words = int(self.n_words[rows].sum())
+        return CausalBatch(ids[:, :-1], targets, None, n_bytes, n_words, epoch, position)
 
 
 class CausalTextData(DocumentDataModule):

@@ -1,24 +1,230 @@
-"""MaskedTextData: DataModule for masked language modelling on text from files or the hub."""
+"""MaskedTextData: DataModule for masked language modelling, with datasets of rows and of pairs.
 
+Shapes: B rows, T tokens.
+"""
+
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+import torch
+
 from fourfold.core.validation import check_choice, check_range
+from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import MaskedBatch
+from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.splits import Source
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import DocumentDataModule
-from fourfold.data.text.masked_lm_dataset import (
-    MaskedRowDataset,
-    SegmentPairDataset,
-    pack_sentences,
-)
 from fourfold.data.text.masking import Masking, MaskingConfig
+from fourfold.data.text.segments import join_segments, segment_ids
 from fourfold.data.text.sentence_packing import SentenceBreak, Sentences
 from fourfold.errors import InputError
+from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
+
+_PAIR_STREAM = 4  # stream of the counter-based random numbers; Masking uses 1 to 3
+
+
+def pack_sentences(
+    sentences: Sentences, max_len: int, bos_id: int, eos_id: int, *, cross_documents: bool
+) -> RaggedArray:
+    """Pack whole sentences into rows: FULL-SENTENCES or DOC-SENTENCES (Liu et al. 2019, 4.2).
+
+    Args:
+        sentences: Encoded sentences of all documents.
+        max_len: Maximum tokens of a row, BOS and EOS included.
+        bos_id: Id of the first token of a row.
+        eos_id: Id of the last token of a row, and of the token between documents of a row.
+        cross_documents: Rows may contain sentences of several documents.
+    """
+    borders = sentences.pack(max_len - 2, cross_documents=cross_documents, separator_cost=1)
+    firsts = np.concatenate([[0], borders])
+    follows_document = np.diff(sentences.document, prepend=sentences.document[0]) != 0
+    follows_document[firsts] = False  # no separator at the beginning of a row
+    starts = sentences.ids.offsets[:-1]
+    positions = np.concatenate([np.repeat(starts[borders], 2), starts[follows_document]])
+    special_ids = np.concatenate(
+        [np.tile([eos_id, bos_id], len(borders)), np.full(follows_document.sum(), eos_id)]
+    )
+    inner = np.insert(sentences.ids.ids, positions, special_ids)
+    flat = np.concatenate([[bos_id], inner, [eos_id]]).astype(np.int32)
+    lengths = np.add.reduceat(sentences.ids.lengths + follows_document, firsts) + 2
+    return RaggedArray.from_lengths(flat, lengths)
+
+
+@dataclass(eq=False)
+class MaskedRowDataset(BatchedDataset):
+    """Dataset of masked rows of text from BOS to EOS.
+
+    Args:
+        rows: Token ids, special tokens included.
+        masking: Masking of the rows.
+        order: Order of the batches.
+        block_cross_document_attention: Return the document of each token in the batches.
+    """
+
+    rows: RaggedArray
+    masking: Masking
+    order: LengthBucketedOrder
+    block_cross_document_attention: bool = False
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
+        ids, mask = self.rows.padded(rows, self.masking.tokenizer.pad_id)  # (B, T)
+        block = self.block_cross_document_attention
+        return masked_batch(self.masking, ids.numpy(), mask.numpy(), rows, epoch, position, block)
+
+
+def masked_batch(
+    masking: Masking,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    rows: np.ndarray,
+    epoch: int,
+    position: int,
+    block_cross_document_attention: bool = False,
+) -> MaskedBatch:
+    """Return a batch of masked rows of text.
+
+    Args:
+        masking: Masking of the rows.
+        ids: (B, T) token ids, special tokens included.
+        mask: (B, T) bool, True = real token.
+        rows: (B,) row numbers.
+        epoch: Number of the epoch.
+        position: Position of the batch in the epoch.
+        block_cross_document_attention: Return the number of each token's document in the batch; a
+            document ends with EOS.
+    """
+    inputs, targets = masking(ids, rows, epoch)
+    documents = None
+    if block_cross_document_attention:
+        ends = ((ids == masking.tokenizer.eos_id) & mask).astype(np.int64)
+        documents = torch.from_numpy(ends.cumsum(1) - ends)
+    return MaskedBatch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        None,
+        None if mask.all() else torch.from_numpy(mask),
+        documents,
+        target_positions=torch.from_numpy(np.flatnonzero(targets != IGNORE_INDEX)),
+        epoch=epoch,
+        position=position,
+    )
+
+
+class SegmentPairDataset(BatchedDataset):
+    """Dataset of rows BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, A.2).
+
+    A row is made from a chunk, which is several consecutive sentences of one document. In every
+    epoch the chunk is divided at another sentence into the segments A and B. With a probability of
+    one half, B is then replaced by consecutive sentences of another document that have at least as
+    many tokens. A chunk of a single sentence has no continuation, so its segment B is always
+    sampled from another document.
+
+    A chunk may exceed the length of a row, as in BERT's own code. Otherwise rows whose B follows A
+    would be shorter and end with a sentence, and the model could infer the label from the length.
+
+    Args:
+        sentences: Encoded sentences of all documents.
+        max_len: Maximum tokens of a row, special tokens included.
+        masking: Masking of the rows.
+        single: Each segment is a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
+            otherwise a chunk has as many sentences as a row holds.
+        order: Arguments of `LengthBucketedOrder`.
+
+    Raises:
+        InputError: If there are fewer than two documents.
+    """
+
+    def __init__(
+        self,
+        sentences: Sentences,
+        max_len: int,
+        masking: Masking,
+        *,
+        single: bool = False,
+        **order: Any,
+    ) -> None:
+        self.sentences = sentences
+        self.max_tokens = max_len - 3  # without BOS and two EOS
+        self.masking = masking
+        self.single = single
+        if single:
+            borders = sentences.pairs()
+        else:
+            borders = sentences.pack(self.max_tokens, cross_documents=False, overflow=True)
+        self.chunks = np.concatenate([[0], borders, [len(sentences)]])
+        starts = np.flatnonzero(np.diff(sentences.document, prepend=-1))
+        self.documents = np.append(starts, len(sentences))
+        if len(starts) < 2:
+            message = "must give each split at least two documents for next-sentence prediction"
+            raise InputError(f"{message}, got {len(starts)}", option="documents")
+        self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order)
+
+    @property
+    def has_static_shape(self) -> bool:
+        return False  # a batch is as long as its longest pair
+
+    @property
+    def max_length(self) -> int:
+        return self.max_tokens + 3
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
+        masking = self.masking
+        numbers = uniform(masking.seed, masking.mask_epoch(epoch), rows, 4, _PAIR_STREAM)
+        pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
+        a, b, is_next = zip(*pairs, strict=True)
+        columns = [
+            RaggedArray.from_lengths(np.concatenate(side), np.array([len(ids) for ids in side]))
+            for side in (a, b)
+        ]
+        joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_length, 1)
+        ids, mask = joined.padded(np.arange(len(rows)), masking.tokenizer.pad_id)  # (B, T)
+        batch = masked_batch(masking, ids.numpy(), mask.numpy(), rows, epoch, position)
+        return batch._replace(
+            segments=segment_ids(first_lengths, mask), is_next=torch.tensor(is_next).long()
+        )
+
+    def _pair(self, row: int, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Return segments A and B of a chunk, and True if B follows A; `random` is (4,) uniform."""
+        begin = self.chunks[row]
+        end = self.chunks[row + 1]
+        n_sentences = end - begin
+        middle = begin + 1 + int(random[0] * (n_sentences - 1))
+        is_next = bool(n_sentences > 1 and random[1] < 0.5)
+        flat = self.sentences.ids.ids
+        offsets = self.sentences.ids.offsets
+        a = flat[offsets[begin] : offsets[middle]]
+        if is_next:
+            b = flat[offsets[middle] : offsets[end]]
+        else:
+            n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
+            document = int(self.sentences.document[begin])
+            start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
+            b = flat[offsets[start] : offsets[stop]]
+        # Truncate the beginning of A and the end of B, the longer segment first.
+        a = a[-max(self.max_tokens // 2, self.max_tokens - len(b)) :]
+        return a, b[: self.max_tokens - len(a)], is_next
+
+    def _sample_elsewhere(
+        self, document: int, n_tokens: int, random: np.ndarray
+    ) -> tuple[int, int]:
+        """Sample consecutive sentences [start, stop) of another document with `n_tokens` tokens."""
+        other = int(random[0] * (len(self.documents) - 2))
+        other += other >= document
+        first = int(self.documents[other])
+        last = int(self.documents[other + 1])
+        start = first + int(random[1] * (last - first))
+        if self.single:
+            return start, start + 1
+        offsets = self.sentences.ids.offsets
+        stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
+        return start, min(max(stop, start + 1), last)
+
 
 Layout = Literal["full_sentences", "doc_sentences", "segment_pairs", "sentence_pairs", "documents"]
 PAIR_LAYOUTS = ("segment_pairs", "sentence_pairs")  # with next-sentence labels

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from fourfold.core.validation import check_positive, check_types
-from fourfold.data.vision.decoding import PIL_MODES, decode
+from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
 
 AUTO_AUGMENT_POLICIES = ("imagenet", "cifar10")
