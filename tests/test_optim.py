@@ -153,7 +153,7 @@ def test_clipping_with_a_gradient_scaler(tmp_path: Path) -> None:
     assert trainer.global_step == 2
 
 
-def test_uncorrected_adamw_equals_the_optimizer_of_bert() -> None:
+def test_adamw_without_bias_correction_equals_the_optimizer_of_bert() -> None:
     """google-research/bert, optimization.py: m / (sqrt(v) + eps) + decay times the weight."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, 1.0)
@@ -178,7 +178,7 @@ def test_uncorrected_adamw_equals_the_optimizer_of_bert() -> None:
     assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
 
 
-def test_unfrozen_parameter_has_its_own_step_count() -> None:
+def test_parameter_that_is_unfrozen_later_has_no_bias_correction_either() -> None:
     pair = nn.ParameterList([nn.Parameter(torch.ones(1, 1)) for _ in range(2)])
     config = OptimizerConfig(
         "adamw",

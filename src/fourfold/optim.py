@@ -1,10 +1,9 @@
 """Optimizers, with parameter groups for weight decay and layer-wise learning-rate decay."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -12,6 +11,10 @@ from torch.optim import Optimizer
 
 from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
+
+# Step of Adam at which the correction of the bias, 1 - beta^step, is exactly 1; the largest step
+# that torch can count to in fp32.
+LAST_STEP = 2.0**24
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class OptimizerConfig:
             GPT-2, BERT), linear (weights of linear and patch layers only: ViT, DeiT) or all.
         momentum: Momentum of sgd.
         bias_correction: Correct the bias of the moments towards their initial 0 (Kingma and Ba
-            2014, section 3). BERT's code applies no correction, so the first steps are larger.
+            2014, section 3). False for BERT's code (google-research/bert, optimization.py), whose
+            first steps are larger.
         layer_decay: Ratio of the learning rates of a layer and the next one (ELECTRA, BEiT).
 
     Raises:
@@ -60,59 +64,6 @@ class OptimizerConfig:
                 f"must be true for {self.name}: only adamw supports false",
                 option="optimizer.bias_correction",
             )
-
-
-class UncorrectedAdamW(torch.optim.AdamW):
-    """AdamW without bias correction, as in BERT's code (google-research/bert, optimization.py).
-
-    At step t torch divides the first moment by c1 = 1 - b1^t and the root of the second moment by
-    c2 = sqrt(1 - b2^t). A learning rate of lr c1 / c2 and an epsilon of eps / c2 cancel both
-    divisions exactly. A parameter that was frozen has a smaller t than the rest of the group.
-    """
-
-    # Steps of each parameter, because reading them from the state would wait for the device.
-    _step_counts: dict[nn.Parameter, int]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._step_counts = {}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        super().load_state_dict(state_dict)
-        self._step_counts = {}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters once."""
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
-        groups = self.param_groups
-        self.param_groups = [part for group in groups for part in self._split_by_step(group)]
-        try:
-            super().step()
-        finally:
-            self.param_groups = groups
-        return loss
-
-    def _split_by_step(self, group: dict[str, Any]) -> list[dict[str, Any]]:
-        by_step = defaultdict(list)
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                if parameter not in self._step_counts:
-                    self._step_counts[parameter] = int(self.state.get(parameter, {}).get("step", 0))
-                self._step_counts[parameter] += 1
-                by_step[self._step_counts[parameter]].append(parameter)
-        parts = []
-        for t, parameters in by_step.items():
-            first, second = (1.0 - beta**t for beta in group["betas"])
-            factor = first / math.sqrt(second)
-            cancelling = {
-                "lr": group["lr"] * factor,
-                "eps": group["eps"] / math.sqrt(second),
-                "weight_decay": group["weight_decay"] / factor,
-            }
-            parts.append({**group, "params": parameters, **cancelling})
-        return parts
 
 
 def parameter_groups(
@@ -187,6 +138,16 @@ def make_optimizer(
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     # Loshchilov and Hutter 2017; Kingma and Ba 2014
-    adamw = torch.optim.AdamW if config.bias_correction else UncorrectedAdamW
-    adam = adamw if config.name == "adamw" else torch.optim.Adam
-    return adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    optimizer = adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    if not config.bias_correction:
+        _disable_bias_correction(optimizer, fused)
+    return optimizer
+
+
+def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
+    """Start every parameter at `LAST_STEP`, where Adam's updates have no bias correction."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": step, **moments}

@@ -6,6 +6,7 @@ the last Tq of the Tk positions (aligned at the bottom right), as in decoding wi
 Shapes: B batch, H heads, Tq queries, Tk keys.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,39 +85,36 @@ class Mask:
         plain = self.keys is None and self.documents is None and self.window is None
         if plain and (not causal or q_len == k_len):
             return LoweredMask(None, causal)
+        allowed = self._predicate(causal, q_len, k_len)
+        by_row = self.keys if self.keys is not None else self.documents
+        n_batch = 1 if by_row is None else len(by_row)
         if flex:
-            return LoweredMask(self._block_mask(q_len, k_len, device))
-        mask = torch.ones(1, 1, 1, k_len, dtype=torch.bool, device=device)
-        if causal:
-            mask = mask & causal_mask(q_len, k_len, device)
-        if self.window is not None:
-            q = torch.arange(k_len - q_len, k_len, device=device)[:, None]
-            k = torch.arange(k_len, device=device)
-            mask = mask & ((q - k).abs() < self.window)
-        if self.keys is not None:
-            mask = mask & self.keys[:, None, None, :]
-        if self.documents is not None:
-            same = self._query_documents(q_len)[:, :, None] == self.documents[:, None, :]
-            mask = mask & same[:, None]
-        return LoweredMask(mask)
+            rows = None if by_row is None else n_batch
+            return LoweredMask(
+                create_block_mask(allowed, rows, None, q_len, k_len, device=str(device))
+            )
+        # All four dimensions, so that the predicate computes the whole mask by broadcasting.
+        b = torch.arange(n_batch, device=device)[:, None, None, None]
+        q = torch.arange(q_len, device=device)[None, None, :, None]
+        k = torch.arange(k_len, device=device)[None, None, None, :]
+        return LoweredMask(allowed(b, torch.zeros_like(b), q, k))
 
-    def _query_documents(self, q_len: int) -> Tensor:
-        if self.query_documents is not None:
-            return self.query_documents
-        assert self.documents is not None
-        return self.documents[:, -q_len:]
+    def _predicate(
+        self, causal: bool, q_len: int, k_len: int
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """Return the predicate "query q may attend to key k" of a sample b and a head h.
 
-    def _block_mask(self, q_len: int, k_len: int, device: torch.device) -> Any:
-        """Return the sparse form of FlexAttention, which skips blocks of hidden pairs."""
+        Its arguments are indices of any shapes that can be broadcast to one shape.
+        """
         offset = k_len - q_len
-        keys = self.keys
-        documents = self.documents
-        window = self.window
-        q_documents = None if documents is None else self._query_documents(q_len)
+        keys, documents, window = self.keys, self.documents, self.window
+        q_documents = self.query_documents
+        if documents is not None and q_documents is None:
+            q_documents = documents[:, -q_len:]
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            ok = q >= 0  # True, in the shape of q
-            if self.causal:
+            ok = k >= 0  # True, in the shape of k
+            if causal:
                 ok = ok & (k <= q + offset)
             if window is not None:
                 ok = ok & ((q + offset - k).abs() < window)
@@ -126,9 +124,7 @@ class Mask:
                 ok = ok & (q_documents[b, q] == documents[b, k])
             return ok
 
-        by_row = keys if keys is not None else documents
-        n_batch = None if by_row is None else by_row.shape[0]
-        return create_block_mask(allowed, n_batch, None, q_len, k_len, device=str(device))
+        return allowed
 
 
 def count_positions(
