@@ -49,42 +49,6 @@ class ScheduleConfig:
                 )
 
 
-def _constant(step: int, total: int, warmup: int, d_model: int) -> float:
-    return 1.0
-
-
-def _linear(step: int, total: int, warmup: int, d_model: int) -> float:
-    # Reaches 0 one step after the last, so that the last step changes the weights.
-    return max(0.0, (total - step + 1) / max(1, total - max(1, warmup) + 1))
-
-
-def _linear_from_start(step: int, total: int, warmup: int, d_model: int) -> float:
-    return _linear(step, total, 0, d_model)
-
-
-def _cosine(step: int, total: int, warmup: int, d_model: int) -> float:
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    return 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-def _inverse_sqrt(step: int, total: int, warmup: int, d_model: int) -> float:
-    return math.sqrt(max(1, warmup) / step)
-
-
-def _noam(step: int, total: int, warmup: int, d_model: int) -> float:
-    return float(d_model**-0.5 * min(step**-0.5, step * max(1, warmup) ** -1.5))
-
-
-# Functions from (step, counted from 1; total steps; warm-up steps; D) to a factor on the peak rate.
-SCHEDULES: dict[str, Callable[[int, int, int, int], float]] = {
-    "constant": _constant,
-    "linear": _linear,  # RoBERTa
-    "linear_from_start": _linear_from_start,  # BERT's code
-    "cosine": _cosine,  # Loshchilov and Hutter 2016; GPT, DeiT
-    "inverse_sqrt": _inverse_sqrt,  # fairseq: the peak is at the end of the warm-up
-    "noam": _noam,  # Vaswani et al. 2017, eq. 3
-}
-
 # Schedules that reach min_lr at a given step.
 FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
 
@@ -109,7 +73,6 @@ def learning_rate_factor(
         >>> [round(factor(step), 2) for step in range(4)]
         [0.5, 1.0, 0.67, 0.33]
     """
-    shape = SCHEDULES[config.name]
     warmup = config.warmup_steps
     end = config.total_steps or total_steps or 0
     final = config.min_lr / lr if config.name in FINITE_SCHEDULES else 0.0
@@ -123,7 +86,21 @@ def learning_rate_factor(
         step = steps_done + 1  # the papers count from 1
         if step < warmup and config.name != "noam":
             return step / warmup
-        return final + (1.0 - final) * shape(step, end, warmup, d_model)
+        match config.name:
+            case "constant":
+                shape = 1.0
+            case "linear" | "linear_from_start":
+                start = max(1, warmup) if config.name == "linear" else 1
+                # Reaches 0 one step after the last, so that the last step changes the weights.
+                shape = max(0.0, (end - step + 1) / max(1, end - start + 1))
+            case "cosine":  # Loshchilov and Hutter 2016; GPT, DeiT
+                done = min(1.0, (step - warmup) / max(1, end - warmup))
+                shape = 0.5 * (1.0 + math.cos(math.pi * done))
+            case "inverse_sqrt":  # fairseq: the peak is at the end of the warm-up
+                shape = math.sqrt(max(1, warmup) / step)
+            case "noam":  # Vaswani et al. 2017, eq. 3
+                shape = d_model**-0.5 * min(step**-0.5, step * max(1, warmup) ** -1.5)
+        return final + (1.0 - final) * shape
 
     return factor
 

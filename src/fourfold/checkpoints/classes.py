@@ -38,22 +38,20 @@ def import_class(path: str) -> type[Any]:
     """
     module_name, _, name = path.rpartition(".")
     try:
-        module = import_module(module_name)
+        found = getattr(import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         # An import inside the user's module that fails keeps its traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        if not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise InputError(
             f"names {path}, but there is no module {error.name}", option="--allow_class"
         ) from error
-    except ValueError as error:  # the path has no dot
-        raise InputError(
-            f"must be an import path such as mypkg.MyTask, got {path!r}", option="--allow_class"
-        ) from error
-    found = getattr(module, name, None)
+    except ValueError:  # the path has no dot
+        found = None
     if not isinstance(found, type):
         raise InputError(
-            f"names {path}, but {module_name} has no such class", option="--allow_class"
+            f"must be an import path of a class, such as mypkg.MyTask, got {path!r}",
+            option="--allow_class",
         )
     return found
 
@@ -114,8 +112,8 @@ def config_class_of(model_class: type[Model]) -> type[Any]:
     """
     declared = getattr(model_class, "config_class", None)
     if declared is None:
-        parameters = inspect.signature(model_class, eval_str=True).parameters
-        declared = parameters["config"].annotation if "config" in parameters else None
+        parameter = inspect.signature(model_class, eval_str=True).parameters.get("config")
+        declared = getattr(parameter, "annotation", None)
     if not isinstance(declared, type):
         raise InputError(
             "must have an attribute config_class, or a type for the argument `config`",

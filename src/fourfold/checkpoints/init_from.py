@@ -95,8 +95,7 @@ def _copy_weights(
 ) -> TransferReport:
     from fourfold.hub.transformers_format import unmapped_tensors_for  # imports all architectures
 
-    default_role = "model" if hasattr(source.model, "tgt_embed") else "encoder"
-    role = role or default_role
+    role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
     if role not in PREFIXES_BY_ROLE:
         raise InputError(
             f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}", option="init_from"
@@ -129,10 +128,8 @@ def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor]
     """
     if old is None or new is None:
         return None
-    old_tokenizer = Tokenizer.from_str(old)
-    new_tokenizer = Tokenizer.from_str(new)
-    old_ids = old_tokenizer.vocabulary
-    new_ids = new_tokenizer.vocabulary
+    old_tokenizer, new_tokenizer = Tokenizer.from_str(old), Tokenizer.from_str(new)
+    old_ids, new_ids = old_tokenizer.vocabulary, new_tokenizer.vocabulary
     if old_ids == new_ids:
         return None
     # New id: old id.
@@ -140,11 +137,9 @@ def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor]
     # If one token has several roles, the last assignment wins: the embedding of the end token is
     # trained most, that of the unknown token least.
     for role in ("unk_id", "pad_id", "bos_id", "eos_id", "mask_id"):
-        old_id = getattr(old_tokenizer, role)
-        new_id = getattr(new_tokenizer, role)
+        old_id, new_id = getattr(old_tokenizer, role), getattr(new_tokenizer, role)
         if old_id is not None and new_id is not None:
             matches[new_id] = old_id
     # On the CPU, like the weights of the source, even if Lightning builds models on a GPU.
     old_rows = torch.tensor(list(matches.values()), device="cpu")
-    new_rows = torch.tensor(list(matches), device="cpu")
-    return old_rows, new_rows
+    return old_rows, torch.tensor(list(matches), device="cpu")

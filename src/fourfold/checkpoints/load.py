@@ -18,6 +18,7 @@ from fourfold.checkpoints.format import (
     dataclass_from_dict,
     in_checkpoint,
 )
+from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory
@@ -104,26 +105,18 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise InputError(f"must be one of {', '.join(DTYPES)}, got {dtype!r}", option="dtype")
+    check_choice("dtype", name, DTYPES)
     found: torch.dtype = getattr(torch, name)
     return found
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
     """Return the defaults, with missing special tokens from the config and the tokenizer."""
-    tokenizer = model.tokenizer
+    names = ("bos_id", "eos_id", "pad_id")
+    missing = [name for name in names if getattr(defaults, name) is None]
+    values = {name: getattr(model.tokenizer, name, None) for name in missing}
     start = getattr(model.config, "decoder_start_token_id", None)
-    if start is not None:
-        defaults = replace(defaults, bos_id=start)
-    if tokenizer is None:
-        return defaults
-    missing = {
-        name: getattr(tokenizer, name)
-        for name in ("bos_id", "eos_id", "pad_id")
-        if getattr(defaults, name) is None
-    }
-    return replace(defaults, **missing)
+    return replace(defaults, **(values if start is None else {**values, "bos_id": start}))
 
 
 def read_model(
@@ -148,8 +141,11 @@ def read_model(
     if located.is_dir():
         located = find_checkpoint(located)
     content = read_weights(located)
-    if "fourfold" not in content and _is_foreign(content):
-        return read_foreign(located, content, allow_missing_head=allow_missing_head)
+    if "fourfold" not in content:
+        from fourfold.hub.detect_format import is_importable  # imports all architectures
+
+        if is_importable(content):
+            return read_foreign(located, content, allow_missing_head=allow_missing_head)
     return model_from_checkpoint(content, located, classes)
 
 
@@ -176,13 +172,7 @@ def model_from_checkpoint(
         model = build_model(model_class, config_from_dict(config_class, values))
         tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
         if tuning.lora_rank:
-            add_lora(
-                model,
-                tuning.lora_rank,
-                alpha=tuning.lora_alpha,
-                dropout=tuning.lora_dropout,
-                targets=tuning.lora_targets,
-            )
+            add_lora(model, tuning)
     state = {
         name.removeprefix(WEIGHT_PREFIX): tensor
         for name, tensor in content["state_dict"].items()
@@ -194,15 +184,10 @@ def model_from_checkpoint(
         from fourfold.hub.transformers_format import SourceCheckpoint
 
         model.source = SourceCheckpoint(**content["source"])
-    defaults = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
+    values = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
+    defaults = GenerationDefaults(**values)
     merge_lora(model)
-    return SourceModel(
-        path,
-        model.eval(),
-        artifacts.get("tokenizer"),
-        artifacts,
-        GenerationDefaults(**defaults),
-    )
+    return SourceModel(path, model.eval(), artifacts.get("tokenizer"), artifacts, defaults)
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
@@ -247,12 +232,6 @@ def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None
         raise InputError(f"it has {len(names)} class names for {n_classes} classes", file=path)
 
 
-def _is_foreign(content: Mapping[str, Any]) -> bool:
-    from fourfold.hub import detect_format  # imports all architectures
-
-    return detect_format.is_importable(content)
-
-
 def read_foreign(
     path: str | Path,
     content: Mapping[str, Any] | None = None,
@@ -276,8 +255,7 @@ def read_foreign(
     is_file = located.is_file()
     if not is_file and not directory.is_model_directory(located):
         raise InputError(f"there is no {directory.CONFIG_FILE} in this directory", file=located)
-    if is_file and content is None:
-        content = read_weights(located)
+    content = read_weights(located) if is_file and content is None else content
     found = detect_format.read_model(located, content, allow_missing_heads=allow_missing_head)
     folder = located.parent if is_file else located
     has_text = hasattr(found.model.config, "vocab_size")

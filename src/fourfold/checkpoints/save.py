@@ -64,7 +64,6 @@ def write_transformers(model: Any, folder: Path) -> str:
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     """Write the files of tokenizer and preprocessing, and return the keys for config.json."""
     from fourfold.hub import preprocessing
-    from fourfold.hub.preprocessing import label_mappings
     from fourfold.models.clip import CLIP
 
     artifacts = getattr(model, "artifacts", {})
@@ -77,7 +76,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
         text = tokenizer.to_str()
         keys = preprocessing.write_tokenizer(folder, text, model, max_len, n_separators)
         if artifacts.get("class_names"):
-            keys |= label_mappings(artifacts["class_names"])
+            keys |= preprocessing.label_mappings(artifacts["class_names"])
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:
@@ -100,17 +99,14 @@ def staged_directory(path: Path) -> Iterator[Path]:
         if path.exists() and any(path.iterdir()):
             _replace_files(staged, path)
         else:
-            if path.exists():
-                path.rmdir()
-            os.replace(staged, path)
+            os.replace(staged, path)  # also replaces an empty directory
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
 
 def _replace_files(staged: Path, path: Path) -> None:
-    files = sorted(staged.iterdir(), key=lambda file: file.name in DESCRIPTIONS)
-    for file in files:
-        os.replace(file, path / file.name)
-    for name in DESCRIPTIONS:  # of the other format
-        if name not in {file.name for file in files}:
-            (path / name).unlink(missing_ok=True)
+    names = sorted(os.listdir(staged), key=lambda name: name in DESCRIPTIONS)
+    for name in names:
+        os.replace(staged / name, path / name)
+    for name in set(DESCRIPTIONS).difference(names):  # of the other format
+        (path / name).unlink(missing_ok=True)

@@ -103,6 +103,15 @@ class TokenEmbedding(nn.Module):
         object.__setattr__(self, "tokens", owner.tokens)
 
 
+def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
+    """Raise InputError unless `images` has the shape (B, n_channels, side, side)."""
+    if images.dim() != 4 or tuple(images.shape[1:]) != (n_channels, side, side):
+        raise InputError(
+            f"must have the shape (B, {n_channels}, {side}, {side}), got {tuple(images.shape)}",
+            option="images",
+        )
+
+
 class PatchEmbedding(nn.Module):
     """Patch embedding of images, with learned prefix tokens (Dosovitskiy et al. 2020, eq. 1).
 
@@ -163,13 +172,7 @@ class PatchEmbedding(nn.Module):
         Raises:
             InputError: The images have another size or number of channels than the model.
         """
-        expected = (self.n_channels, self.image_size, self.image_size)
-        if images.dim() != 4 or tuple(images.shape[1:]) != expected:
-            raise InputError(
-                f"must have the shape (B, {', '.join(map(str, expected))}),"
-                f" got {tuple(images.shape)}",
-                option="images",
-            )
+        check_image_shape(images, self.n_channels, self.image_size)
         # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
         x = self.patches(images).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
         if self.positions is not None and not self.prefix_has_position:

@@ -12,8 +12,8 @@ from fourfold.core.feed_forward import FeedForward
 from fourfold.core.positions import PositionTable
 from fourfold.core.validation import check_choice
 
-_truncated = partial(init.trunc_normal_, std=0.02, a=-0.04, b=0.04)
-_normal = partial(init.normal_, std=0.02)
+truncated_normal = partial(init.trunc_normal_, std=0.02, a=-0.04, b=0.04)
+normal = partial(init.normal_, std=0.02)
 
 
 def vaswani(model: nn.Module) -> None:
@@ -28,23 +28,13 @@ def vaswani(model: nn.Module) -> None:
             init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
-def bert(model: nn.Module) -> None:
-    """Fill weights N(0, 0.02), truncated at two deviations, and biases 0 (BERT's code; DeiT)."""
-    _fill(model, _truncated)
-
-
-def gpt(model: nn.Module) -> None:
-    """Fill all weights N(0, 0.02) and biases 0 (GPT-1, section 4.1)."""
-    _fill(model, _normal)
-
-
 def gpt2(model: nn.Module) -> None:
-    """Fill weights as GPT-1, but positions N(0, 0.01) and residual projections smaller.
+    """Fill weights N(0, 0.02), but positions N(0, 0.01) and residual projections smaller.
 
     The last matrix of each sub-layer is divided by the square root of the number of sub-layers
     (GPT-2, section 2.3). The deviation of positions is that of the released code.
     """
-    _fill(model, _normal)
+    fill_weights(model, normal)
     projections = []
     for module in model.modules():
         if isinstance(module, Attention):
@@ -57,7 +47,8 @@ def gpt2(model: nn.Module) -> None:
         init.normal_(projection.weight, std=0.02 * len(projections) ** -0.5)
 
 
-def _fill(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
+def fill_weights(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
+    """Apply `fill` to all weights, positions and prefix tokens, and set biases to 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
             fill(module.weight)
@@ -76,8 +67,8 @@ def _zero_bias(module: nn.Module) -> None:
 
 INITS: dict[str, Callable[[nn.Module], None]] = {
     "vaswani": vaswani,
-    "bert": bert,
-    "gpt": gpt,
+    "bert": partial(fill_weights, fill=truncated_normal),  # BERT's code; DeiT
+    "gpt": partial(fill_weights, fill=normal),  # GPT-1, section 4.1
     "gpt2": gpt2,
 }
 

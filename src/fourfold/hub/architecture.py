@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.validation import require_sizes
+from fourfold.core.validation import check_choice, require_sizes
 from fourfold.errors import InputError
 from fourfold.hub.keymap import KeyMap
 from fourfold.models.base import Model
@@ -45,11 +45,6 @@ def get_key(config: Json, key: str, default: Any = None) -> Any:
             return default
         value = value[name]
     return value
-
-
-def has_key(config: Json, key: str) -> bool:
-    """Return True if a dotted key exists; its value may be None."""
-    return get_key(config, key, ...) is not ...
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
@@ -106,7 +101,8 @@ class Field:
         Raises:
             InputError: The keys have different values, or a value of a wrong type.
         """
-        values = {key: get_key(config, key) for key in self.hf_keys if has_key(config, key)}
+        found = {key: get_key(config, key, ...) for key in self.hf_keys}
+        values = {key: value for key, value in found.items() if value is not ...}
         first = next(iter(values.values()), self.default)
         if any(value != first for value in values.values()):
             listed = ", ".join(f"{key}={value}" for key, value in values.items())
@@ -137,10 +133,8 @@ def activation_field(
     """
 
     def to_hf(native: str) -> str:
-        for name, value in names.items():
-            if value == native:
-                return name
-        raise InputError(f"must be one of {', '.join(names.values())}", option="activation")
+        check_choice("activation", native, tuple(names.values()))
+        return next(name for name, value in names.items() if value == native)
 
     return Field("activation", hf_keys, default, lambda name: names.get(name, name), to_hf)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
@@ -50,24 +49,19 @@ def is_importable(content: Mapping[str, Any]) -> bool:
 
 
 def read_model(
-    path: Path,
-    content: Mapping[str, Any] | None,
-    *,
-    allow_missing_heads: bool = False,
-    dtype: torch.dtype | None = torch.float32,
+    path: Path, content: Mapping[str, Any] | None, *, allow_missing_heads: bool = False
 ) -> ImportedModel:
-    """Import the model of a directory or of one file of weights.
+    """Import the model of a directory or of one file of weights, in fp32.
 
     Args:
         path: Directory or file.
         content: Content of the file, None for a directory.
         allow_missing_heads: Whether an image model may lack classification heads.
-        dtype: Data type of the parameters; None means the data type of the stored tensors.
 
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
     """
-    imported = _read_directory(path, dtype) if content is None else _read_file(path, content, dtype)
+    imported = _read_any_format(path, content)
     model = imported.model
     if isinstance(model, ViT) and not allow_missing_heads:
         n_heads = 1 + model.config.distillation
@@ -80,44 +74,39 @@ def read_model(
     return imported
 
 
-def _read_directory(path: Path, dtype: torch.dtype | None) -> ImportedModel:
-    """Import the model of a directory that contains a config.json."""
-    config = directory.read_config(path)
-    if "model_type" not in config:
-        if "architecture" in config:
-            return _read_timm(directory.read_tensors(path), config, path, dtype)
-        weights = path / _MINGPT_WEIGHTS
-        if weights.is_file():
-            return _read_file(weights, directory.read_pickle(weights), dtype)
-    model = transformers_format.read_model(path, dtype=dtype)
-    unread = [] if tokenizer_files(path) else sorted(file.name for file in path.glob("*.spm"))
-    notes = (f"{' and '.join(unread)} {_SENTENCEPIECE}",) if unread else ()
-    return ImportedModel(model, str(config["model_type"]), notes=notes)
-
-
-def _read_file(path: Path, content: Mapping[str, Any], dtype: torch.dtype | None) -> ImportedModel:
-    """Import the model of a file of nanoGPT, minGPT or timm."""
-    if nanogpt.is_nanogpt(content):
-        model = nanogpt.read_nanogpt_model(content, str(path), dtype)
-        return ImportedModel(model, "nanoGPT")
-    has_config = directory.is_model_directory(path.parent)
-    settings = directory.read_config(path.parent) if has_config else {}
+def _read_any_format(path: Path, content: Mapping[str, Any] | None) -> ImportedModel:
+    """Import the model of a directory, or of a file of nanoGPT, minGPT or timm."""
+    if content is not None and nanogpt.is_nanogpt(content):
+        return ImportedModel(nanogpt.read_nanogpt_model(content, str(path)), "nanoGPT")
+    folder = path if content is None else path.parent
+    has_config = content is None or directory.is_model_directory(folder)
+    settings = directory.read_config(folder) if has_config else {}
+    if content is None and "model_type" not in settings:
+        if "architecture" in settings:
+            return _read_timm(directory.read_tensors(path), settings, path)
+        if (path / _MINGPT_WEIGHTS).is_file():
+            path = path / _MINGPT_WEIGHTS
+            content = directory.read_pickle(path)
+    if content is None:
+        model = transformers_format.read_model(path)
+        unread = [] if tokenizer_files(path) else sorted(file.name for file in path.glob("*.spm"))
+        notes = (f"{' and '.join(unread)} {_SENTENCEPIECE}",) if unread else ()
+        return ImportedModel(model, str(settings["model_type"]), notes=notes)
     if nanogpt.is_mingpt(content):
         tensors = _check_tensors(content, path)
-        model = nanogpt.read_mingpt_model(tensors, settings, str(path), dtype)
-        return ImportedModel(model, "minGPT")
+        return ImportedModel(nanogpt.read_mingpt_model(tensors, settings, str(path)), "minGPT")
     state = timm.find_tensors(content)
     if state is None:
         message = "neither a transformers directory nor a checkpoint of nanoGPT, minGPT or timm"
         raise InputError(message, file=path)
-    return _read_timm(state, settings, path, dtype)
+    return _read_timm(state, settings, path)
 
 
 def _read_timm(
-    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path, dtype: torch.dtype | None
+    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> ImportedModel:
     """Import a ViT from tensors by timm's names, and its preprocessing from timm's config.json."""
-    model, notes = timm.read_model(_check_tensors(content, path), settings, str(path), dtype)
+    model, notes = timm.read_model(_check_tensors(content, path), settings, str(path))
     artifacts, image_notes = timm.read_image_preprocessing(settings, model.config, str(path))
     return ImportedModel(model, "timm", artifacts, (*notes, *image_notes))
 

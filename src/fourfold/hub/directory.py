@@ -95,6 +95,17 @@ def common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
+def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str) -> tuple[int, ...]:
+    """Return the shape of a tensor that must exist and have `ndim` dimensions.
+
+    Raises:
+        InputError: There is no such tensor, or it has another number of dimensions.
+    """
+    if name not in tensors or tensors[name].ndim != ndim:
+        raise InputError(f"no tensor {name} of {ndim} dimensions", file=file)
+    return tuple(tensors[name].shape)
+
+
 def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write config.json and model.safetensors to a directory, which is created if necessary."""
     path.mkdir(parents=True, exist_ok=True)

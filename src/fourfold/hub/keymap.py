@@ -36,15 +36,12 @@ class TensorOp:
         to_native: Function from the external tensors, in the order of the rule, to the native
             tensors.
         to_external: Inverse of `to_native`.
-        extract_rest: Function that returns the values of the external tensor that the native
-            tensors do not contain; None if the native tensors contain all values.
-        restore_rest: Function that inserts these values into the result of `to_external`.
+        n_unmapped: Number of first rows of the external tensor that the native tensors lack.
     """
 
     to_native: Callable[..., tuple[Tensor, ...]]
     to_external: Callable[..., tuple[Tensor, ...]]
-    extract_rest: Callable[[Tensor], Tensor] | None = None
-    restore_rest: Callable[[Tensor, Tensor], Tensor] | None = None
+    n_unmapped: int = 0
 
 
 def _transpose(x: Tensor) -> Tensor:
@@ -84,8 +81,7 @@ PREFIX_TOKENS = TensorOp(
 OFFSET_2 = TensorOp(
     lambda x: (x[2:].clone(),),
     lambda x: (torch.cat([x.new_zeros(2, x.shape[1]), x]),),
-    extract_rest=lambda x: x[:2].clone(),
-    restore_rest=lambda table, rest: torch.cat([rest, table[2:]]),
+    n_unmapped=2,
 )
 
 
@@ -168,8 +164,8 @@ class KeyMap:
                 message = f"{keys[0]} {shape} cannot be converted: {error}"
                 raise InputError(message, file=file) from error
             native.update(zip(names, outputs, strict=True))
-            if op.extract_rest is not None:
-                unmapped[keys[0]] = op.extract_rest(external[keys[0]])
+            if op.n_unmapped:
+                unmapped[keys[0]] = external[keys[0]][: op.n_unmapped].clone()
             for key in keys:
                 unknown.pop(key, None)
         for extra in self.extras:
@@ -190,8 +186,8 @@ class KeyMap:
     ) -> dict[str, Tensor]:
         """Convert only the external tensors that match a name in `expected`.
 
-        Rules whose operation extracts a rest are skipped, since `external` may then contain only
-        the rest under that name.
+        Rules whose operation has unmapped rows are skipped, since `external` then contains only
+        these rows.
 
         Args:
             external: Second return value of `to_native`.
@@ -199,7 +195,7 @@ class KeyMap:
         """
         native: dict[str, Tensor] = {}
         for op, names, keys in self._rules_for(expected, external):
-            if op.extract_rest is None:
+            if not op.n_unmapped:
                 outputs = op.to_native(*(external[key] for key in keys))
                 native.update(zip(names, outputs, strict=True))
         return native
@@ -222,9 +218,9 @@ class KeyMap:
             outputs = op.to_external(*(native[name] for name in names))
             # The numbers differ for a rule that is made for another number of prefix tokens.
             for key, tensor in zip(keys, outputs, strict=False):
-                if key in unmapped and op.restore_rest is not None:
-                    tensor = op.restore_rest(tensor, unmapped[key])
                 external[key] = tensor.contiguous()
+                if op.n_unmapped and key in unmapped:
+                    external[key][: op.n_unmapped] = unmapped[key]
             unmatched.difference_update(names)
         return {**unmapped, **external}, sorted(unmatched)
 
@@ -261,8 +257,7 @@ def _check_complete(
 ) -> None:
     """Raise InputError for unknown external names, missing native names and wrong shapes."""
     problems = []
-    missing = next((name for name in expected if name not in native), None)
-    if missing:
+    if missing := next((name for name in expected if name not in native), None):
         problems.append(f"no tensor for {missing} {tuple(expected[missing].shape)}")
     if unknown:
         example = next(iter(unknown))

@@ -8,13 +8,12 @@ contains.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, get_key
 from fourfold.hub.architectures.gpt import keymap
-from fourfold.hub.directory import common_dtype
+from fourfold.hub.directory import tensor_shape
 from fourfold.hub.keymap import KEEP, SPLIT_QKV
 from fourfold.models import CausalLM, CausalLMConfig
 
@@ -50,15 +49,12 @@ def is_mingpt(content: Mapping[str, Any]) -> bool:
     return _COMPILED_PREFIX + _TOKENS in content or _TOKENS in content
 
 
-def read_nanogpt_model(
-    content: Mapping[str, Any], file: str, dtype: torch.dtype | None = torch.float32
-) -> CausalLM:
-    """Build the model of a nanoGPT checkpoint, in eval mode.
+def read_nanogpt_model(content: Mapping[str, Any], file: str) -> CausalLM:
+    """Build the model of a nanoGPT checkpoint, in fp32 and in eval mode.
 
     Args:
         content: Content of the file.
         file: Path of the file, for error messages.
-        dtype: Data type of the parameters; None means the data type of the stored tensors.
 
     Raises:
         InputError: Settings or weights are not those of nanoGPT.
@@ -79,29 +75,22 @@ def read_nanogpt_model(
         }
     except KeyError as error:
         raise InputError(f"has no entry {error.args[0]}", option="model_args", file=file) from error
-    return _build(options, content["model"], file, dtype)
+    return _build(options, content["model"], file)
 
 
-def read_mingpt_model(
-    content: Mapping[str, Any], settings: Json, file: str, dtype: torch.dtype | None = torch.float32
-) -> CausalLM:
-    """Build the model of a minGPT state dict, in eval mode.
+def read_mingpt_model(content: Mapping[str, Any], settings: Json, file: str) -> CausalLM:
+    """Build the model of a minGPT state dict, in fp32 and in eval mode.
 
     Args:
         content: State dict.
         settings: Content of the config.json of minGPT's `work_dir`, empty if there is none.
         file: Path of the state dict, for error messages.
-        dtype: Data type of the parameters; None means the data type of the stored tensors.
 
     Raises:
         InputError: The weights are not those of minGPT, or the number of heads is unknown.
     """
     weights = _strip_prefix(content)
-    shapes = {}
-    for name in (_TOKENS, _POSITIONS, _FF_UP):
-        if name not in weights or weights[name].ndim != 2:
-            raise InputError(f"no matrix {name}", file=file)
-        shapes[name] = weights[name].shape
+    vocab_size, d_model = tensor_shape(weights, _TOKENS, 2, file)
     dropout = get_key(settings, "model.resid_pdrop", 0.1)
     if get_key(settings, "model.embd_pdrop", dropout) != dropout:
         raise InputError(
@@ -110,18 +99,18 @@ def read_mingpt_model(
             file=file,
         )
     options = {
-        "d_model": shapes[_TOKENS][1],
+        "d_model": d_model,
         "n_layers": len({n.split(".")[2] for n in weights if n.startswith(_LAYER_PREFIX)}),
         "n_heads": _mingpt_heads(settings, file),
-        "d_ff": shapes[_FF_UP][0],
+        "d_ff": tensor_shape(weights, _FF_UP, 2, file)[0],
         "activation": "gelu_tanh",
         "dropout": dropout,
         "attn_dropout": get_key(settings, "model.attn_pdrop", 0.1),
-        "vocab_size": shapes[_TOKENS][0],
-        "max_len": shapes[_POSITIONS][0],
+        "vocab_size": vocab_size,
+        "max_len": tensor_shape(weights, _POSITIONS, 2, file)[0],
         "tie_embeddings": False,
     }
-    return _build(options, weights, file, dtype)
+    return _build(options, weights, file)
 
 
 def _mingpt_heads(settings: Json, file: str) -> int:
@@ -146,15 +135,11 @@ def _strip_prefix(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name.removeprefix(_COMPILED_PREFIX): x for name, x in state.items()}
 
 
-def _build(
-    options: dict[str, Any], state: Mapping[str, Any], file: str, dtype: torch.dtype | None
-) -> CausalLM:
+def _build(options: dict[str, Any], state: Mapping[str, Any], file: str) -> CausalLM:
     """Build a model from the fields of its config and a state dict by external names."""
-    tensors = _strip_prefix(state)
     try:
-        model = CausalLM(CausalLMConfig(**options))
+        model = CausalLM(CausalLMConfig(**options)).float()
     except InputError as error:
         raise error.in_file(file) from error
-    model = model.to(common_dtype(tensors) if dtype is None else dtype)
-    model.load_state_dict(_KEYMAP.to_native(tensors, model.state_dict(), file)[0])
+    model.load_state_dict(_KEYMAP.to_native(_strip_prefix(state), model.state_dict(), file)[0])
     return model.eval()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
@@ -18,10 +17,9 @@ from fourfold.hub.architecture import (
     check_allowed,
     differing_fields,
     get_key,
-    has_key,
     norm_eps_note,
 )
-from fourfold.hub.directory import CONFIG_FILE, common_dtype, write_directory
+from fourfold.hub.directory import CONFIG_FILE, tensor_shape, write_directory
 from fourfold.hub.keymap import PREFIX_TOKENS, QKV, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
 from fourfold.models import ViT, ViTConfig
 
@@ -85,13 +83,8 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((state for state in states if _PATCHES in state), None)
 
 
-def read_model(
-    tensors: Mapping[str, Tensor],
-    settings: Json,
-    file: str,
-    dtype: torch.dtype | None = torch.float32,
-) -> tuple[ViT, list[str]]:
-    """Build the model of timm's tensors, in eval mode.
+def read_model(tensors: Mapping[str, Tensor], settings: Json, file: str) -> tuple[ViT, list[str]]:
+    """Build the model of timm's tensors, in fp32 and in eval mode.
 
     A checkpoint without a classifier (`num_classes: 0`) gives a model whose `heads` are empty.
 
@@ -99,7 +92,6 @@ def read_model(
         tensors: Tensors by timm's names.
         settings: Content of timm's config.json, empty if there is none.
         file: Path of the checkpoint, for error messages.
-        dtype: Data type of the parameters; None means the data type of the stored tensors.
 
     Returns:
         The model, and a sentence for the user about each assumption.
@@ -108,8 +100,7 @@ def read_model(
         InputError: The tensors are not those of a supported ViT.
     """
     config, notes = _read_config(tensors, settings, file)
-    model = ViT(config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
-    model = model.to(common_dtype(tensors) if dtype is None else dtype)
+    model = ViT(config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS)).float()
     native, _ = _keymap(model.n_prefix).to_native(tensors, model.state_dict(), file)
     model.load_state_dict(native)
     return model.eval(), notes
@@ -227,8 +218,8 @@ def _read_config(
     tensors: Mapping[str, Tensor], settings: Json, file: str
 ) -> tuple[ViTConfig, list[str]]:
     """Infer the config from names and shapes; return a sentence for each assumption, too."""
-    d_model, n_channels, patch_size, _ = _shape(tensors, _PATCHES, 4, file)
-    n_rows = _shape(tensors, "pos_embed", 3, file)[1]
+    d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4, file)
+    n_rows = tensor_shape(tensors, "pos_embed", 3, file)[1]
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
     side = math.isqrt(max(n_rows - n_prefix, 0))
     if side**2 + n_prefix != n_rows:
@@ -249,14 +240,14 @@ def _read_config(
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
     check_allowed(settings, allowed, file)
     n_heads, notes = _read_n_heads(settings, d_model, file)
-    if not has_key(settings, _ACT_LAYER):
+    if get_key(settings, _ACT_LAYER, ...) is ...:
         notes.append("assumed the exact GELU, as in all but a few of timm's models")
     try:
         config = ViTConfig(
             d_model=d_model,
             n_layers=len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
             n_heads=n_heads,
-            d_ff=_shape(tensors, "blocks.0.mlp.fc1.weight", 2, file)[0],
+            d_ff=tensor_shape(tensors, "blocks.0.mlp.fc1.weight", 2, file)[0],
             norm_eps=_NORM_EPS,
             image_size=patch_size * side,
             patch_size=patch_size,
@@ -269,17 +260,10 @@ def _read_config(
     return config, notes
 
 
-def _shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str) -> tuple[int, ...]:
-    """Return the shape of a tensor; raise InputError unless it has `ndim` dimensions."""
-    if name not in tensors or tensors[name].ndim != ndim:
-        raise InputError(f"no tensor {name} of {ndim} dimensions", file=file)
-    return tuple(tensors[name].shape)
-
-
 def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[str]]:
     """Return the number of heads, and a sentence if the number is an assumption."""
-    if has_key(settings, "model_args.num_heads"):
-        return get_key(settings, "model_args.num_heads"), []
+    if (n_heads := get_key(settings, "model_args.num_heads")) is not None:
+        return n_heads, []
     if d_model % _HEAD_WIDTH:
         raise InputError(
             f"weights of width {d_model} do not determine the number of heads; a {CONFIG_FILE} in"

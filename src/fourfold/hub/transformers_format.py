@@ -55,16 +55,14 @@ class SourceCheckpoint:
     is_base_model: bool
 
 
-def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Model:
-    """Read the model of a transformers directory, on the CPU and in eval mode.
+def read_model(path: Path) -> Model:
+    """Read the model of a transformers directory, in fp32 on the CPU and in eval mode.
 
     `model.source` is set to a `SourceCheckpoint`. If an image model lacks classification heads in
     the directory, `model.heads` lacks the same heads.
 
     Args:
         path: Directory with config.json and weights.
-        dtype: Data type of the parameters; None for the data type of the stored tensors, float32 if
-            the tensors have several types.
 
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
@@ -78,9 +76,8 @@ def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Mode
     if is_base_model:
         tensors = {prefix + name: x for name, x in tensors.items()}
     native_config: Any = architecture.read_config(config, tensors.keys(), path / CONFIG_FILE)
-    heads = {}
-    if architecture.count_heads is not None:
-        heads["n_heads"] = architecture.count_heads(tensors.keys())
+    count_heads = architecture.count_heads
+    heads = {} if count_heads is None else {"n_heads": count_heads(tensors.keys())}
     try:
         with torch.device("meta"):
             model: Any = architecture.model_class(native_config, **heads)
@@ -89,7 +86,7 @@ def read_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Mode
             "the model that it describes is too large", file=path / CONFIG_FILE
         ) from error
     native, unmapped = architecture.keymap.to_native(tensors, model.state_dict(), path)
-    model = model.to(common_dtype(tensors) if dtype is None else dtype).to_empty(device="cpu")
+    model = model.float().to_empty(device="cpu")
     if next(model.buffers(), None) is not None:
         # Computed buffers, such as sinusoidal positions, have no values on the meta device.
         computed = dict(architecture.model_class(native_config).named_buffers())
@@ -122,9 +119,8 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
     for architecture in ARCHITECTURES if isinstance(checkpoint, SourceCheckpoint) else ():
         is_same_type = architecture.model_type == checkpoint.config.get("model_type")
         if is_same_type and architecture.model_class is type(target):
-            result |= architecture.keymap.to_native_subset(
-                checkpoint.unmapped_tensors, target.state_dict()
-            )
+            unmapped = checkpoint.unmapped_tensors
+            result |= architecture.keymap.to_native_subset(unmapped, target.state_dict())
     return {name: x.float() for name, x in result.items()}
 
 

@@ -1,10 +1,16 @@
-"""Base class of all models: config, tokenizer, generation defaults and capability flags."""
+"""Base class of all models, and the token embedding of a config.
+
+The base class has the config, the tokenizer, the generation defaults and capability flags.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+
+from fourfold.core.block import norm_from_config
+from fourfold.core.embeddings import TokenEmbedding
 
 if TYPE_CHECKING:
     from fourfold.tokenization.tokenizer import Tokenizer
@@ -57,3 +63,26 @@ class Model(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (..., D) to logits (..., V) of the vocabulary."""
         return self.head(h)
+
+
+def embedding_from_config(
+    config: Any, *, has_norm: bool = False, scale: bool = False
+) -> TokenEmbedding:
+    """Build the token, position and segment embedding of a config of a text model.
+
+    Args:
+        config: Config of a text model. Positions are learned if it has no field `positions`.
+        has_norm: Normalise the sum of the embeddings.
+        scale: Multiply token vectors by sqrt(d_model).
+    """
+    assert config.vocab_size is not None, "vocab_size must be known when a model is built"
+    return TokenEmbedding(
+        config.vocab_size,
+        config.d_model,
+        max_len=config.max_len or 0,
+        positions=getattr(config, "positions", "learned"),
+        n_segments=getattr(config, "n_segments", 0),
+        scale=scale,
+        norm=norm_from_config(config) if has_norm else None,
+        dropout=config.dropout,
+    )

@@ -8,13 +8,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
-from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
-from fourfold.models.base import Model
+from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.heads import VocabularyHead
 
 
@@ -50,19 +49,6 @@ class CausalLMConfig(TransformerConfig):
     init: Init = "gpt2"
 
 
-def causal_embedding(config: CausalLMConfig) -> TokenEmbedding:
-    """Build the token and position embedding of a causal language model."""
-    assert config.vocab_size is not None, "vocab_size must be known when a model is built"
-    return TokenEmbedding(
-        config.vocab_size,
-        config.d_model,
-        max_len=config.max_len,
-        positions=config.positions,
-        norm=norm_from_config(config) if config.embed_norm else None,
-        dropout=config.dropout,
-    )
-
-
 class CausalLM(Model):
     """Causal language model, which predicts each token from the tokens before it.
 
@@ -83,7 +69,7 @@ class CausalLM(Model):
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = causal_embedding(config)
+        self.embed = embedding_from_config(config, has_norm=config.embed_norm)
         self.stack = self.stack_class(config)
         self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
         initialize(self, config.init)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
-from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
+from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.masks import mask_and_positions
-from fourfold.models.base import Model
+from fourfold.models.base import Model, embedding_from_config
 
 # Fields that the image encoder has as image_*, and fields of the text encoder alone.
 SHAPE_FIELDS = ("d_model", "n_layers", "n_heads", "d_ff")
@@ -97,11 +97,8 @@ class CLIP(Model):
 
     def __init__(self, config: CLIPConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
-        self.text_embed = TokenEmbedding(
-            config.vocab_size, config.d_model, max_len=config.max_len, dropout=config.dropout
-        )
+        self.text_embed = embedding_from_config(config)
         self.text_stack = Stack(config)
         self.text_projection = nn.Linear(config.d_model, config.d_embed, bias=False)
         tower = config.image_tower

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.init import initialize
-from fourfold.models.causal_lm import CausalLMConfig, causal_embedding
+from fourfold.models.base import embedding_from_config
+from fourfold.models.causal_lm import CausalLMConfig
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.heads import VocabularyHead
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
@@ -74,7 +75,7 @@ class CompositeEncoderDecoder(Seq2Seq):
         self.memory_map: nn.Module = nn.Identity()
         if width != config.d_model:
             self.memory_map = nn.Linear(width, config.d_model, bias=config.bias)
-        self.tgt_embed = causal_embedding(config)
+        self.tgt_embed = embedding_from_config(config, has_norm=config.embed_norm)
         self.decoder = Stack(config, cross_attention=True)
         self.head = VocabularyHead(self.tgt_embed.tokens, tied=config.tie_embeddings)
         # The encoder has its own initialization.

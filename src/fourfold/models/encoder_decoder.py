@@ -9,14 +9,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
 from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import INITS, initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask, mask_and_positions
 from fourfold.errors import InputError
-from fourfold.models.base import Model
+from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.heads import VocabularyHead
 
 
@@ -183,8 +183,9 @@ class EncoderDecoder(Seq2Seq):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.src_embed = self._embedding(config)
-        self.tgt_embed = self._embedding(config)
+        norm_and_scale = {"has_norm": config.embed_norm, "scale": config.embed_scale}
+        self.src_embed = embedding_from_config(config, **norm_and_scale)
+        self.tgt_embed = embedding_from_config(config, **norm_and_scale)
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = self.stack_class(config)
@@ -194,16 +195,3 @@ class EncoderDecoder(Seq2Seq):
         tied = config.tie_embeddings in ("all", "decoder")
         self.head = VocabularyHead(self.tgt_embed.tokens, tied=tied, bias=config.output_bias)
         initialize(self, config.init, self.inits)
-
-    @staticmethod
-    def _embedding(config: EncoderDecoderConfig) -> TokenEmbedding:
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
-        return TokenEmbedding(
-            config.vocab_size,
-            config.d_model,
-            max_len=config.max_len or 0,
-            positions=config.positions,
-            scale=config.embed_scale,
-            norm=norm_from_config(config) if config.embed_norm else None,
-            dropout=config.dropout,
-        )

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
-from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import initialize
 from fourfold.core.masks import mask_and_positions
 from fourfold.errors import InputError
-from fourfold.models.base import Model
+from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.heads import PooledClassifier, VocabularyHead
 
 
@@ -65,18 +64,9 @@ class MaskedLM(Model):
 
     def __init__(self, config: MaskedLMConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
         # BERT normalises the embeddings; the blocks of a pre-norm stack do so themselves.
-        self.embed = TokenEmbedding(
-            config.vocab_size,
-            config.d_model,
-            max_len=config.max_len,
-            positions=config.positions,
-            n_segments=config.n_segments,
-            norm=norm_from_config(config) if config.norm_placement == "post" else None,
-            dropout=config.dropout,
-        )
+        self.embed = embedding_from_config(config, has_norm=config.norm_placement == "post")
         self.stack = Stack(config)
         if config.head:
             self.head = VocabularyHead(

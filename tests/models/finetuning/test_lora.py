@@ -5,13 +5,15 @@ import torch
 
 from fourfold.errors import InputError
 from fourfold.models import CausalLM
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.lora import LoRALinear, add_lora, is_lora, merge_lora
 from tests.fixtures.tiny_models import build, tokens
 
 
 def adapted(dropout: float = 0.0, targets: tuple[str, ...] = ("q", "v")) -> CausalLM:
     model: CausalLM = build("causal")
-    add_lora(model, 2, alpha=8.0, dropout=dropout, targets=targets)
+    tuning = TuningConfig(lora_rank=2, lora_alpha=8.0, lora_dropout=dropout, lora_targets=targets)
+    add_lora(model, tuning)
     return model
 
 

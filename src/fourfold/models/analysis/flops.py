@@ -91,8 +91,10 @@ def forward_flops(
         '17.6 GMACs'
     """
     inputs = _inputs(model, length, source)
-    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    on_meta = {name: tensor.detach().to("meta") for name, tensor in weights.items()}
+    on_meta = {
+        name: tensor.detach().to("meta")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     # The naive backend, because torch does not count the products of every fused kernel.
     with FlopCounterMode(display=False) as counter, attention_backend("naive"), torch.no_grad():
         functional_call(model, on_meta, inputs)

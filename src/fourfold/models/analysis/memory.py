@@ -115,27 +115,19 @@ def activation_bytes(
     """
     sizes = element_sizes(precision)
     if isinstance(config, RecurrentLMConfig):
-        return _lstm_bytes(config, tokens, sizes[0])
+        # The workspace of an LSTM stays in fp32 under autocast.
+        values = config.d_model + LSTM_VALUES_PER_UNIT * config.n_layers * config.hidden_size
+        return round(tokens * max(sizes[0], 4) * values)
     counter = _ActivationCounter(config, *sizes)
+    if isinstance(config, EncoderDecoderConfig | TextToTextConfig | ImageToTextConfig):
+        encoder = getattr(config, "encoder", config)
+        depth = getattr(config, "n_decoder_layers", None) or config.n_layers
+        encoder_bytes = _ActivationCounter(encoder, *sizes).stack(encoder.n_layers, source)
+        return encoder_bytes + counter.stack(depth, tokens, source)
+    total = counter.stack(config.n_layers, tokens)
     if isinstance(config, CLIPConfig):
-        images = _ActivationCounter(config.image_tower, *sizes)
-        return counter.stack(config.n_layers, tokens) + images.stack(config.image_n_layers, source)
-    if isinstance(config, TextToTextConfig | ImageToTextConfig):
-        encoder = _ActivationCounter(config.encoder, *sizes)
-        decoder_bytes = counter.stack(config.n_layers, tokens, source)
-        return encoder.stack(config.encoder.n_layers, source) + decoder_bytes
-    if isinstance(config, EncoderDecoderConfig):
-        n_decoder_layers = config.n_decoder_layers or config.n_layers
-        decoder_bytes = counter.stack(n_decoder_layers, tokens, source)
-        return counter.stack(config.n_layers, source) + decoder_bytes
-    return counter.stack(config.n_layers, tokens)
-
-
-def _lstm_bytes(config: RecurrentLMConfig, tokens: int, weight_bytes: int) -> int:
-    """Estimate the bytes of an LSTM, whose workspace stays in fp32 under autocast."""
-    units = config.n_layers * config.hidden_size
-    values = config.d_model + LSTM_VALUES_PER_UNIT * units
-    return round(tokens * max(weight_bytes, 4) * values)
+        total += _ActivationCounter(config.image_tower, *sizes).stack(config.image_n_layers, source)
+    return total
 
 
 @dataclass(frozen=True)
@@ -213,9 +205,8 @@ def _loss_bytes(
     rows = getattr(config, "vocab_size", None)
     if rows is None or not getattr(config, "head", True):  # no vocabulary head
         return 0
-    slice_ = compute * min(MAX_SLICE_LOGITS, tokens * rows) + 2 * 4 * min(
-        TILE_LOGITS_CUDA, tokens * rows
-    )
+    logits = tokens * rows
+    slice_ = compute * min(MAX_SLICE_LOGITS, logits) + 2 * 4 * min(TILE_LOGITS_CUDA, logits)
     return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
 
 

@@ -10,6 +10,7 @@ from typing import Literal, Self
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
+from fourfold.core.embeddings import check_image_shape
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 
@@ -103,13 +104,6 @@ class ResNet(Model):
         Raises:
             InputError: The images do not have the size or channels of the config.
         """
-        side = self.config.image_size
-        expected = (self.config.n_channels, side, side)
-        if tuple(images.shape[1:]) != expected:
-            raise InputError(
-                f"must have the shape (batch, {', '.join(map(str, expected))}),"
-                f" got {tuple(images.shape)}",
-                option="images",
-            )
+        check_image_shape(images, self.config.n_channels, self.config.image_size)
         logits: Tensor = self.net(images)
         return logits

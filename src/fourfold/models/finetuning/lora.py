@@ -3,9 +3,6 @@
 Shapes: D input and E output width of a layer, R rank.
 """
 
-import re
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +10,7 @@ from torch import Tensor, nn
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.finetuning.config import TuningConfig
 
 
 class LoRALinear(nn.Module):
@@ -52,47 +50,37 @@ class LoRALinear(nn.Module):
         return self.base
 
 
-def add_lora(
-    model: nn.Module, rank: int, *, alpha: float, dropout: float, targets: Sequence[str]
-) -> None:
+def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
     """Replace linear layers of a model by `LoRALinear` in place.
 
     Args:
         model: The model.
-        rank: R.
-        alpha: Scale of the updates.
-        dropout: Dropout probability of the input of the updates.
-        targets: Last components of the names of the layers, such as "q".
+        tuning: Rank, scale and dropout of the updates, and `lora_targets`, the last components of
+            the names of the layers.
 
     Raises:
-        InputError: No linear layer has one of the names, or `rank` is below 1.
+        InputError: No linear layer has one of the names, or the rank is below 1.
     """
-    pattern = re.compile(rf"(^|\.)({'|'.join(map(re.escape, targets))})$")
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    names = [name for name in linear if pattern.search(name)]
-    if not names:
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    chosen = {n: m for n, m in linear.items() if n.rpartition(".")[2] in tuning.lora_targets}
+    if not chosen:
         raise InputError(
-            f"must name linear layers of the model, got {', '.join(targets)}", option="lora_targets"
+            f"must name linear layers of the model, got {', '.join(tuning.lora_targets)}",
+            option="lora_targets",
         )
-    for name in names:
-        parent, leaf = _parent(model, name)
-        setattr(parent, leaf, LoRALinear(getattr(parent, leaf), rank, alpha, dropout))
+    for name, module in chosen.items():
+        update = LoRALinear(module, tuning.lora_rank, tuning.lora_alpha, tuning.lora_dropout)
+        model.set_submodule(name, update)
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
     """Add all low-rank updates to the weights in place and return the model without them."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
-            parent, leaf = _parent(model, name)
-            setattr(parent, leaf, module.merged())
+            model.set_submodule(name, module.merged())
     return model
 
 
 def is_lora(name: str) -> bool:
     """Return True if `name` is the name of the parameter A or B of a `LoRALinear`."""
     return name.endswith((".a", ".b"))
-
-
-def _parent(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return model.get_submodule(path), leaf

@@ -6,6 +6,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -131,12 +132,11 @@ def transfer(
             report.new.append((name, tuple(old.shape), ""))
             continue
         used.add(name)
-        shape = tuple(available[name].shape)
-        rule = ", ".join(filter(None, [rule, "with segment 0 added" if name in folded else ""]))
-        if rule:
-            report.resized.append((name, shape, f"to {tuple(old.shape)}, {rule}"))
-        else:
-            report.loaded.append((name, shape, ""))
+        rules = [rule] * bool(rule) + ["with segment 0 added"] * (name in folded)
+        if rules:
+            rules.insert(0, f"to {tuple(old.shape)}")
+        outcome = report.resized if rules else report.loaded
+        outcome.append((name, tuple(available[name].shape), ", ".join(rules)))
         with torch.no_grad():
             old.copy_(value)
     report.left_out = [
@@ -172,8 +172,8 @@ def _convert(
         interpolation: As for `transfer`.
     """
     has_token_rows = name.endswith(VOCABULARY)
+    value = new.clone()
     if has_token_rows and tokens is not None:
-        value = new.clone()
         old_ids, new_ids = tokens
         # A tokenizer may have more tokens than its model has rows.
         shared = (old_ids < len(old)) & (new_ids < len(new))
@@ -184,7 +184,6 @@ def _convert(
     if is_grid:
         return interpolate_positions(old, new, interpolation), f"{interpolation} interpolation"
     if (has_token_rows or name.endswith(EXTENDABLE)) and old.shape[1:] == new.shape[1:]:
-        value = new.clone()
         n_rows = min(len(old), len(new))
         value[:n_rows] = old[:n_rows].to(new)
         return value, f"its first {n_rows} rows"
@@ -220,17 +219,14 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
     stacks = [role]
     if role == "model":
         stacks = ["", *(s for s in SECOND_STACKS if hasattr(old, s) or hasattr(new, s))]
-    for stack in stacks:
+    for stack, name in product(stacks, LAYER_FIELDS):
         # The config of a model with one stack describes that stack.
-        source, target = getattr(old, stack, old), getattr(new, stack, new)
-        for field_name in LAYER_FIELDS:
-            given = getattr(source, field_name, None)
-            expected = getattr(target, field_name, None)
-            if given != expected:
-                raise InputError(
-                    f"of the source must be that of the model, {expected}, got {given}",
-                    option=field_name,
-                )
+        given = getattr(getattr(old, stack, old), name, None)
+        expected = getattr(getattr(new, stack, new), name, None)
+        if given != expected:
+            raise InputError(
+                f"of the source must be that of the model, {expected}, got {given}", option=name
+            )
 
 
 def _pooler_prefixes(stored: Mapping[str, Tensor], target: nn.Module) -> dict[str, str]:

@@ -28,13 +28,7 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
             parameter.requires_grad_(ids[name] > last_frozen)
         model.train(model.training)  # freezes the statistics of the batch norms in frozen layers
     if tuning.lora_rank:
-        add_lora(
-            model,
-            tuning.lora_rank,
-            alpha=tuning.lora_alpha,
-            dropout=tuning.lora_dropout,
-            targets=tuning.lora_targets,
-        )
+        add_lora(model, tuning)
         ids, head = layer_ids(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(is_lora(name) or ids[name] == head)
