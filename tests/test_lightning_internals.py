@@ -1,6 +1,7 @@
 """Private attributes of Lightning behave as `fourfold.lightning_internals` expects."""
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fourfold.lightning_internals import (
+    EpochProgressBar,
     WandbLoggerInternals,
     attached_trainer,
     can_stop_early,
@@ -74,6 +76,20 @@ class Record(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.results.append(self.function(trainer))
+
+
+def test_progress_bar_names_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.stdout", terminal := StringIO())
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    bar = EpochProgressBar()
+    options = {"accelerator": "cpu", "max_steps": 5, "logger": CSVLogger(tmp_path)}
+    Trainer(**options, callbacks=[bar], default_root_dir=tmp_path).fit(Model())  # type: ignore[arg-type]
+    shown = terminal.getvalue()
+    assert "Epoch 1 " in shown
+    assert "Epoch 2 " in shown
+    assert "/-2" not in shown
+    assert "v_num" not in shown
 
 
 class ListLogger(DummyLogger):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
 from torch import device
 
 # Modules and the state of the training loop.
@@ -117,6 +118,22 @@ class WandbLoggerInternals:
     def remove_init_argument(self, name: str) -> None:
         """Call `wandb.init` without the argument `name`."""
         self._wandb_init.pop(name, None)
+
+
+class EpochProgressBar(RichProgressBar):
+    """Lightning's progress bar, also for a training without a limit of epochs.
+
+    Lightning would show "Epoch 0/-2" for such a training, and the end of the logger's version.
+    """
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        """Return the metrics that the bar shows."""
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"Epoch {current_epoch + 1}"
 
 
 # Strategies and weight averaging.

@@ -265,39 +265,6 @@ def beam_search(
     inputs = GenerationInputs(
         model, src, src_mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="src"
     )
-    eos_id = _check_options(inputs, beam, n_best, length_penalty, length_penalty_type)
-    limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
-    with decoding_mode(model):
-        step, start = inputs.start(beam_cache(model) if use_cache else None)
-        new, scores = search(
-            step,
-            start,
-            limit,
-            beam=beam,
-            length_penalty_type=length_penalty_type,
-            alpha=length_penalty,
-            eos_id=eos_id,
-            pad_id=inputs.pad_id,
-            n_best=n_best,
-        )
-    # Copied outside of inference mode, so that both can take part in training.
-    ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
-    scores = scores.clone()
-    return (ids[:, 0], scores[:, 0]) if n_best == 1 else (ids, scores)
-
-
-def _check_options(
-    inputs: GenerationInputs,
-    beam: int,
-    n_best: int,
-    length_penalty: float,
-    length_penalty_type: str,
-) -> int:
-    """Check the options of `beam_search`; return the id of EOS.
-
-    Raises:
-        InputError: An option is invalid, or no EOS is known.
-    """
     check_choice("length_penalty_type", length_penalty_type, tuple(LENGTH_PENALTIES))
     if not math.isfinite(length_penalty):
         raise InputError(f"must be finite, got {length_penalty}", option="length_penalty")
@@ -312,4 +279,21 @@ def _check_options(
             "must be given: the model does not store the token that ends a target",
             option="eos_id",
         )
-    return inputs.eos_id
+    limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
+    with decoding_mode(model):
+        step, start = inputs.start(beam_cache(model) if use_cache else None)
+        new, scores = search(
+            step,
+            start,
+            limit,
+            beam=beam,
+            length_penalty_type=length_penalty_type,
+            alpha=length_penalty,
+            eos_id=inputs.eos_id,
+            pad_id=inputs.pad_id,
+            n_best=n_best,
+        )
+    # Copied outside of inference mode, so that both can take part in training.
+    ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
+    scores = scores.clone()
+    return (ids[:, 0], scores[:, 0]) if n_best == 1 else (ids, scores)

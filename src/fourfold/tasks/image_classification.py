@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from fourfold.core.validation import check_choice, check_range
@@ -72,22 +71,21 @@ class ImageClassification(Task[ViT, ImageBatch]):
         check_range("temperature", self.temperature, above=0.0)
         super().__post_init__()
         self.loss = Mean()
+        self.scores: Any = nn.ModuleDict()
         self.teacher_model: Teacher | None = None
 
     def configure_model(self) -> None:
         """Build the model, and the metrics for its number of classes."""
-        if self.model is not None:
-            return
-        super().configure_model()
-        n_classes = self.config.n_classes
-        assert n_classes is not None  # the model is built
-        self.top1: Metric = MulticlassAccuracy(n_classes, average="micro")
-        self.top5: Metric = MulticlassAccuracy(n_classes, top_k=min(5, n_classes), average="micro")
-        self.confusion: MulticlassConfusionMatrix | None = None
-        heads = ("class", "distillation") if getattr(self.config, "distillation", False) else ()
-        self.top1_per_head: Any = nn.ModuleDict(
-            {name: MulticlassAccuracy(n_classes, average="micro") for name in heads}
-        )
+        if self.model is None:
+            super().configure_model()
+            n_classes = self.config.n_classes
+            assert n_classes is not None  # the model is built
+            self.scores["top1"] = MulticlassAccuracy(n_classes, average="micro")
+            top_k = min(5, n_classes)
+            self.scores["top5"] = MulticlassAccuracy(n_classes, top_k=top_k, average="micro")
+            if getattr(self.config, "distillation", False):
+                self.scores["top1_class"] = MulticlassAccuracy(n_classes, average="micro")
+                self.scores["top1_distillation"] = MulticlassAccuracy(n_classes, average="micro")
 
     def on_fit_start(self) -> None:
         """Load the teacher, since only training uses the teacher.
@@ -103,7 +101,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
         n_classes = self.config.n_classes
         assert n_classes is not None  # the model is built
         if n_classes <= MAX_CONFUSION_CLASSES:
-            self.confusion = MulticlassConfusionMatrix(n_classes).to(self.device)
+            self.scores["confusion"] = MulticlassConfusionMatrix(n_classes).to(self.device)
+
+    def on_test_end(self) -> None:
+        """Delete the confusion matrix."""
+        if "confusion" in self.scores:
+            del self.scores["confusion"]
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
         """Return the logits (B, K) of each head; the mean of all heads is the prediction."""
@@ -127,11 +130,9 @@ class ImageClassification(Task[ViT, ImageBatch]):
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
-        for metric in (self.top1, self.top5, self.confusion):
-            if metric is not None:
-                metric.update(logits, batch.labels)
-        for metric, of_head in zip(self.top1_per_head.values(), heads, strict=False):
-            metric.update(of_head.float(), batch.labels)
+        outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
+        for name, metric in self.scores.items():
+            metric.update(outputs.get(name, logits).float(), batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss and the accuracies; in a test also the confusion matrix.
@@ -140,17 +141,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
         with two heads also has top1_class and top1_distillation. The rows of the confusion matrix
         are the true classes.
         """
-        metrics: dict[str, Any] = {
-            "loss": self.loss.compute(),
-            "top1": self.top1.compute().item(),
-            "top5": self.top5.compute().item(),
-        }
-        for name, metric in self.top1_per_head.items():
-            metrics[f"top1_{name}"] = metric.compute().item()
-        if self.confusion is not None:
-            metrics["confusion"] = self.confusion.compute().tolist()
-            self.confusion = None
-        return metrics
+        scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
+        return {"loss": self.loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
         """Return the first images with their classes, and attention maps of the first image."""

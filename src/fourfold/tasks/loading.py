@@ -60,7 +60,14 @@ def task_from_checkpoint(
     check_content(content, path)
     saved = content["fourfold"]
     task_class = find_task_class(saved["task"]["class"], path, classes)
-    _check_expected(task_class, expect, path)
+    expected = (expect,) if isinstance(expect, str) else expect
+    names = {parent.__name__ for parent in task_class.__mro__}
+    if expected and not names.intersection(expected):
+        raise InputError(
+            f"the checkpoint holds the task {task_class.__name__}, but {' or '.join(expected)} is"
+            " needed",
+            file=path,
+        )
     with in_checkpoint(path):
         check_init_args(task_class, saved["task"]["init_args"])
         task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
@@ -89,19 +96,6 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     if not isinstance(found, type) or not issubclass(found, fourfold.tasks.Task):
         raise InputError(f"{name[:200]} is not a task", file=path)
     return found
-
-
-def _check_expected(
-    task_class: "type[Task[Any, Any]]", expect: str | tuple[str, ...] | None, path: Path
-) -> None:
-    expected = (expect,) if isinstance(expect, str) else expect
-    names = {parent.__name__ for parent in task_class.__mro__}
-    if expected and not names.intersection(expected):
-        raise InputError(
-            f"the checkpoint holds the task {task_class.__name__}, but {' or '.join(expected)} is"
-            " needed",
-            file=path,
-        )
 
 
 def read_for_trainer(path: str | Path) -> dict[str, Any]:

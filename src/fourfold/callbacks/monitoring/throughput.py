@@ -60,7 +60,8 @@ class StepMetrics(Callback):
     ) -> None:
         """Log the learning rate of this step."""
         if is_logged(trainer):  # `log` copies the number to the device
-            pl_module.log("train/lr", trainer.optimizers[0].param_groups[0]["lr"])
+            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            pl_module.log("train/lr", lr, prog_bar=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -70,7 +71,7 @@ class StepMetrics(Callback):
         if is_logged(trainer) and not is_accumulating(trainer):
             reading = self.read()
             rate = reading.rate_since(self._logged)
-            pl_module.log(f"train/{pl_module.unit}_per_second", rate)
+            pl_module.log(f"train/{pl_module.unit}_per_second", rate, prog_bar=True)
             self._logged = reading
 
 

@@ -1,8 +1,10 @@
 """Default callbacks and plugins of each command, besides those of the config."""
 
+import sys
 from typing import Any
 
 from lightning import Callback
+from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from lightning.pytorch.plugins.environments import (
     ClusterEnvironment,
     SLURMEnvironment,
@@ -26,8 +28,11 @@ from fourfold.callbacks.runtime.compile_blocks import CompileBlocks
 from fourfold.callbacks.runtime.ddp_evaluation import DDPUnevenEvaluation
 from fourfold.callbacks.runtime.malloc import DisableMallocTrim
 from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.lightning_internals import EpochProgressBar
 from fourfold.loggers.metrics_csv import RewindMetricsCSV
 from fourfold.loggers.wandb_logger import UploadCheckpoints
+
+BAR_THEME = RichProgressBarTheme(metrics_format=".4g")
 
 
 def make_callbacks(
@@ -47,6 +52,9 @@ def make_callbacks(
     output: list[Callback] = [DisableMallocTrim()]
     if trainer["enable_progress_bar"] is not False:
         output.append(Progress(config["log_every_seconds"], step_metrics))
+        if sys.stdout.isatty():
+            # Showing the loss waits for the device, so not after every batch.
+            output.append(EpochProgressBar(refresh_rate=10, theme=BAR_THEME))
     if command == "predict":
         return [*output, *([PredictionWriter(run.path)] if writes_files else [])]
     if config["log_samples"] and command in ("fit", "test") and writes_files:

@@ -6,7 +6,6 @@ run has one directory from which it is resumed, and options cannot be abbreviate
 
 import logging
 import shlex
-import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ import yaml
 from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -174,8 +174,7 @@ class FourfoldCLI(LightningCLI):
         callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
-        if not sys.stdout.isatty():  # the callback Progress prints lines instead
-            kwargs["enable_progress_bar"] = False
+        kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
         if not isinstance(config["data"], ResumableDataModule):
             kwargs["use_distributed_sampler"] = True
         try:
