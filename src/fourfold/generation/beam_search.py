@@ -274,11 +274,7 @@ def beam_search(
     ):
         if not 1 <= value <= largest:
             raise InputError(f"must lie between 1 and {meaning}, got {value}", option=name)
-    if inputs.eos_id is None:
-        raise InputError(
-            "must be given: the model does not store the token that ends a target",
-            option="eos_id",
-        )
+    eos_id = inputs.require("eos_id", "token that ends a target")
     limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
     with decoding_mode(model):
         step, start = inputs.start(beam_cache(model) if use_cache else None)
@@ -289,7 +285,7 @@ def beam_search(
             beam=beam,
             length_penalty_type=length_penalty_type,
             alpha=length_penalty,
-            eos_id=inputs.eos_id,
+            eos_id=eos_id,
             pad_id=inputs.pad_id,
             n_best=n_best,
         )

@@ -135,16 +135,24 @@ class GenerationInputs:
 
     def _check_special_tokens(self) -> None:
         """Check that the special tokens are known and within the vocabulary."""
-        if self.is_seq2seq and self.bos_id is None:
-            raise InputError(
-                "must be given: the model does not store the first token of a target",
-                option="bos_id",
-            )
+        if self.is_seq2seq:
+            self.require("bos_id", "first token of a target")
         last = self.vocab_size - 1
         tokens = {"bos_id": self.bos_id if self.is_seq2seq else None, "eos_id": self.eos_id}
         for name, token in tokens.items():
             if token is not None and not (isinstance(token, int) and 0 <= token <= last):
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
+
+    def require(self, name: str, meaning: str) -> int:
+        """Return the special token in the attribute `name`.
+
+        Raises:
+            InputError: The token is None.
+        """
+        token: int | None = getattr(self, name)
+        if token is None:
+            raise InputError(f"must be given: the model does not store the {meaning}", option=name)
+        return token
 
     @property
     def real(self) -> Tensor:

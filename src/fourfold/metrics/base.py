@@ -25,14 +25,11 @@ def gather_objects(value: Any) -> list[Any]:
 
 def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
     """Stack numbers in float64 on the device of the first, without waiting for the device."""
-    return torch.stack(
-        [
-            x.detach().double()
-            if isinstance(x, Tensor)
-            else first.new_full((), x, dtype=torch.float64)
-            for x in (first, *others)
-        ]
-    )
+    numbers = [
+        x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
+        for x in (first, *others)
+    ]
+    return torch.stack([x.detach().double() for x in numbers])
 
 
 class RowMetric(Metric):

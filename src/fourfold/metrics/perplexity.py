@@ -25,13 +25,7 @@ class Perplexity(BatchSums):
     """
 
     def update(  # type: ignore[override]
-        self,
-        nll: Tensor,
-        predictions: Tensor,
-        targets: Tensor,
-        *,
-        n_words: int = 0,
-        n_bytes: int = 0,
+        self, nll: Tensor, predictions: Tensor, targets: Tensor, n_words: int = 0, n_bytes: int = 0
     ) -> None:
         """Add the tokens of a batch.
 

@@ -70,14 +70,12 @@ class StopOnSignal(Callback):
         self.signal = number
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
         """Send a received signal to the other processes with the next optimizer step."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save and stop if a signal was received and no gradient is being accumulated.
 
         A resumed run would skip a validation that follows this batch, so the stop waits for it. At

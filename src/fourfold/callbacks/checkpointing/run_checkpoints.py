@@ -90,9 +90,7 @@ class RunCheckpoints(Checkpoint):
 
     # last.ckpt
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save last.ckpt if this batch completes an optimizer step after which a save is due."""
         self._delay_stop(trainer)
         step = trainer.global_step

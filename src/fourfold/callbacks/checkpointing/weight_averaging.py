@@ -46,9 +46,7 @@ class CheckpointAveraging(Checkpoint):
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save a snapshot if this batch completes an epoch, or `every_n_steps` optimizer steps.
 
         `on_train_epoch_end` is not called if a callback stops the run after this batch.

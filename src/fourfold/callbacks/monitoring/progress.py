@@ -71,9 +71,7 @@ class Progress(Callback):
         self._started_at = self._updated_at = time.monotonic()
         self._reading = self.step_metrics.read()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Print the progress every `seconds`, and after the first and the last batch."""
         is_end = trainer.fit_loop.total_batch_idx == 0 or trainer.global_step == self._total
         if not self._is_due(always=is_end):

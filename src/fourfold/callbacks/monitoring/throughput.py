@@ -56,7 +56,7 @@ class StepMetrics(Callback):
         self._started_at += time.monotonic() - self._stopped_at
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
         """Log the learning rate of this step."""
         if is_logged(trainer):  # `log` copies the number to the device
@@ -71,7 +71,7 @@ class StepMetrics(Callback):
         if is_logged(trainer) and not is_accumulating(trainer):
             reading = self.read()
             rate = reading.rate_since(self._logged)
-            pl_module.log(f"train/{pl_module.unit}_per_second", rate, prog_bar=True)
+            pl_module.log(f"train/{pl_module.unit}_per_second", rate)
             self._logged = reading
 
 
