@@ -265,15 +265,7 @@ def beam_search(
     inputs = GenerationInputs(
         model, src, src_mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="src"
     )
-    check_choice("length_penalty_type", length_penalty_type, tuple(LENGTH_PENALTIES))
-    if not math.isfinite(length_penalty):
-        raise InputError(f"must be finite, got {length_penalty}", option="length_penalty")
-    for name, value, largest, meaning in (
-        ("beam", beam, inputs.vocab_size, f"the vocabulary size {inputs.vocab_size}"),
-        ("n_best", n_best, beam, f"beam = {beam}"),
-    ):
-        if not 1 <= value <= largest:
-            raise InputError(f"must lie between 1 and {meaning}, got {value}", option=name)
+    _check_options(inputs.vocab_size, beam, n_best, length_penalty, length_penalty_type)
     eos_id = inputs.require("eos_id", "token that ends a target")
     limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
     with decoding_mode(model):
@@ -291,5 +283,17 @@ def beam_search(
         )
     # Copied outside of inference mode, so that both can take part in training.
     ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
-    scores = scores.clone()
-    return (ids[:, 0], scores[:, 0]) if n_best == 1 else (ids, scores)
+    return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())
+
+
+def _check_options(vocab_size: int, beam: int, n_best: int, alpha: float, penalty: str) -> None:
+    check_choice("length_penalty_type", penalty, tuple(LENGTH_PENALTIES))
+    if not math.isfinite(alpha):
+        raise InputError(f"must be finite, got {alpha}", option="length_penalty")
+    for name, value, largest, meaning in (
+        ("beam", beam, vocab_size, "the vocabulary size"),
+        ("n_best", n_best, beam, "beam ="),
+    ):
+        if not 1 <= value <= largest:
+            message = f"must lie between 1 and {meaning} {largest}, got {value}"
+            raise InputError(message, option=name)

@@ -182,15 +182,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """
         if self.model is not None:
             return
-        trainer = attached_trainer(self)
-        if trainer is None:  # a task from a checkpoint, or one without data
-            self.model = build_model(self.model_class, self.config)
-            apply_finetuning(self.model, self.tuning)
-            return
-        self._complete_config()
-        self._check_row_lengths()
+        trainer = attached_trainer(self)  # None for a task from a checkpoint, or without data
+        if trainer is not None:
+            self._complete_config()
+            self._check_row_lengths()
         self.model = build_model(self.model_class, self.config)
-        if self.init_from and not self.resumes and trainer.ckpt_path is None:
+        if trainer is not None and self.init_from and not self.resumes and not trainer.ckpt_path:
             # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
             tokenizer = artifacts_of(self.datamodule).get("tokenizer")
             interpolation = self.tuning.pos_embed_interpolation
@@ -200,32 +197,32 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             if trainer.is_global_zero:
                 print(report, flush=True)
         apply_finetuning(self.model, self.tuning)
-        prepare_for_strategy(self.model, trainer)
+        if trainer is not None:
+            prepare_for_strategy(self.model, trainer)
 
     def _complete_config(self) -> None:
         """Take the sizes that are None from the data, and compare the others with the data."""
-        for name in self.inferred_from_data:
-            self._check_size(name, getattr(self.config, name))
-            if getattr(self.config, name) is None:
-                self.config = replace(self.config, **{name: getattr(self.datamodule, name)})
+        sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
+        self.config = replace(self.config, **sizes)
 
-    def _check_size(self, name: str, size: int | None, section: str = "model.config") -> None:
-        """Check a size in a section of the config against the attribute `name` of the data."""
-        needed = getattr(self.datamodule, name, None)
-        option = f"{section}.{name}"
+    def _size(self, name: str, config: Any, section: str = "model.config") -> int:
+        """Return the size `name` of a config, or of the data if it is None in the config.
+
+        Raises:
+            InputError: The size is unknown, or smaller than in the data, or must equal the data's.
+        """
+        size: int | None = getattr(config, name)
+        needed: int | None = getattr(self.datamodule, name, None)
         if needed is None and size is None:
-            raise InputError(
-                f"must be given: {type(self.datamodule).__name__} has no attribute {name}",
-                option=option,
-            )
-        if needed is None or size is None:
-            return
-        must_be_equal = name in self.must_equal_data
-        if size < needed or (must_be_equal and size != needed):
+            problem = f"must be given: {type(self.datamodule).__name__} has no attribute {name}"
+        elif needed is None or size is None:
+            return size or needed or 0
+        elif size < needed or (size > needed and name in self.must_equal_data):
             limit = f"at least {needed}" if size < needed else needed
-            raise InputError(
-                f"must be {limit}, the number in the data, or null, got {size}", option=option
-            )
+            problem = f"must be {limit}, the number in the data, or null, got {size}"
+        else:
+            return size
+        raise InputError(problem, option=f"{section}.{name}")
 
     def _check_row_lengths(self) -> None:
         """Check before the training that the longest row of each split is within `max_len`."""
@@ -344,27 +341,24 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Raises:
             InputError: The checkpoint is of another task, or a setting differs.
         """
-        trainer = attached_trainer(self)
+        trainer: Any = attached_trainer(self)
         path = None if trainer is None else trainer.ckpt_path
+        saved = checkpoint.get("fourfold", {})
         check_version(checkpoint.get("fourfold"), path)
-        try:
-            self._check_matches(checkpoint, trainer)
-        except InputError as error:
-            raise (error.in_file(path) if path else error) from error
-
-    def _check_matches(self, checkpoint: Mapping[str, Any], trainer: Any) -> None:
-        saved = checkpoint["fourfold"]
+        is_training = trainer is not None and trainer.state.fn == "fit"
         if trainer is not None:  # the DataModule may just have adopted the checkpoint's artifacts
             self.artifacts = artifacts_of(self.datamodule)
-        check_same_task(saved, class_path(type(self)), self.artifacts)
-        is_training = trainer is not None and trainer.state.fn == "fit"
-        if is_training:
-            check_weight_averaging(checkpoint, trainer.callbacks)
-        check_same_settings(
-            {"config": saved["model"]["config"], **saved["task"]["init_args"]},
-            {"config": asdict(self.config), **self.init_args()},
-            training=is_training,
-        )
+        try:
+            check_same_task(saved, class_path(type(self)), self.artifacts)
+            if is_training:
+                check_weight_averaging(checkpoint, trainer.callbacks)
+            check_same_settings(
+                {"config": saved["model"]["config"], **saved["task"]["init_args"]},
+                {"config": asdict(self.config), **self.init_args()},
+                training=is_training,
+            )
+        except InputError as error:
+            raise (error.in_file(path) if path else error) from error
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], init_args: Mapping[str, Any]) -> Self:

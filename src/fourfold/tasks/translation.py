@@ -99,4 +99,4 @@ class CompositeTranslation(Translation):
     def _complete_config(self) -> None:
         super()._complete_config()
         if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
-            self._check_size("vocab_size", self.config.encoder.vocab_size, "model.config.encoder")
+            self._size("vocab_size", self.config.encoder, "model.config.encoder")

@@ -52,17 +52,12 @@ class StopOnSignal(Callback):
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handlers."""
-        self._install_handlers()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace Lightning's signal handlers, which it restores when training ends."""
-        self._install_handlers()
-
-    def _install_handlers(self) -> None:
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
                 signal.signal(number, self._handle)
+
+    on_train_start = on_sanity_check_start
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:

@@ -61,20 +61,19 @@ class PredictionWriter(Callback):
             return
         merge = getattr(pl_module, "merge_predictions", None)
         text = None
+        suffix = "pt"
         if merge is not None:
             suffix = "json"
             text = json.dumps(merge(outputs), indent=1, ensure_ascii=False) + "\n"
         elif isinstance(outputs[0], list):
             suffix = "txt"
-            texts = texts_in_row_order(pair for output in outputs for pair in output)
+            texts = texts_in_row_order(chain.from_iterable(outputs))
             # A line break inside a text would shift all following rows.
             text = "".join(" ".join(text.splitlines()) + "\n" for text in texts)
         elif rows:
             suffix = "csv"
             names = getattr(pl_module, "artifacts", {}).get("class_names")
             text = format_csv(rows, torch.cat(outputs), names)
-        else:
-            suffix = "pt"
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"predictions.{suffix}"
         with atomic_path(file) as part:
