@@ -33,10 +33,12 @@ def test_no_sentence_occurs_twice(english_german: Splits) -> None:
 
 
 def test_no_sentence_occurs_twice_on_one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sample_pair(_samplers: object, _languages: object, rng: random.Random) -> list[str]:
-        return [f"{rng.randrange(6000)}", f"{rng.randrange(6000)}"]
+    def sample(rng: random.Random) -> module.Formatter:
+        texts = {lang: f"{rng.randrange(6000)}" for lang in ("en", "de")}
+        return texts.__getitem__
 
-    monkeypatch.setattr(module, "_sample_pair", sample_pair)
+    monkeypatch.setattr(module, "_samplers", lambda langs: [sample])
+    monkeypatch.setattr(module, "_N_VALUES", (1,))
     splits = module.synthetic_pairs.__wrapped__("en", "de", 1000)
     for side in range(2):
         texts = [text for table in splits.values() for text in table.columns[side]]

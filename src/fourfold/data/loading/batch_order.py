@@ -7,6 +7,7 @@ number of batches of that epoch that are done.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +51,7 @@ class BatchOrder(Protocol):
         """Return a hash that is equal for equal orders; a resume compares it."""
 
 
+@dataclass(eq=False)
 class LengthBucketedOrder:
     """Length-bucketed batches: rows of similar length, bounded by padded tokens, rows, or both.
 
@@ -75,33 +77,25 @@ class LengthBucketedOrder:
         [[1, 2], [0, 3]]
     """
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        *,
-        max_tokens: int | None = None,
-        max_rows: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-    ) -> None:
-        if max_tokens is None and max_rows is None:
+    lengths: np.ndarray
+    _: KW_ONLY
+    max_tokens: int | None = None
+    max_rows: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is None and self.max_rows is None:
             raise InputError("or max_rows must be given to bound a batch", option="max_tokens")
-        check_positive("max_tokens", max_tokens)
-        check_positive("max_rows", max_rows)
-        if len(lengths) == 0:
+        check_positive("max_tokens", self.max_tokens)
+        check_positive("max_rows", self.max_rows)
+        if len(self.lengths) == 0:
             raise InputError("must have at least one element, got none", option="lengths")
-        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.lengths = np.asarray(self.lengths, dtype=np.int64)
         longest = int(self.lengths.argmax())
-        if max_tokens is not None and self.lengths[longest] > max_tokens:
-            raise InputError(
-                f"must be at least the {self.lengths[longest]} tokens of row {longest},"
-                f" got {max_tokens}",
-                option="max_tokens",
-            )
-        self.max_tokens = max_tokens
-        self.max_rows = max_rows
-        self.seed = seed
-        self.shuffle = shuffle
+        if self.max_tokens is not None and self.lengths[longest] > self.max_tokens:
+            message = f"must be at least the {self.lengths[longest]} tokens of row {longest}"
+            raise InputError(f"{message}, got {self.max_tokens}", option="max_tokens")
         self.equal_lengths = bool((self.lengths == self.lengths[0]).all())
         self._boundaries = self._divide(np.sort(self.lengths))
         self._partner_index: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -183,9 +177,8 @@ class LengthBucketedOrder:
     def fingerprint(self) -> str:
         """Return a hash that is equal for equal orders; a resume compares it."""
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
-        return hashlib.blake2b(
-            self.lengths.tobytes() + repr(bounds).encode(), digest_size=8
-        ).hexdigest()
+        data = self.lengths.tobytes() + repr(bounds).encode()
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class RepeatedAugmentationOrder(LengthBucketedOrder):

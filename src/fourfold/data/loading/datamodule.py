@@ -258,9 +258,7 @@ class ResumableDataModule(LightningDataModule):
         """Return the test batches."""
         return self._loader("test", Position())
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """Return the test batches."""
-        return self._loader("test", Position())
+    predict_dataloader = test_dataloader
 
     def mark_trained(self, epoch: int, position: int) -> None:
         """Record the position of the last trained batch, which the batch itself carries."""

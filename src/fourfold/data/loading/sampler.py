@@ -54,8 +54,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
         world_size: Number of processes.
         start: Position to start from; later epochs start at their first batch.
         max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
-        repeat_first_epoch: Give every epoch the batches of epoch 0; None means False if the order
-            shuffles, and otherwise True.
+        repeat_first_epoch: Give every epoch the batches of epoch 0, as always if the order does not
+            shuffle.
 
     Raises:
         InputError: On all ranks, while iterating, if the last training step has fewer rows than
@@ -70,7 +70,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
         world_size: int = 1,
         start: tuple[int, int] = (0, 0),
         max_steps: int | None = None,
-        repeat_first_epoch: bool | None = None,
+        repeat_first_epoch: bool = False,
     ) -> None:
         n_batches = order.n_batches
         if max_steps is not None:
@@ -82,9 +82,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
         self.rank = rank
         self.world_size = world_size
         self.epoch = self.start.epoch
-        if repeat_first_epoch is None:
-            repeat_first_epoch = not order.shuffle
-        self.repeat_first_epoch = repeat_first_epoch
+        self.repeat_first_epoch = repeat_first_epoch or not order.shuffle
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:

@@ -11,7 +11,7 @@ import inspect
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -190,11 +190,7 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
     if not 0 < border < len(text):
         message = f"the document is too short to hold out {fraction:g} of it as {name}"
         raise InputError(message, file=table.location(0))
-    begin, end = (
-        TextTable([[part]], table.sources, table.source, table.number)
-        for part in (text[:border], text[border:])
-    )
-    return begin, end
+    return replace(table, columns=[[text[:border]]]), replace(table, columns=[[text[border:]]])
 
 
 def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:

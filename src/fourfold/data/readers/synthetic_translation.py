@@ -11,13 +11,15 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any
 
 from fourfold.core.validation import check_positive
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
-_EVAL_ROWS = {"test": 500, "val": 500}
+_EVAL_ROWS = 500  # of the validation split, and of the test split
+_N_VALUES = (1, 1, 2, 2, 3)  # of a sentence, one of which is sampled
 _CURRENCIES = ("EUR", "USD", "GBP", "CHF", "JPY", "SEK", "PLN", "INR", "CAD", "AUD", "DKK", "NOK")
 _MEASURES = (
     *("length-kilometer", "length-meter", "length-centimeter", "length-mile", "mass-kilogram"),
@@ -25,27 +27,25 @@ _MEASURES = (
 )
 _NOT_A_PLACE = {"XA", "XB", "ZZ", "QO", "mul", "und", "zxx"}
 _TIME_UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
+_SECONDS = dict(
+    zip(_TIME_UNITS, (31_536_000, 2_592_000, 604_800, 86_400, 3600, 60, 1), strict=True)
+)
 
 
-class _Language(NamedTuple):
-    """Language code for num2words, and the `babel.Locale` of the same language."""
-
-    lang: str
-    locale: Any
-
-
-# Function that formats a sampled value in a language.
-Formatter = Callable[[_Language], str]
+# Function that formats a sampled value in the language of a code, such as "de".
+Formatter = Callable[[str], str]
 # Function that samples a value.
 Sampler = Callable[[random.Random], Formatter]
 
 
-def _language(lang: str) -> _Language:
+@cache
+def _locale(lang: str) -> Any:
+    """Return the `babel.Locale` of a language that num2words knows, too."""
     from babel import Locale, UnknownLocaleError
 
     try:
-        _spell(1, lang=lang)
-        return _Language(lang, Locale.parse(lang))
+        _spell(1, lang)
+        return Locale.parse(lang)
     except (UnknownLocaleError, ValueError, NotImplementedError) as error:
         message = "must be languages of Babel and num2words, such as en, de, fr or es"
         raise InputError(f"{message}, got {lang!r}", option="data.langs") from error
@@ -60,15 +60,10 @@ def _spell(number: int, lang: str, to: str = "cardinal") -> str:
     return text
 
 
-def _has_unit(unit: str, language: _Language) -> bool:
-    """Return True if the CLDR has a word for a unit; otherwise Babel prints its identifier."""
-    return unit not in _unit(5, unit)(language)
-
-
-def _has_number_form(to: str, language: _Language) -> bool:
+def _can_spell(lang: str, to: str) -> bool:
     """Return True if num2words has a form of numbers, such as "ordinal", in a language."""
     try:
-        return bool(_spell(1984, lang=language.lang, to=to))
+        return bool(_spell(1984, lang, to))
     except (NotImplementedError, TypeError, ValueError):
         return False
 
@@ -82,38 +77,31 @@ def _number(rng: random.Random, digits: int) -> int:
     return rng.randrange(1, 10 ** rng.randint(1, digits))
 
 
-def _in_locale(function: Callable[..., str], *values: Any, **options: Any) -> Formatter:
-    """Return a formatter that calls a function of Babel with the locale of the language."""
-    return lambda language: function(*values, locale=language.locale, **options)
+def _babel(module: str, function: str, *values: Any, **options: Any) -> Formatter:
+    """Return a formatter that calls a function of a module of Babel, such as "dates"."""
+    call = getattr(import_module(f"babel.{module}"), function)
+    return lambda lang: call(*values, locale=_locale(lang), **options)
 
 
 def _unit(number: float, unit: str) -> Formatter:
-    from babel.units import format_unit
-
-    return _in_locale(format_unit, number, unit)
+    return _babel("units", "format_unit", number, unit)
 
 
 def _date(rng: random.Random) -> Formatter:
-    from babel.dates import format_date
-
-    return _in_locale(format_date, _day(rng), rng.choice(["full", "long", "medium"]))
+    return _babel("dates", "format_date", _day(rng), rng.choice(["full", "long", "medium"]))
 
 
 def _interval(rng: random.Random) -> Formatter:
-    from babel.dates import format_interval
-
     first = _day(rng)
     last = first + datetime.timedelta(rng.randint(1, 400))
-    return _in_locale(format_interval, first, last, "yMMMd")
+    return _babel("dates", "format_interval", first, last, "yMMMd")
 
 
 def _ago(rng: random.Random) -> Formatter:
-    from babel.dates import TIMEDELTA_UNITS, format_timedelta
-
     unit = rng.choice(_TIME_UNITS)
-    seconds = dict(TIMEDELTA_UNITS)[unit] * rng.randint(2, 99) * rng.choice([-1, 1])
-    span = datetime.timedelta(seconds=seconds)
-    return _in_locale(format_timedelta, span, granularity=unit, threshold=1e9, add_direction=True)
+    span = datetime.timedelta(seconds=_SECONDS[unit] * rng.randint(2, 99) * rng.choice([-1, 1]))
+    options = {"granularity": unit, "threshold": 1e9, "add_direction": True}
+    return _babel("dates", "format_timedelta", span, **options)
 
 
 def _duration(units: Sequence[str], rng: random.Random) -> Formatter:
@@ -128,58 +116,50 @@ def _measure(units: Sequence[str], rng: random.Random) -> Formatter:
 
 
 def _money(rng: random.Random) -> Formatter:
-    from babel.numbers import format_currency
-
     amount = _number(rng, 8) / 100
     currency = rng.choice(_CURRENCIES)
-    return _in_locale(
-        format_currency, amount, currency, format_type=rng.choice(["name", "standard"])
-    )
+    style = rng.choice(["name", "standard"])
+    return _babel("numbers", "format_currency", amount, currency, format_type=style)
 
 
 def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter:
+    """Sample names of languages or territories; `category` is an attribute of Babel's locales."""
     codes = rng.sample(known, rng.randint(2, 4))
     names = [partial(_name, category, code) for code in codes]
     return _list(names, style=rng.choice(["standard", "or"]))
 
 
-def _name(category: str, code: str, language: _Language) -> str:
-    """Return the name of a language or territory."""
-    name: str = getattr(language.locale, category)[code]
+def _name(category: str, code: str, lang: str) -> str:
+    name: str = getattr(_locale(lang), category)[code]
     return name
 
 
 def _spelled(to: str, rng: random.Random) -> Formatter:
     number = rng.randrange(1100, 2100) if to == "year" else _number(rng, 6)
-    return lambda language: _spell(number, lang=language.lang, to=to)
+    return lambda lang: _spell(number, lang, to)
 
 
-def _list(formatters: Sequence[Formatter], style: Any = "standard") -> Formatter:
+def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter:
     """Return a formatter that joins the texts of several formatters as a list."""
-    from babel.lists import format_list
-
-    return lambda language: format_list(
-        [formatter(language) for formatter in formatters], style=style, locale=language.locale
-    )
+    return lambda lang: _babel("lists", "format_list", [f(lang) for f in formatters], style)(lang)
 
 
-def _samplers(languages: Sequence[_Language]) -> list[Sampler]:
+def _samplers(langs: Sequence[str]) -> list[Sampler]:
     """Return the samplers whose values can be formatted in both languages."""
     samplers: list[Sampler] = [_date, _interval, _ago, _money]
     durations = [f"duration-{unit}" for unit in _TIME_UNITS]
     for sampler, units in ((_duration, durations), (_measure, _MEASURES)):
-        shared = [unit for unit in units if all(_has_unit(unit, lang) for lang in languages)]
+        # Babel prints the identifier of a unit for which the CLDR has no word.
+        shared = [u for u in units if all(u not in _unit(5, u)(lang) for lang in langs)]
         if len(shared) >= 3:
             samplers.append(partial(sampler, shared))
     for category, length in (("languages", 3), ("territories", 2)):
-        known = set.intersection(*(set(getattr(lang.locale, category)) for lang in languages))
+        known = set.intersection(*(set(getattr(_locale(lang), category)) for lang in langs))
         # Longer codes are dialects and continents.
         codes = sorted(code for code in known if len(code) <= length and code not in _NOT_A_PLACE)
         samplers.append(partial(_names, category, codes))
-    for to in ("cardinal", "ordinal", "year"):
-        if all(_has_number_form(to, lang) for lang in languages):
-            samplers.append(partial(_spelled, to))
-    return samplers
+    forms = [to for to in ("cardinal", "ordinal", "year") if all(_can_spell(x, to) for x in langs)]
+    return samplers + [partial(_spelled, to) for to in forms]
 
 
 @lru_cache(maxsize=4)
@@ -206,21 +186,23 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
     if src_lang == tgt_lang:
         raise InputError(f"must be two languages, got {src_lang} twice", option="data.langs")
     check_positive("data.rows", n_train)
+    langs = (src_lang, tgt_lang)
     try:
-        languages = [_language(src_lang), _language(tgt_lang)]
+        samplers = _samplers(langs)
     except ImportError as error:
-        message = (
-            f"cannot be builtin without the package {error.name}: pip install 'fourfold[demo]'"
-        )
-        raise InputError(message, option="data.source") from error
-    samplers = _samplers(languages)
+        message = f"cannot be builtin without the package {error.name}"
+        raise InputError(
+            f"{message}: pip install 'fourfold[demo]'", option="data.source"
+        ) from error
     rng = random.Random(f"{src_lang}-{tgt_lang}")
     seen: list[set[str]] = [set(), set()]
     splits = {}
-    for split, size in (*_EVAL_ROWS.items(), ("train", n_train)):
+    for split, size in (("test", _EVAL_ROWS), ("val", _EVAL_ROWS), ("train", n_train)):
         columns: list[list[str]] = [[], []]
         while len(columns[0]) < size:
-            pair = _sample_pair(samplers, languages, rng)
+            formatter = _list([rng.choice(samplers)(rng) for _ in range(rng.choice(_N_VALUES))])
+            # The CLDR contains several kinds of spaces, which look alike.
+            pair = [re.sub(r"\s+", " ", formatter(lang)) for lang in langs]
             if pair[0] in seen[0] or pair[1] in seen[1]:
                 continue
             for text, column, known in zip(pair, columns, seen, strict=True):
@@ -229,12 +211,3 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
         source = f"built-in {src_lang}-{tgt_lang}, {split}, row "
         splits[split] = TextTable.from_columns(columns, source)
     return {name: splits[name] for name in ("train", "val", "test")}
-
-
-def _sample_pair(
-    samplers: Sequence[Sampler], languages: Sequence[_Language], rng: random.Random
-) -> list[str]:
-    """Sample one to three values and format them in each language."""
-    formatter = _list([rng.choice(samplers)(rng) for _ in range(rng.choice([1, 1, 2, 2, 3]))])
-    # The CLDR contains several kinds of spaces, which look alike.
-    return [re.sub(r"\s+", " ", formatter(language)) for language in languages]

@@ -22,8 +22,7 @@ class TextTable:
 
     Args:
         columns: Texts of each column; all columns have equal lengths.
-        sources: Prefixes of locations, such as "train.en:" or "train.csv, row ".
-        source: (rows,) index of each row's source in `sources`.
+        source: (rows,) prefix of the location of each row, such as "train.en:", as objects.
         number: (rows,) number of each row in its source.
 
     Example:
@@ -33,7 +32,6 @@ class TextTable:
     """
 
     columns: list[list[str]]
-    sources: list[str]
     source: np.ndarray
     number: np.ndarray
 
@@ -51,19 +49,19 @@ class TextTable:
         n_rows = len(columns[0])
         if isinstance(number, int):
             number = range(number, number + n_rows)
-        return cls(columns, [source], np.zeros(n_rows, np.int64), np.array(number, np.int64))
+        return cls(columns, np.full(n_rows, source, object), np.array(number, np.int64))
 
     def __len__(self) -> int:
         return len(self.columns[0])
 
     def location(self, row: int) -> str:
         """Return the location of a row, such as "train.en:7", for error messages."""
-        return f"{self.sources[self.source[row]]}{self.number[row]}"
+        return f"{self.source[row]}{self.number[row]}"
 
     def select(self, rows: np.ndarray) -> "TextTable":
         """Return a table of the rows with the given numbers; each row keeps its location."""
         columns = [[column[row] for row in rows] for column in self.columns]
-        return TextTable(columns, self.sources, self.source[rows], self.number[rows])
+        return TextTable(columns, self.source[rows], self.number[rows])
 
     @staticmethod
     def concat(tables: Sequence["TextTable"]) -> "TextTable":
@@ -72,14 +70,8 @@ class TextTable:
             [text for column in same for text in column]
             for same in zip(*(table.columns for table in tables), strict=True)
         ]
-        offsets = np.cumsum([0, *(len(table.sources) for table in tables)])[:-1]
-        source = [table.source + offset for table, offset in zip(tables, offsets, strict=True)]
-        return TextTable(
-            columns,
-            [source for table in tables for source in table.sources],
-            np.concatenate(source),
-            np.concatenate([table.number for table in tables]),
-        )
+        source = np.concatenate([table.source for table in tables])
+        return TextTable(columns, source, np.concatenate([table.number for table in tables]))
 
 
 def drop_blank(table: TextTable) -> TextTable:
@@ -91,12 +83,12 @@ def drop_blank(table: TextTable) -> TextTable:
         InputError: If every row has a blank text.
     """
     kept = [i for i, row in enumerate(zip(*table.columns, strict=True)) if all(map(str.strip, row))]
-    if not kept:
-        raise InputError("all rows from here on have an empty text", file=table.location(0))
-    if len(kept) == len(table):
-        return table
-    n_dropped = len(table) - len(kept)
     first = table.location(0)
+    if not kept:
+        raise InputError("all rows from here on have an empty text", file=first)
+    n_dropped = len(table) - len(kept)
+    if not n_dropped:
+        return table
     log.warning("%s: dropped %d of %d rows with an empty text", first, n_dropped, len(table))
     return table.select(np.array(kept))
 
@@ -140,8 +132,12 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
     """
     suffixes = Path(path).suffixes
     source = f"{path}, row " if ".csv" in suffixes else f"{path}:"
+    rows: Iterator[tuple[int, list[str]]]
     if ".jsonl" in suffixes or ".json" in suffixes:
-        rows = _read_json_columns(path, columns)
+        rows = (
+            (number, [get_column(record, name, f"{path}:{number}") for name in columns])
+            for number, record in read_json_lines(path)
+        )
     else:
         tab_separated = (line.split("\t") for line in read_lines(path))
         records = _read_csv(path) if ".csv" in suffixes else tab_separated
@@ -208,12 +204,6 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             yield number, parse_json(line, path, number)
-
-
-def _read_json_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line and the texts of its record in `columns`."""
-    for number, record in read_json_lines(path):
-        yield number, [get_column(record, name, f"{path}:{number}") for name in columns]
 
 
 def get_column(record: object, column: str, location: str) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.batches import CausalBatch, MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.streaming.chunks import TOKENIZER_FILE, ChunkCache, ChunkedRows, TokenChunks
@@ -102,15 +102,8 @@ class StreamedMaskedRows(ChunkedRows):
         ids[:, 0] = self.tokenizer.bos_id
         mask = np.arange(ids.shape[1]) < counts[:, None] + 2
         ids[~mask] = self.tokenizer.pad_id
-        return masked_batch(
-            self.masking,
-            ids,
-            mask,
-            rows,
-            epoch,
-            position,
-            block_cross_document_attention=self.block_cross_document_attention,
-        )
+        block = self.block_cross_document_attention
+        return masked_batch(self.masking, ids, mask, rows, epoch, position, block)
 
 
 class StreamedTextDataModule(TextDataModule):
@@ -153,11 +146,10 @@ class StreamedTextDataModule(TextDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
+        super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         check_positive("batch_size", batch_size)
         check_positive("shuffle_chunks", shuffle_chunks)
-        if max_cache_gb <= 0:
-            raise InputError(f"must be greater than 0, got {max_cache_gb}", option="max_cache_gb")
+        check_range("max_cache_gb", max_cache_gb, above=0.0)
         addresses = {"train": train, "val": val, "test": test}
         self.split_sources = {name: address for name, address in addresses.items() if address}
         self.batch_size = batch_size
@@ -250,8 +242,7 @@ class StreamedMaskedTextData(StreamedTextDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if max_len < MIN_LEN:
-            raise InputError(f"must be at least {MIN_LEN}, got {max_len}", option="max_len")
+        check_range("max_len", max_len, minimum=MIN_LEN)
         self.max_len = max_len
         self.masking = masking
 

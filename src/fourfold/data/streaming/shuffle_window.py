@@ -8,6 +8,7 @@ Every batch of every epoch is a function of seed and epoch.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 
 
+@dataclass(eq=False)
 class ShuffleWindowOrder:
     """Batch order over the rows of chunks; implements `BatchOrder` with batches of equal size.
 
@@ -34,30 +36,24 @@ class ShuffleWindowOrder:
         InputError: If there are no rows, or if a size is below 1.
     """
 
-    equal_lengths = True
+    chunk_rows: np.ndarray
+    _: KW_ONLY
+    shuffle_chunks: int
+    max_rows: int
+    seed: int = 0
+    shuffle: bool = True
+    content: bytes = b""
+    equal_lengths: bool = field(default=True, init=False)
 
-    def __init__(
-        self,
-        chunk_rows: np.ndarray,
-        *,
-        shuffle_chunks: int,
-        max_rows: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        content: bytes = b"",
-    ) -> None:
-        check_positive("shuffle_chunks", shuffle_chunks)
-        check_positive("max_rows", max_rows)
-        self.chunk_rows = np.asarray(chunk_rows, dtype=np.int64)
+    def __post_init__(self) -> None:
+        check_positive("shuffle_chunks", self.shuffle_chunks)
+        check_positive("max_rows", self.max_rows)
+        self.chunk_rows = np.asarray(self.chunk_rows, dtype=np.int64)
         self.first_rows = np.concatenate([[0], np.cumsum(self.chunk_rows)])
         if self.n_rows == 0:
             raise InputError("must have at least one row, got none", option="chunk_rows")
-        # Without shuffling, one chunk at a time needs the least memory.
-        self.shuffle_chunks = shuffle_chunks if shuffle else 1
-        self.max_rows = max_rows
-        self.seed = seed
-        self.shuffle = shuffle
-        self.content = content
+        if not self.shuffle:
+            self.shuffle_chunks = 1  # one chunk at a time needs the least memory
 
     @property
     def n_rows(self) -> int:

@@ -31,7 +31,11 @@ class TextDataModule(ResumableDataModule):
     All ranks use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
 
     Args:
-        tokenizer: Tokenizer to train or to load.
+        train: Files of the training split (plain, .gz, .xz, .bz2, `archive.zip/member`), also
+            looked up under $FOURFOLD_DATA; or the name of a split of the hub.
+        val: As `train`, or a fraction of the training rows to hold out.
+        test: As `val`.
+        tokenizer: Tokenizer to train or to load; by default a WordPiece.
         seed: Seed of shuffling, masking and cropping, together with the epoch.
         num_workers: Number of worker processes that prepare batches.
 
@@ -44,8 +48,17 @@ class TextDataModule(ResumableDataModule):
     needs_mask: ClassVar[bool] = False
     special: ClassVar[Sequence[str] | None] = None
 
-    def __init__(self, tokenizer: TokenizerConfig, seed: int = 0, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
         super().__init__(seed, num_workers)
+        self.split_sources: dict[str, Any] = {"train": train, "val": val, "test": test}
         self._tokenizer_config = tokenizer
         self._tokenizer: Tokenizer | None = None
 
@@ -152,23 +165,17 @@ class DocumentDataModule(TextDataModule):
 
     Args:
         source: builtin (Python's documentation, no network), files or hub.
-        train: Files (plain, .gz, .xz, .bz2, `archive.zip/member`; .jsonl, .csv and .tsv are
-            tables), also looked up under $FOURFOLD_DATA; or the name of a split of the hub.
-        val: As `train`; or a fraction to hold out. Of a single document its end is held out, of
-            several documents whole ones.
-        test: As `val`.
         column: Column of tables and hub datasets with the text; each row is a document.
         documents: Unit of plain text that is one document: file, line or paragraph.
         hub: Dataset for source hub.
         train_rows: Train on this number of documents only, sampled from all training documents.
-        tokenizer: Tokenizer to train or to load.
         batch_size: Rows of a batch. If each row is one document, `batch_size` times the maximum
             length of a row bounds the padded tokens of a batch.
         block_cross_document_attention: Prevent attention between documents of one row.
         too_long: Treatment of longer documents if each row is one document: error, truncate, or
             drop (training only).
-        seed: Seed of shuffling, crops, segment pairs and masks, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        options: Arguments of `TextDataModule`. Files whose names end with .jsonl, .csv or .tsv are
+            tables. If a fraction of a single document is held out, it is the end of the document.
 
     Raises:
         InputError: If an option is invalid; on setup, if text is missing, empty or corrupted.
@@ -177,23 +184,18 @@ class DocumentDataModule(TextDataModule):
     def __init__(
         self,
         source: Source = "builtin",
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
+        *,
         column: str = "text",
         documents: DocumentUnit = "paragraph",
         hub: HubConfig | None = None,
         train_rows: int | None = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
         batch_size: int = 32,
         block_cross_document_attention: bool = False,
         too_long: TooLong = "error",
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
+        super().__init__(**options)
         check_positive("batch_size", batch_size)
-        self.split_sources = {"train": train, "val": val, "test": test}
         self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
         self.batch_size = batch_size
         self.block_cross_document_attention = block_cross_document_attention
@@ -212,16 +214,10 @@ class LabelledDataModule(TextDataModule):
     """Base class of the DataModules for classification, tagging and question answering.
 
     Args:
-        train: Files of the training split, plain, .gz, .xz, .bz2 or `archive.zip/member`, also
-            looked up under $FOURFOLD_DATA.
-        val: As `train`, or a fraction of the training rows to hold out.
-        test: As `val`.
-        tokenizer: Tokenizer to train or load; by default a WordPiece.
         max_len: Maximum tokens of a row, special tokens included.
         batch_size: Rows of a training batch.
         eval_batch_size: Rows of a validation or test batch, by default `batch_size`.
-        seed: Seed of shuffling, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        options: Arguments of `TextDataModule`.
 
     Raises:
         InputError: If an option is invalid.
@@ -229,18 +225,12 @@ class LabelledDataModule(TextDataModule):
 
     def __init__(
         self,
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
         max_len: int = 128,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
-        self.split_sources: dict[str, SplitSource] = {"train": train, "val": val, "test": test}
+        super().__init__(**options)
         self.max_len = max_len
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 

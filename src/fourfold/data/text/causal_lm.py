@@ -234,7 +234,9 @@ class CausalTextData(DocumentDataModule):
         self, name: str, raw: TextTable, documents: RaggedArray, eos_id: int
     ) -> DocumentDataset:
         limit = self.block_size - 1
-        (kept,), rows = limit_lengths([documents], raw, limit, self.too_long, name, "block_size")
+        (kept,), rows = limit_lengths(
+            [documents], raw, limit, self.too_long, name, option="block_size"
+        )
         # With as many rows as before, documents may be truncated; otherwise long ones are dropped.
         full = documents if len(documents) == len(kept) else kept
         kept_fraction = kept.lengths / np.maximum(full.lengths, 1)

@@ -4,7 +4,7 @@ Shapes: B rows, T tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -26,7 +26,7 @@ from fourfold.data.readers.labels import (
 from fourfold.data.readers.splits import Source, hold_out, read_tables
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, read_table
-from fourfold.data.readers.truncation import TooLong, rows_within_limit
+from fourfold.data.readers.truncation import TooLong, limit_lengths
 from fourfold.data.text.base import LabelledDataModule
 from fourfold.data.text.segments import join_segments, n_special_tokens, segment_ids
 from fourfold.errors import InputError
@@ -161,9 +161,9 @@ class SequenceData(LabelledDataModule):
         ]
         lengths = np.sum([column.lengths for column in columns], axis=0)
         lengths += n_special_tokens(len(columns), self.n_separators)
-        kept = rows_within_limit(lengths, raw, self.max_len, self.too_long, name)
-        columns = [column.take(kept) for column in columns]
-        raw = raw.select(kept)
+        columns, raw = limit_lengths(
+            columns, raw, self.max_len, self.too_long, name, lengths=lengths
+        )
         rows, first_lengths = join_segments(columns, tokenizer, self.max_len, self.n_separators)
         if self.regression:
             labels = parse_floats(raw.columns[-1], raw)
@@ -197,7 +197,7 @@ def _builtin() -> dict[str, TextTable]:
     splits = {}
     for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, BUILTIN_ROWS).items():
         tables = [
-            TextTable([texts, [language] * len(texts)], pairs.sources, pairs.source, pairs.number)
+            replace(pairs, columns=[texts, [language] * len(texts)])
             for language, texts in zip(BUILTIN_LANGUAGES, pairs.columns, strict=True)
         ]
         splits[name] = TextTable.concat(tables)

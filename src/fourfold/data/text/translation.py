@@ -16,7 +16,7 @@ from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
-from fourfold.data.readers.splits import Source, SplitSource, hold_out, read_tables
+from fourfold.data.readers.splits import Source, hold_out, read_tables
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, drop_blank, read_aligned_lines, read_table
 from fourfold.data.readers.truncation import TooLong, limit_lengths
@@ -94,8 +94,6 @@ class TranslationData(TextDataModule):
         train: Source files: `[source file, target file]`, or names with `{lang}` in them, or tables
             if `columns` is given; plain, .gz, .xz, .bz2 or `archive.zip/member`, also looked up
             under $FOURFOLD_DATA. Source hub: name of the split.
-        val: As `train`, or a fraction of its source sentences to hold out.
-        test: As `val`.
         columns: Source and target column of a table or hub dataset; numbers count from 0 and mean
             that there is no header.
         hub: Dataset for source hub.
@@ -105,8 +103,7 @@ class TranslationData(TextDataModule):
         max_rows: Upper bound on the pairs of a batch.
         max_len: Maximum tokens of a source (with EOS) and of a decoder input (with BOS).
         too_long: Treatment of longer pairs: error, truncate, or drop (training only).
-        seed: Seed of shuffling, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        options: Further arguments of `TextDataModule`; a fraction is one of the source sentences.
 
     Raises:
         InputError: If an option is invalid; on setup, if files are missing, empty, corrupted or of
@@ -121,8 +118,6 @@ class TranslationData(TextDataModule):
         src_lang: str = "en",
         tgt_lang: str = "de",
         train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
         columns: list[int | str] | None = None,
         hub: HubConfig | None = None,
         rows: int = 20_000,
@@ -131,14 +126,12 @@ class TranslationData(TextDataModule):
         max_rows: int | None = None,
         max_len: int = 256,
         too_long: TooLong = "error",
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
+        super().__init__(train, tokenizer=tokenizer, **options)
         check_range("max_len", max_len, minimum=2)
         self.source = source
         self.langs = (src_lang, tgt_lang)
-        self.split_sources: dict[str, SplitSource] = {"train": train, "val": val, "test": test}
         self.columns = None if columns is None else [str(column) for column in columns]
         self.hub = hub
         self.rows = rows
@@ -198,8 +191,5 @@ class TranslationData(TextDataModule):
     def artifacts(self) -> dict[str, Any]:
         """Return tokenizer, languages and maximum length."""
         src_lang, tgt_lang = self.langs
-        return super().artifacts() | {
-            "src_lang": src_lang,
-            "tgt_lang": tgt_lang,
-            "max_len": self.max_len,
-        }
+        own = {"src_lang": src_lang, "tgt_lang": tgt_lang, "max_len": self.max_len}
+        return super().artifacts() | own

@@ -9,6 +9,7 @@ Shapes: B images, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) ->
     return windows[torch.arange(len(images)), :, rows, columns]
 
 
+@dataclass(eq=False)
 class Augmentation:
     """Random transforms of single training images, from pixels to model input.
 
@@ -53,21 +55,17 @@ class Augmentation:
         seed: Seed of the data.
     """
 
-    def __init__(self, config: TransformConfig, size: int, n_channels: int, seed: int) -> None:
-        from torchvision.transforms import v2  # imported late, as in `resize_and_crop`
+    config: TransformConfig
+    size: int
+    n_channels: int
+    seed: int
 
-        self.config = config
-        self.size = size
-        self.n_channels = n_channels
-        self.seed = seed
-        self.normalize = Normalize(config.mean, config.std, n_channels)
-        self.per_image = self._per_image_transform()
-        self.erase = v2.RandomErasing(p=config.reprob, value="random") if config.reprob else None
-
-    def _per_image_transform(self) -> Callable[[Tensor], Tensor] | None:
+    def __post_init__(self) -> None:
+        # Imported late, as in `resize_and_crop`.
         from torchvision.transforms import InterpolationMode, v2
 
         config = self.config
+        self.normalize = Normalize(config.mean, config.std, self.n_channels)
         steps: list[Callable[[Tensor], Tensor]] = []
         fill = (255 * self.normalize.mean).tolist()  # 0 after normalization
         if config.train_crop == "random_resized_crop":
@@ -83,7 +81,8 @@ class Augmentation:
             steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
         if strength := config.color_jitter:
             steps.append(v2.ColorJitter(strength, strength, strength))
-        return v2.Compose(steps) if steps else None
+        self.per_image = v2.Compose(steps) if steps else None
+        self.erase = v2.RandomErasing(p=config.reprob, value="random") if config.reprob else None
 
     def __call__(self, pixels: Tensor | list[Tensor], epoch: int, rows: np.ndarray) -> Tensor:
         """Augment a batch.
@@ -129,6 +128,7 @@ def _apply_seeded(
     return torch.stack(results)
 
 
+@dataclass(eq=False)
 class MixupCutmix:
     """MixUp or CutMix of pairs of images, as a function of seed, epoch and pair.
 
@@ -141,10 +141,9 @@ class MixupCutmix:
         seed: Seed of the data.
     """
 
-    def __init__(self, config: TransformConfig, n_classes: int, seed: int) -> None:
-        self.config = config
-        self.n_classes = n_classes
-        self.seed = seed
+    config: TransformConfig
+    n_classes: int
+    seed: int
 
     def __call__(
         self, images: Tensor, labels: Tensor, partners: Tensor, pairs: np.ndarray, epoch: int
@@ -178,8 +177,7 @@ class MixupCutmix:
         """
         config = self.config
         cutmix_probability = config.mixup_switch if config.mixup else 1.0
-        if not config.cutmix:
-            cutmix_probability = 0.0
+        cutmix_probability *= config.cutmix > 0
         distinct, index = np.unique(pairs, return_inverse=True)
         shares = torch.ones(len(distinct), 1, height, width)
         for share, pair in zip(shares, distinct.tolist(), strict=True):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice
+from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
@@ -152,10 +152,10 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
     return torch.stack([pixels.mean((1, 2)), slant], 1).numpy()
 
 
-MIN_LENGTH = 3  # BOS, one token and EOS
 _CAPTION_STREAM = 5  # of random numbers; image transforms use stream 0
 
 
+@dataclass(eq=False)
 class CaptionDataset(BatchedDataset):
     """Dataset of the images of one split, each with one of its captions.
 
@@ -168,23 +168,16 @@ class CaptionDataset(BatchedDataset):
         seed: Seed of the choice of a caption in each epoch; None chooses the first caption.
     """
 
-    def __init__(
-        self,
-        images: ImageDataset,
-        ids: RaggedArray,
-        texts: Sequence[str],
-        counts: np.ndarray,
-        pad_id: int,
-        seed: int | None,
-    ) -> None:
-        self.images = images
-        self.order = images.order
-        self.ids = ids
-        self.texts = texts
-        self.counts = counts
-        self.pad_id = pad_id
-        self.seed = seed
-        self.first = np.cumsum(counts) - counts  # row of each image's first caption
+    images: ImageDataset
+    ids: RaggedArray
+    texts: Sequence[str]
+    counts: np.ndarray
+    pad_id: int
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        self.order = self.images.order
+        self.first = np.cumsum(self.counts) - self.counts  # row of each image's first caption
 
     @property
     def has_static_shape(self) -> bool:
@@ -268,22 +261,15 @@ class CaptionData(TextDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(tokenizer, seed, num_workers)
+        super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         self.transform = transform or TransformConfig()
-        if max_len < MIN_LENGTH:
-            raise InputError(
-                f"must be at least {MIN_LENGTH} for BOS, a token and EOS, got {max_len}",
-                option="data.max_len",
-            )
+        check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
         check_channels(n_channels)
         check_choice("data.too_long", too_long, ("error", "truncate"))
         for name in ("mixup", "cutmix"):
-            value = getattr(self.transform, name)
-            if value:
-                raise InputError(
-                    f"must be 0, since captions cannot be mixed, got {value}",
-                    option=f"data.transform.{name}",
-                )
+            if value := getattr(self.transform, name):
+                message = f"must be 0, since captions cannot be mixed, got {value}"
+                raise InputError(message, option=f"data.transform.{name}")
         self.source = source
         self.captions_file = captions
         self.images_folder = images
@@ -296,12 +282,8 @@ class CaptionData(TextDataModule):
 
     def read(self) -> dict[str, CaptionedImages]:
         """Read the captions of all splits, and the size of the training images."""
-        if self.source == "digits":
-            splits = digit_captions()
-        else:
-            splits = read_captions(
-                self.source, self.captions_file, self.images_folder, self.columns
-            )
+        files = (self.source, self.captions_file, self.images_folder, self.columns)
+        splits = digit_captions() if self.source == "digits" else read_captions(*files)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
@@ -317,10 +299,8 @@ class CaptionData(TextDataModule):
     def encode(self, name: str, raw: CaptionedImages, tokenizer: Tokenizer) -> CaptionDataset:
         """Tokenize the captions of a split."""
         if tokenizer.bos_id == tokenizer.eos_id:
-            raise InputError(
-                f"must have different tokens for BOS and EOS, got id {tokenizer.eos_id} for both",
-                option="data.tokenizer",
-            )
+            message = f"must have different tokens for BOS and EOS, got id {tokenizer.eos_id}"
+            raise InputError(f"{message} for both", option="data.tokenizer")
         texts = raw.texts.columns[0]
         encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(texts))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)

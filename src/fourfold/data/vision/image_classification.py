@@ -3,6 +3,7 @@
 Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from fourfold.errors import InputError
 AUTO_CACHE_BYTES = 2 << 30  # largest cache with cache="auto"
 
 
+@dataclass(eq=False)
 class ImageDataset(BatchedDataset):
     """Split of N images whose batches are model input.
 
@@ -36,32 +38,24 @@ class ImageDataset(BatchedDataset):
         aug_repeats: Copies of each sampled image in a training epoch.
     """
 
-    order: LengthBucketedOrder
+    images: ImageStore
+    transform: Augmentation | EvalTransform
+    batch_size: int
+    seed: int
+    cache: str
+    mix: MixupCutmix | None = None
+    aug_repeats: int = 1
 
-    def __init__(
-        self,
-        images: ImageStore,
-        transform: Augmentation | EvalTransform,
-        batch_size: int,
-        seed: int,
-        cache: str,
-        mix: MixupCutmix | None = None,
-        aug_repeats: int = 1,
-    ) -> None:
-        self.images = images
-        self.transform = transform
-        self.cache = cache
-        self.mix = mix
+    def __post_init__(self) -> None:
         self.decoded: Tensor | None = None
-        if aug_repeats > 1:
-            self.order = RepeatedAugmentationOrder(
-                len(images), aug_repeats, max_rows=batch_size, seed=seed
-            )
+        bounds = {"max_rows": self.batch_size, "seed": self.seed}
+        self.order: LengthBucketedOrder
+        if self.aug_repeats > 1:
+            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
         else:
-            is_train = isinstance(transform, Augmentation)
-            self.order = LengthBucketedOrder(
-                np.ones(len(images)), max_rows=batch_size, seed=seed, shuffle=is_train
-            )
+            is_train = isinstance(self.transform, Augmentation)
+            ones = np.ones(len(self.images))
+            self.order = LengthBucketedOrder(ones, shuffle=is_train, **bounds)
 
     def prepare(self) -> None:
         """Decode all images if `cache` requires it, once for all worker processes.
@@ -99,22 +93,21 @@ class ImageDataset(BatchedDataset):
         With repeated augmentation, row i + k N is copy k of image i. Each copy has its own random
         transforms.
         """
-        if self.mix:
-            images, labels = self._mixed(self.mix, rows, epoch)
-        else:
-            images, labels = self._transformed(rows, epoch)
+        transform = self._mixed if self.mix else self._transformed
+        images, labels = transform(rows, epoch)
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
     def _transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) and labels (B,)."""
         stored = torch.from_numpy(rows % len(self.images))
-        if self.decoded is not None:
-            images = self.transform(self.decoded[stored], epoch, rows)
+        pixels: Tensor | list[Tensor]
+        if self.decoded is None:
+            pixels = [self._pixels(row) for row in stored.tolist()]
         else:
-            images = self.transform([self._pixels(row) for row in stored.tolist()], epoch, rows)
-        return images, self.images.labels[stored]
+            pixels = self.decoded[stored]
+        return self.transform(pixels, epoch, rows), self.images.labels[stored]
 
-    def _mixed(self, mix: MixupCutmix, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
+    def _mixed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) and class probabilities (B, K).
 
         Partners in other batches are read as well.
@@ -124,7 +117,8 @@ class ImageDataset(BatchedDataset):
         index = {row: i for i, row in enumerate(needed.tolist())}
         partner_index = torch.tensor([index[row] for row in partners.tolist()])
         images, labels = self._transformed(needed, epoch)
-        return mix(images, labels, partner_index, np.minimum(rows, partners), epoch)
+        assert self.mix is not None
+        return self.mix(images, labels, partner_index, np.minimum(rows, partners), epoch)
 
 
 def check_channels(n_channels: int | None) -> None:
@@ -153,10 +147,8 @@ def make_transforms(
     if size is None:
         size, width = train.pixels(0, n_channels).shape[-2:]
         if width != size:
-            raise InputError(
-                f"must be given, since {train.location(0)} is not square ({width}x{size})",
-                option="data.transform.size",
-            )
+            message = f"must be given, since {train.location(0)} is not square ({width}x{size})"
+            raise InputError(message, option="data.transform.size")
     return Augmentation(config, size, n_channels, seed), EvalTransform(config, size, n_channels)
 
 
@@ -247,17 +239,18 @@ class ImageData(ResumableDataModule):
         train = stores["train"]
         config = self.transform
         augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
-        options: dict[str, Any] = {"seed": self.seed, "cache": self.cache}
         n_rows = self.batch_sizes["other"]
         splits: dict[str, BatchedDataset] = {
-            name: ImageDataset(images, self._evaluation, n_rows, **options)
+            name: ImageDataset(images, self._evaluation, n_rows, self.seed, self.cache)
             for name, images in stores.items()
         }
         mix = None
         if config.mixup or config.cutmix:
             mix = MixupCutmix(config, len(train.class_names), self.seed)
-        options |= {"mix": mix, "aug_repeats": self.aug_repeats}
-        splits["train"] = ImageDataset(train, augmentation, self.batch_sizes["train"], **options)
+        n_rows = self.batch_sizes["train"]
+        splits["train"] = ImageDataset(
+            train, augmentation, n_rows, self.seed, self.cache, mix, self.aug_repeats
+        )
         self._class_names = train.class_names
         self.split_sources = stores
         return splits
@@ -265,8 +258,7 @@ class ImageData(ResumableDataModule):
     def _complete_splits(self, splits: Splits) -> Splits:
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
-        if test is None and val is not None:
-            test = val
+        test = test or val
         if test is None:
             train, test = stratified_split(train, self.test_fraction, self.split_seed)
             val_fraction /= 1 - self.test_fraction  # as a share of the remaining images
@@ -278,11 +270,8 @@ class ImageData(ResumableDataModule):
         if self.n_train is None or self.n_train == len(train):
             return train
         if not 1 <= self.n_train < len(train):
-            raise InputError(
-                f"must be from 1 to the {len(train)} training images of {train.origin},"
-                f" got {self.n_train}",
-                option="data.n_train",
-            )
+            allowed = f"must be from 1 to the {len(train)} training images of {train.origin}"
+            raise InputError(f"{allowed}, got {self.n_train}", option="data.n_train")
         _, subset = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
         _check_classes(subset)
         return subset
@@ -319,9 +308,8 @@ class ImageData(ResumableDataModule):
 def _check_classes(train: ImageStore) -> None:
     counts = torch.bincount(train.labels, minlength=len(train.class_names))
     if len(counts) < 2:
-        raise InputError(
-            f"there must be at least 2 classes, got only {train.class_names[0]}", file=train.origin
-        )
+        message = f"there must be at least 2 classes, got only {train.class_names[0]}"
+        raise InputError(message, file=train.origin)
     if not counts.all():
         name = train.class_names[int(counts.argmin())]
         raise InputError(f"the class {name} has no training images", file=train.origin)

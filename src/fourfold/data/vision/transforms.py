@@ -184,6 +184,7 @@ def resize_and_crop(
     return F.center_crop(resized, [size, size])
 
 
+@dataclass(eq=False)
 class EvalTransform:
     """Deterministic transform from pixels to model input, for evaluation and inference.
 
@@ -193,11 +194,12 @@ class EvalTransform:
         n_channels: Number of channels.
     """
 
-    def __init__(self, config: TransformConfig, size: int, n_channels: int) -> None:
-        self.config = config
-        self.size = size
-        self.n_channels = n_channels
-        self.normalize = Normalize(config.mean, config.std, n_channels)
+    config: TransformConfig
+    size: int
+    n_channels: int
+
+    def __post_init__(self) -> None:
+        self.normalize = Normalize(self.config.mean, self.config.std, self.n_channels)
 
     def __call__(
         self, pixels: Tensor | list[Tensor], epoch: int = 0, rows: np.ndarray | None = None
