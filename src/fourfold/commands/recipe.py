@@ -156,7 +156,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
     arguments = list(arguments)
     try:
         config, given = parse_config(parser, arguments)
-        check_numbers(config["trainer"])
+        check_numbers(config)
     except InputError as error:
         raise locate(error, arguments) from error
     run = RunDirectory(config["run_dir"]) if config["run_dir"] else None

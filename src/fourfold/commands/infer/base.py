@@ -1,6 +1,6 @@
 """Base classes of the line processors, which turn lines of input into lines of output.
 
-Shapes: B lines of a batch, T tokens, K classes, N outputs per line.
+Shapes: B lines of a batch, T tokens, N outputs per line.
 """
 
 from argparse import Namespace
@@ -119,32 +119,18 @@ class TextProcessor(LineProcessor):
             **defaults: Arguments of `fourfold.generation.beam_search`. The options --beam,
                 --length-penalty and --length-penalty-type replace these arguments if given.
         """
-        n_best = self.options.n_best
         names = ("beam", "length_penalty", "length_penalty_type")
-        options = {name: getattr(self.options, name) for name in names}
-        given = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name in names if (value := vars(self.options)[name]) is not None}
         best, _ = beam_search(
             self.model,
             ids,
             src_mask=mask,
-            n_best=n_best,
+            n_best=self.options.n_best,
             eos_id=self.tokenizer.eos_id,
             pad_id=self.tokenizer.pad_id,
             **(defaults | given),
         )
-        return best.reshape(len(ids), n_best, -1)
-
-
-def format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
-    """Return the `top_k` most probable classes of logits (B, K), each followed by its probability.
-
-    Columns are separated by tabs.
-    """
-    best, classes = logits.float().softmax(-1).topk(min(top_k, logits.shape[-1]))
-    return [
-        "\t".join(f"{names[n]}\t{p:.4f}" for p, n in zip(row, numbers, strict=True))
-        for row, numbers in zip(best.tolist(), classes.tolist(), strict=True)
-    ]
+        return best.reshape(len(ids), self.options.n_best, -1)
 
 
 def escape(text: str) -> str:

@@ -31,39 +31,35 @@ class PromptContinuer(TextProcessor):
         self.copies: Counter[tuple[int, ...]] = Counter()
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of the prompt, and the number of new tokens, which groups the lines."""
+        """Return the ids of the prompt and the maximum number of new tokens.
+
+        Raises:
+            InputError: The prompt is too long, and `--truncate` is not given.
+        """
         ids = self.tokenizer.encode(line)
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
         max_new = self.options.max_new or DEFAULT_MAX_NEW
         if self.max_len is not None:
             # The model does not read the last new token, which therefore needs no position.
-            ids = self._truncate_prompt(ids, self.max_len + 1 - (self.options.max_new or 1))
+            limit = self.max_len + 1 - (self.options.max_new or 1)
+            if len(ids) > limit and not self.options.truncate:
+                raise InputError(
+                    f"has {len(ids)} tokens, but only {limit} leave space for new tokens in the"
+                    " model; --truncate removes the beginning",
+                    option="the prompt",
+                )
+            ids = ids[-limit:]
             max_new = min(max_new, self.max_len + 1 - len(ids))
         # Padding would change the state of an LSTM, so its batches have prompts of one length.
         group = len(ids) if self.model.is_recurrent else max_new
         return Item((ids, max_new), len(ids), group)
 
-    def _truncate_prompt(self, ids: list[int], limit: int) -> list[int]:
-        """Return the last `limit` ids.
-
-        Raises:
-            InputError: There are more ids, and `--truncate` is not given.
-        """
-        if len(ids) > limit and not self.options.truncate:
-            raise InputError(
-                f"has {len(ids)} tokens, but only {limit} leave space for new tokens in the model;"
-                " --truncate removes the beginning",
-                option="the prompt",
-            )
-        return ids[-limit:]
-
     def run(self, items: list[Item]) -> list[str]:
         """Return each prompt with its `--n-best` continuations, separated by tabs."""
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
-        output = self._generate(ids, mask, items[0].content[1])  # (B, N, T + t)
-        new = output[:, :, ids.shape[1] :].tolist()
+        new = self._generate(ids, mask, items[0].content[1])[:, :, ids.shape[1] :].tolist()
         return [
             "\t".join(self._decode(prompt, row) for row in rows)
             for prompt, rows in zip(prompts, new, strict=True)

@@ -6,14 +6,14 @@ Options are parsed before torch is imported, so that `--help` and mistakes answe
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from importlib import import_module
 from io import TextIOWrapper
 from math import isfinite
+from pkgutil import resolve_name
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
 from fourfold.core.precision import PRECISIONS
-from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 
 DESCRIPTIONS = {
@@ -30,13 +30,13 @@ Backslashes, tabs and line breaks in an output are written as \\\\, \\t and \\n.
 
 # Command and class of the task: module and class that process its lines.
 PROCESSORS = {
-    "translate": {"Translation": ("translate", "SentenceTranslator")},
-    "generate": {"CausalLanguageModeling": ("generate", "PromptContinuer")},
-    "fill": {"MaskedLanguageModeling": ("fill_mask", "MaskFiller")},
+    "translate": {"Translation": "translate:SentenceTranslator"},
+    "generate": {"CausalLanguageModeling": "generate:PromptContinuer"},
+    "fill": {"MaskedLanguageModeling": "fill_mask:MaskFiller"},
     "classify": {
-        "ImageClassification": ("classify_images", "ImageClassifier"),
-        "SequenceClassification": ("classify_text", "TextClassifier"),
-        "TokenClassification": ("tag_tokens", "WordTagger"),
+        "ImageClassification": "classify:ImageClassifier",
+        "SequenceClassification": "classify:TextClassifier",
+        "TokenClassification": "classify:WordTagger",
     },
 }
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
@@ -59,7 +59,7 @@ def make_parser(command: str) -> OptionParser:
     if command in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
-        add("--length-penalty-type", help=f"one of {', '.join(LENGTH_PENALTIES)}")
+        add("--length-penalty-type", choices=LENGTH_PENALTIES, help="formula of the penalty")
         add("--max-new", type=int, metavar="N", help="maximum number of new tokens")
         add("--n-best", type=int, default=1, metavar="N", help="outputs per line, tab-separated")
     if command == "generate":
@@ -104,8 +104,6 @@ def _check_ranges(given: dict[str, Any]) -> None:
     top_p = given.get("top_p", 1.0)
     if not 0.0 < top_p <= 1.0:
         raise InputError(f"must lie in (0, 1], got {top_p}", option="--top-p")
-    penalty_type = given.get("length_penalty_type", "none")
-    check_choice("--length-penalty-type", penalty_type, LENGTH_PENALTIES)
     alpha = given.get("length_penalty", 0.0)
     if not isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="--length-penalty")
@@ -172,6 +170,5 @@ def make_processor(command: str, task: Any, options: Namespace) -> Any:
     """Return the `LineProcessor` of a command for a task."""
     names = [cls.__name__ for cls in type(task).__mro__]
     processors = PROCESSORS[command]
-    module, class_name = next(processors[name] for name in names if name in processors)
-    processor = getattr(import_module(f"fourfold.commands.infer.{module}"), class_name)
-    return processor(task, options)
+    processor = next(processors[name] for name in names if name in processors)
+    return resolve_name(f"fourfold.commands.infer.{processor}")(task, options)

@@ -81,12 +81,6 @@ class FourfoldCLI(LightningCLI):
         options: Arguments after the command.
     """
 
-    run_directory: RunDirectory
-    checkpoint: Path | None  # the checkpoint that the command starts from
-    given: Any  # the part of the config that the user gave, without default values
-    shares_seed: bool  # the data use `seed_everything`
-    is_dry_run: bool  # fast_dev_run, which writes nothing
-
     def __init__(self, command: str, options: list[str]) -> None:
         import_all_classes()
         self.command = command
@@ -113,6 +107,7 @@ class FourfoldCLI(LightningCLI):
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parse the options that were given to the constructor."""
+        # `given` is the part of the config that the user gave, without default values.
         self.config, self.given = parse_config(parser, self.options)
         check_seed("seed_everything", self.config["seed_everything"])
 
@@ -124,10 +119,11 @@ class FourfoldCLI(LightningCLI):
         self.run_directory = RunDirectory.from_config(config)
         config["run_dir"] = str(self.run_directory.path)
         arguments = config["data"].get("init_args", {})
+        # The seed of the data is `seed_everything` unless the config gives another seed.
         self.shares_seed = "seed" in arguments and "data.init_args.seed" not in self.given
         if self.shares_seed:
             arguments["seed"] = int(config["seed_everything"])
-        self.is_dry_run = bool(config["trainer"]["fast_dev_run"])
+        self.is_dry_run = bool(config["trainer"]["fast_dev_run"])  # writes nothing
         uses_directory = self.command == "fit" or self.run_directory.config.is_file()
         directory = self.run_directory if uses_directory and not self.is_dry_run else None
         fill_in_source(config, self.given, directory)

@@ -15,18 +15,24 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 
 from fourfold.callbacks.checkpointing.run_checkpoints import CheckpointOptions
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
 
-# Least values of Trainer arguments that Lightning does not check.
-TRAINER_MINIMA = {
-    "accumulate_grad_batches": 1,
-    "check_val_every_n_epoch": 1,
-    "num_nodes": 1,
-    "log_every_n_steps": 0,
-    "gradient_clip_val": 0,
-    "num_sanity_val_steps": -1,
+# Least values of options that neither Lightning nor jsonargparse checks.
+MINIMA = {
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.num_nodes": 1,
+    "trainer.log_every_n_steps": 0,
+    "trainer.gradient_clip_val": 0,
+    "trainer.num_sanity_val_steps": -1,
+    "average_last_checkpoints": 0,
+    "average_every_n_steps": 1,
+    "checkpoint.every_n_steps": 1,
+    "checkpoint.every_n_epochs": 0,
+    "checkpoint.save_top_k": 0,
+    "log_every_seconds": 0,
 }
 # Processes allowed on a CPU with fewer cores, to rehearse a training on several devices.
 MAX_CPU_PROCESSES = 8
@@ -93,7 +99,7 @@ def check_options(config: Any) -> None:
         InputError: A value is invalid, or two options contradict each other.
     """
     trainer = config["trainer"]
-    check_numbers(trainer)
+    check_numbers(config)
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
     averages = config["average_last_checkpoints"] != 0
@@ -110,20 +116,6 @@ def check_options(config: Any) -> None:
     for name in ("average_last_checkpoints", "wandb_checkpoints"):
         if config[name] and trainer["enable_checkpointing"] is False:
             raise InputError("needs trainer.enable_checkpointing, got false", option=f"--{name}")
-    for name in ("average_every_n_steps", "checkpoint.every_n_steps"):
-        check_positive(name, config[name])
-    for name in (
-        "average_last_checkpoints",
-        "checkpoint.save_top_k",
-        "checkpoint.every_n_epochs",
-        "log_every_seconds",
-    ):
-        _check_minimum(name, config[name], 0)
-
-
-def _check_minimum(name: str, value: float | None, minimum: float) -> None:
-    if value is not None and not value >= minimum:  # also rejects NaN
-        raise InputError(f"must be at least {minimum}, got {value}", option=name)
 
 
 def check_seed(name: str, seed: int | bool | None) -> None:
@@ -136,14 +128,16 @@ def check_seed(name: str, seed: int | bool | None) -> None:
         raise InputError(f"must lie between 0 and {2**32 - 1}, got {seed}", option=name)
 
 
-def check_numbers(trainer: Any) -> None:
-    """Check numbers among the Trainer's arguments that Lightning does not check.
+def check_numbers(config: Any) -> None:
+    """Check the options of `MINIMA` in a parsed config; an option that is null is not checked.
 
     Raises:
         InputError: A number is too small.
     """
-    for name, minimum in TRAINER_MINIMA.items():
-        _check_minimum(f"trainer.{name}", trainer[name], minimum)
+    for name, minimum in MINIMA.items():
+        value = config[name]
+        if value is not None and not value >= minimum:  # also rejects NaN
+            raise InputError(f"must be at least {minimum}, got {value}", option=name)
 
 
 def count_devices(devices: Any) -> int | None:

@@ -1,0 +1,132 @@
+"""`fourfold classify`: classes of image files, of sentences or pairs, and of words.
+
+Shapes: B lines of a batch, T tokens, K classes, C channels, H height, W width.
+"""
+
+from argparse import Namespace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fourfold.commands.infer.base import LineProcessor, TextProcessor, escape
+from fourfold.commands.infer.line_io import Item
+from fourfold.data.loading.batches import SequenceBatch
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.text.segments import join_segments, n_special_tokens
+from fourfold.data.vision.transforms import eval_transform
+from fourfold.errors import InputError
+from fourfold.hub.preprocessing import default_class_names
+
+
+class ImageClassifier(LineProcessor):
+    """Line processor that classifies an image file, preprocessed as in evaluation."""
+
+    batches_ahead = 1  # images have one size and need memory
+
+    def __init__(self, task: Any, options: Namespace) -> None:
+        super().__init__(task, options)
+        self.load = eval_transform(task.artifacts)
+        n_classes: int = task.config.n_classes
+        self.names: list[str] = task.artifacts["class_names"] or default_class_names(n_classes)
+
+    def prepare(self, line: str) -> Item:
+        """Return the image (C, H, W) of the file whose path is `line`."""
+        return Item((line, self.load(line)), 0)
+
+    @torch.inference_mode()
+    def run(self, items: list[Item]) -> list[str]:
+        """Return the path of each image and its `--top-k` classes with probabilities."""
+        images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
+        images = images.to(self.device, next(self.model.parameters()).dtype)
+        classes = _format_classes(self.model(images), self.names, self.options.top_k)
+        return [f"{escape(i.content[0])}\t{c}" for i, c in zip(items, classes, strict=True)]
+
+
+class TextClassifier(TextProcessor):
+    """Line processor that classifies a sentence or a pair, encoded as in training.
+
+    A model with one output is a regression: its value is written instead of a class.
+    """
+
+    def __init__(self, task: Any, options: Namespace) -> None:
+        super().__init__(task, options)
+        self.names: list[str] = task.artifacts.get("class_names") or []
+        self.n_separators: int = task.artifacts.get("n_separators", 1)
+
+    def prepare(self, line: str) -> Item:
+        """Return the ids of a line and the number of tokens in its first segment.
+
+        Raises:
+            InputError: The line has too many tokens, or another number of texts than in training.
+        """
+        texts = line.split("\t")
+        wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
+        if len(texts) > 2 or len(texts) != (wanted or len(texts)):
+            raise InputError(
+                f"must have {wanted or '1 or 2'} texts separated by tabs, got {len(texts)}",
+                option="the line",
+            )
+        encoded = [self.tokenizer.encode(text) for text in texts]
+        n_special = n_special_tokens(len(encoded), self.n_separators)
+        n_tokens = self.truncated_length(sum(map(len, encoded)) + n_special)
+        columns = [
+            RaggedArray.from_lengths(np.array(p, np.int64), np.array([len(p)])) for p in encoded
+        ]
+        rows, first = join_segments(columns, self.tokenizer, n_tokens, self.n_separators)
+        ids = rows[0].tolist()
+        return Item((ids, int(first[0])), len(ids))
+
+    @torch.inference_mode()
+    def run(self, items: list[Item]) -> list[str]:
+        """Return the `--top-k` classes of each line with probabilities, or the predicted value."""
+        ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
+        first = torch.tensor([[item.content[1]] for item in items], device=self.device)
+        segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
+        unused = torch.zeros(len(items), dtype=torch.long, device=self.device)
+        batch = SequenceBatch(ids, unused, segments, mask, unused)
+        logits = self.task.logits(batch).float()  # (B, K)
+        if logits.shape[-1] == 1:
+            return [f"{number:.4f}" for number in logits.squeeze(-1).tolist()]
+        return _format_classes(logits, self.names, self.options.top_k)
+
+
+class WordTagger(TextProcessor):
+    """Line processor that tags words, which are separated by spaces.
+
+    The tag of a word is the tag that the model predicts for the first token of the word.
+    """
+
+    def prepare(self, line: str) -> Item:
+        """Return the ids of a line, and the position of the first token of each word."""
+        (words,) = self.tokenizer.encode_words([line.split()])
+        ids = self.truncate([token for word in words for token in word], n_special=2)
+        starts = accumulate(map(len, words[:-1]), initial=1)  # after the token CLS
+        positions = [start for start in starts if start <= len(ids)]
+        ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
+        return Item((ids, positions), len(ids))
+
+    @torch.inference_mode()
+    def run(self, items: list[Item]) -> list[str]:
+        """Return the tags of each line, separated by spaces."""
+        ids, mask = self.pad([item.content[0] for item in items])
+        best = self.model(ids, None, mask).argmax(-1).tolist()  # (B, T)
+        tags = self.task.artifacts["class_names"]
+        return [
+            " ".join(tags[row[position]] for position in item.content[1])
+            for row, item in zip(best, items, strict=True)
+        ]
+
+
+def _format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
+    """Return the `top_k` most probable classes of each row of logits (B, K), with probabilities.
+
+    Columns are separated by tabs.
+    """
+    best, classes = logits.float().softmax(-1).topk(min(top_k, logits.shape[-1]))
+    return [
+        "\t".join(f"{names[n]}\t{p:.4f}" for p, n in zip(row, numbers, strict=True))
+        for row, numbers in zip(best.tolist(), classes.tolist(), strict=True)
+    ]
