@@ -28,16 +28,11 @@ MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be
 
 # Command: the module whose `main(argv)` runs it.
 COMMANDS = {
-    "fit": "fourfold.commands.train.lightning_cli",
-    "validate": "fourfold.commands.train.lightning_cli",
-    "test": "fourfold.commands.train.lightning_cli",
-    "predict": "fourfold.commands.train.lightning_cli",
-    "translate": "fourfold.commands.infer.main",
-    "generate": "fourfold.commands.infer.main",
-    "fill": "fourfold.commands.infer.main",
-    "classify": "fourfold.commands.infer.main",
-    "import": "fourfold.commands.convert",
-    "export": "fourfold.commands.convert",
+    **dict.fromkeys(
+        ("fit", "validate", "test", "predict"), "fourfold.commands.train.lightning_cli"
+    ),
+    **dict.fromkeys(("translate", "generate", "fill", "classify"), "fourfold.commands.infer.main"),
+    **dict.fromkeys(("import", "export"), "fourfold.commands.convert"),
     "recipes": "fourfold.commands.packaged_recipes",
     "seeds": "fourfold.commands.seeds",
     "plan": "fourfold.commands.plan",

@@ -22,9 +22,9 @@ from fourfold.errors import InputError
 from fourfold.reproduce import fill_tables, load_tables
 from fourfold.reproduce.command import parse_budget
 from fourfold.reproduce.load_tables import all_tables, find_tables, read_paper
-from fourfold.reproduce.runs import machine
 from fourfold.reproduce.runs.plan import options, plan_runs
 from fourfold.reproduce.runs.required_data import find_files, hashes
+from fourfold.reproduce.runs.run import Machine
 
 RUNNING = [t for t in all_tables() if t.tiers]
 
@@ -608,7 +608,7 @@ def test_the_laptop_rows_differ_from_their_base_in_one_thing(root: Path) -> None
     # Smaller and larger as in the paper.
     for row, printed in ((n, r.printed.get("params")) for n, r in table.rows.items()):
         if printed is not None and row != "base":
-            assert (counts[row] > base) == ((printed.number or 0) > 65), row
+            assert (counts[row] > base) == (float(printed) > 65), row
 
 
 def test_a_budget_ends_the_wait_for_another_process(
@@ -1320,14 +1320,14 @@ def test_a_teacher_of_what_a_row_starts_from_is_trained_first() -> None:
 def test_a_run_that_cannot_be_cut_keeps_no_other_from_being_run(
     here: Path, children: Children, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    whole = machine.Machine.split_batch
+    whole = Machine.split_batch
 
     def cut(self: Any, fit: list[str]) -> dict[str, int]:
         if "/one/" in " ".join(fit):
             raise InputError("a batch of 12 cannot be shared by 8 devices")
         return whole(self, fit)
 
-    monkeypatch.setattr(machine.Machine, "split_batch", cut)
+    monkeypatch.setattr(Machine, "split_batch", cut)
     assert main(["reproduce", "p/t", "--tier", "laptop", "--rows", "one,two"]) == 2
     said = capsys.readouterr().err
     assert "p/t, row one, seed 0: a batch of 12 cannot be shared" in said

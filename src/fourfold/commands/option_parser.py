@@ -17,9 +17,7 @@ class OptionParser(ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("allow_abbrev", False)
-        options.setdefault("formatter_class", RawDescriptionHelpFormatter)
-        super().__init__(**options)
+        super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
 
     def add_allow_class(self) -> None:
         """Add `--allow_class`, which names the user's classes that a checkpoint may import."""

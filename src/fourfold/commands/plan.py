@@ -8,7 +8,6 @@ from dataclasses import fields
 
 from torch import nn
 
-from fourfold.commands.help_texts import PLAN
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.commands.train.config_files import expand_arguments
 from fourfold.core.config import TransformerConfig
@@ -40,9 +39,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         InputError: The config is invalid, or no micro-batch fits into the memory.
     """
-    if not argv or list(argv) in (["-h"], ["--help"]):
-        print(PLAN)
-        return 0 if argv else 2
     parser = make_parser("fourfold plan")
     parser.add_argument("--devices", type=int | None, default=None)
     parser.add_argument("--memory", type=float | None, default=None)
@@ -64,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
-    """Return options of `fit` that keep the global batch on the devices that `argv` names.
+    """Return options of `fourfold fit` that split the global batch over the devices in `argv`.
 
     Args:
         argv: Options of `fit`.

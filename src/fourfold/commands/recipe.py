@@ -69,7 +69,7 @@ class Recipe:
 
     @property
     def global_batch(self) -> int:
-        """Rows or tokens of an optimizer step on one device, for which recipes are written."""
+        """Rows or tokens of an optimizer step if the recipe is run on one device."""
         return self.batch * self.accumulation
 
     @property

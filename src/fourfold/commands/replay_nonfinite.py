@@ -10,7 +10,7 @@ from fourfold.errors import InputError
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from fourfold.tasks import Task
 
@@ -21,26 +21,18 @@ dropout, in the same precision and then in fp32, and names the first module whos
 is not finite."""
 
 
-def make_parser() -> OptionParser:
-    """Return the parser of `fourfold replay`."""
-    parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
-    parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
-    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; default: the training's")
-    parser.add_argument("--precision", choices=tuple(PRECISIONS), help="default: the training's")
-    parser.add_allow_class()
-    return parser
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the saved batch again, and print the first module with a non-finite output.
 
     Raises:
         InputError: The file was not written by a training that stopped.
     """
-    if not argv:
-        make_parser().print_help()
-        return 2
-    options = make_parser().parse_args(list(argv))
+    parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
+    parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; default: the training's")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), help="default: the training's")
+    parser.add_allow_class()
+    options = parser.parse_args(list(argv))
     from fourfold.checkpoints.files import read_file
     from fourfold.commands.infer.devices import choose_device
     from fourfold.data.loading import batches
@@ -65,16 +57,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def move_batch(batch: Any, like: "Tensor") -> Any:
-    """Return a batch on the device of a weight, with floating-point tensors in its data type."""
-    from torch import Tensor
-
-    moved = (x.to(like.device) if isinstance(x, Tensor) else x for x in batch)
-    return batch._make(
-        x.to(like.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in moved
-    )
-
-
 def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", precision: str) -> bool:
     """Run a batch, and print the loss and the first module with a non-finite output.
 
@@ -93,7 +75,13 @@ def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", preci
     from fourfold.commands.infer.devices import autocast, move_model
 
     move_model(task, device, precision)
-    batch = move_batch(batch, next(task.model.parameters()))
+    weight = next(task.model.parameters())
+    batch = batch._make(
+        x.to(device, weight.dtype if x.is_floating_point() else x.dtype)
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in batch
+    )
     for name, weight in task.model.named_parameters():
         if not weight.isfinite().all():
             print(f"the weights are not finite: {name}")
@@ -129,9 +117,9 @@ def record_nonfinite(model: "nn.Module") -> Iterator[list[tuple[str, float]]]:
             floats = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
             results: Any = outputs if isinstance(outputs, tuple) else (outputs,)
             results = [y for y in results if isinstance(y, Tensor)]
-            if not all(bool(x.isfinite().all()) for x in floats):
-                return
-            if not all(bool(y.isfinite().all()) for y in results):
+            if all(x.isfinite().all() for x in floats) and not all(
+                y.isfinite().all() for y in results
+            ):
                 found.append((name, max((float(x.abs().max()) for x in floats), default=0.0)))
 
         return hook

@@ -112,14 +112,15 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
         values = [float(metrics[name]) for metrics in results.values()]
         summary[name] = {
             "mean": statistics.fmean(values),
-            "std": _standard_deviation(values),
+            "std": standard_deviation(values),
             "best": min(values) if lower_is_better(name) else max(values),
             "seeds": {str(seed): v for seed, v in zip(results, values, strict=True)},
         }
     return summary
 
 
-def _standard_deviation(values: Sequence[float]) -> float:
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation (n - 1); nan for one value or a value not finite."""
     # statistics.stdev raises AttributeError on infinities and NaN.
     is_defined = len(values) > 1 and all(map(math.isfinite, values))
     return statistics.stdev(values) if is_defined else math.nan

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from fourfold.commands.seeds import standard_deviation
 from fourfold.reproduce.load_tables import merged
-from fourfold.reproduce.tables import Column, Printed, Row, Table
+from fourfold.reproduce.tables import Column, Row, Table, printed_number, printed_step
 
 Value = float | str
 TOLERANCE = 1e-6  # of a rounding step, for floating-point errors
@@ -53,7 +54,7 @@ class Cell:
     @property
     def printed_number(self) -> float | None:
         """Number that the paper prints; None if it prints nothing or a formula."""
-        return None if self.printed is None else Printed(self.printed).number
+        return None if self.printed is None else printed_number(self.printed)
 
     @property
     def mean(self) -> float | None:
@@ -63,11 +64,7 @@ class Cell:
     @property
     def spread(self) -> float | None:
         """Sample standard deviation over seeds in printed units; None for fewer than two seeds."""
-        if len(self.numbers) < 2:
-            return None
-        # statistics.stdev raises AttributeError for inf and nan.
-        is_finite = all(map(math.isfinite, self.numbers))
-        return statistics.stdev(self.numbers) if is_finite else math.nan
+        return standard_deviation(self.numbers) if len(self.numbers) > 1 else None
 
     @property
     def deviation(self) -> float | None:
@@ -82,13 +79,21 @@ class Cell:
         return {**asdict(self), **statistic}
 
 
-def agrees(value: Value, printed: Printed, column: Column, rounding: str = "nearest") -> bool:
-    """Return True if a value in printed units rounds to the printed number."""
-    if isinstance(value, str) or printed.number is None:
-        return value == printed.text
-    step = column.step or printed.step
+def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest") -> bool:
+    """Return True if a value in printed units rounds to the printed number.
+
+    Args:
+        value: Number, or formula as text.
+        printed: Text of the cell as printed.
+        column: Column of the cell, which may give the rounding step.
+        rounding: "nearest", or "down" if the paper truncates.
+    """
+    number = printed_number(printed)
+    if isinstance(value, str) or number is None:
+        return value == printed
+    step = column.step or printed_step(printed)
     steps = value / step
-    printed_steps = printed.number / step
+    printed_steps = number / step
     if rounding == "down":
         return math.floor(steps + TOLERANCE) == round(printed_steps)
     return abs(steps - printed_steps) <= 0.5 + TOLERANCE
@@ -108,7 +113,7 @@ def exact_cell(
     column, printed = table.columns[name], row.printed.get(name)
     assert row.setup is not None, f"{row.name} is not computed"
     value = _in_units(compute(row.setup), column)
-    cell = Cell(row.name, name, row.printed_text(name), [value], "not printed")
+    cell = Cell(row.name, name, printed, [value], "not printed")
     if printed is None:
         return cell
     if agrees(value, printed, column):
@@ -141,7 +146,7 @@ def run_cell(
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
     """Return a cell with one value per seed (or round of the timing), or one text for all seeds."""
     verdict = "measured" if values else "not run"
-    return Cell(row.name, name, row.printed_text(name), values, verdict, seeds)
+    return Cell(row.name, name, row.printed.get(name), values, verdict, seeds)
 
 
 def format_number(value: Value | None) -> str:

@@ -20,11 +20,10 @@ from fourfold.reproduce.cells import Cell, exact_cell
 from fourfold.reproduce.exact_values import compute
 from fourfold.reproduce.layer_timing import time_rows
 from fourfold.reproduce.runs import scheduler
-from fourfold.reproduce.runs.machine import Machine
 from fourfold.reproduce.runs.plan import find_config, plan_runs
 from fourfold.reproduce.runs.record import Record, collect_results
 from fourfold.reproduce.runs.required_data import find_files, hashes
-from fourfold.reproduce.runs.run import Run
+from fourfold.reproduce.runs.run import Machine, Run
 from fourfold.reproduce.table_files import check_folder, write
 from fourfold.reproduce.tables import Row, Table
 

@@ -33,12 +33,12 @@ class Size:
 
 
 def self_attention(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Self-attention over all tokens; x is (T, D)."""
+    """Apply self-attention over all tokens to x (T, D)."""
     return (x @ x.T / math.sqrt(size.d)).softmax(-1) @ x
 
 
 def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Recurrent layer; x is (T, D)."""
+    """Apply a recurrent layer to x (T, D)."""
     w = torch.full((size.d, size.d), 0.5 / size.d, dtype=x.dtype)
     state = torch.zeros_like(x[:1])
     out = []
@@ -49,7 +49,7 @@ def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Causal convolution of width K with dilation K^depth; x is (T, D)."""
+    """Apply a causal convolution of width K with dilation K^depth to x (T, D)."""
     w = torch.ones(size.d, size.d, size.k, dtype=x.dtype)
     dilation = size.k**depth
     padded = F.pad(x.T, (dilation * (size.k - 1), 0))  # (D, T + padding)
@@ -57,13 +57,14 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Self-attention over the R neighbours of each token; x is (T, D)."""
+    """Apply self-attention over the R neighbours of each token to x (T, D)."""
     padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
     neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
     weights = torch.bmm(x[:, None], neighbours).softmax(-1)  # (T, 1, R)
     return torch.bmm(weights, neighbours.mT)[:, 0]
 
 
+# Function of the input (T, D), the sizes, and the depth, the number of layers below this layer.
 Layer = Callable[[Tensor, Size, int], Tensor]
 LAYERS: dict[str, Layer] = {
     "self_attention": self_attention,
@@ -88,7 +89,7 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """Count the products in the longest chain of dependent products of a layer."""
+    """Count the matrix products in the longest chain of dependent products of a layer."""
     x = _input(size)
     return max(_chain_lengths(layer(x, size, 0).grad_fn).values())
 

@@ -2,8 +2,8 @@
 
 Vaswani et al. 2017, Table 1 counts operations. This module measures the time of a forward and
 backward pass of each layer, including its projections, for lengths that double, and the length
-from which self-attention is slower. The layers are timed in random order,
-round by round (`interleaved_timing`).
+from which self-attention is slower. The layers are timed in random order, round by round
+(`interleaved_timing`).
 
 Shapes:
     B batch, T tokens (n in the table), D width (d), R tokens of a block (r).
@@ -42,24 +42,24 @@ Round = Mapping[str, Mapping[str, float]]  # one round: length, layer, seconds
 
 
 def self_attention(width: int) -> Attention:
-    """Self-attention over all tokens, (B, T, D) to (B, T, D)."""
+    """Return self-attention over all tokens, a map from (B, T, D) to (B, T, D)."""
     return Attention(width, max(1, width // MAX_HEAD_WIDTH))
 
 
 def restricted(width: int) -> Layer:
-    """Self-attention within blocks of R tokens, (B, T, D) to (B, T, D)."""
+    """Return self-attention within blocks of R tokens, a map from (B, T, D) to (B, T, D)."""
     attend = self_attention(width)
     return lambda x: attend(x.reshape(-1, min(BLOCK, x.shape[1]), width)).reshape(x.shape)
 
 
 def recurrent(kind: type[nn.LSTM | nn.GRU], width: int) -> Layer:
-    """LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014), (B, T, D) to (B, T, D)."""
+    """Return an LSTM or a GRU of one layer, a map from (B, T, D) to (B, T, D)."""
     layer = kind(width, width, batch_first=True)
     return lambda x: layer(x)[0]
 
 
 def convolutional(width: int) -> Layer:
-    """Convolution over KERNEL neighbouring tokens, (B, T, D) to (B, T, D)."""
+    """Return a convolution over KERNEL neighbouring tokens, a map from (B, T, D) to (B, T, D)."""
     layer = nn.Conv1d(width, width, KERNEL, padding="same")
     return lambda x: layer(x.mT).mT
 
@@ -192,7 +192,5 @@ def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
 
 def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the records of a provenance file by row."""
-    by_row: dict[str, list[dict[str, Any]]] = {name: [] for name in table.rows}
-    for run in read_provenance(file).get("runs", ()):
-        by_row[run["row"]].append(run)
-    return by_row
+    runs = read_provenance(file).get("runs", ())
+    return {name: [run for run in runs if run["row"] == name] for name in table.rows}

@@ -18,7 +18,6 @@ from fourfold.errors import InputError
 from fourfold.reproduce.tables import (
     Column,
     Paper,
-    Printed,
     Reason,
     Recipe,
     Row,
@@ -58,8 +57,7 @@ def read_paper(file: str, text: str) -> Paper:
         key: _table(f"{name}/{key}", table, as_printed["tables"][key]["rows"])
         for key, table in content.pop("tables").items()
     }
-    paper: Paper = make(Paper, file, content, name=name, tables=tables)
-    return paper
+    return make(Paper, file, content, name=name, tables=tables)
 
 
 def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table:
@@ -78,8 +76,7 @@ def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table
     }
     reasons = [make(Reason, f"{name}, reasons", reason) for reason in content.get("reasons", ())]
     content |= {"columns": columns, "tiers": tiers, "rows": rows, "reasons": reasons}
-    table: Table = make(Table, name, content, name=name)
-    return table
+    return make(Table, name, content, name=name)
 
 
 def _tier(where: str, given: dict[str, Any]) -> Tier:
@@ -88,8 +85,7 @@ def _tier(where: str, given: dict[str, Any]) -> Tier:
         for key in ("then", "also")
         if key in given
     }
-    tier: Tier = make(Tier, where, given | parts)
-    return tier
+    return make(Tier, where, given | parts)
 
 
 def _row(
@@ -109,7 +105,7 @@ def _row(
     return Row(
         name=name,
         title=str(row.get("title", name)),
-        printed={c: Printed(texts[c]) for c in columns if row.get(c) is not None},
+        printed={c: texts[c] for c in columns if row.get(c) is not None},
         setup=None if own is None else merged(shared, own),
         runs={tier: changes for tier, changes in runs.items() if changes is not None},
     )

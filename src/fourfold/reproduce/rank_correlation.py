@@ -68,10 +68,8 @@ def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
     rho = correlation(paper, ours)
     shuffled = [correlation(paper, rng.permutation(ours)) for _ in range(RESAMPLES)]
     p = (1 + sum(x >= rho - 1e-12 for x in shuffled)) / (RESAMPLES + 1)
-    resampled = []
-    for _ in range(RESAMPLES):
-        sample = pairs[rng.integers(len(pairs), size=len(pairs))]
-        resampled.append(correlation(ranks(sample[:, 0]), ranks(sample[:, 1])))
+    samples = (pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES))
+    resampled = [correlation(ranks(sample[:, 0]), ranks(sample[:, 1])) for sample in samples]
     low, high = np.nanpercentile(resampled, [2.5, 97.5]) if not math.isnan(rho) else (rho, rho)
     return RankCorrelation(title, len(pairs), rho, float(low), float(high), float(p))
 

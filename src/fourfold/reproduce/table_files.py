@@ -75,7 +75,7 @@ def read_provenance(file: Path) -> dict[str, Any]:
 
 
 def with_provenance(page: str, provenance: dict[str, Any]) -> str:
-    """Append the command, commit and date to the page of a table."""
+    """Return the page of a table followed by the command, commit and date of its results."""
     commit = provenance["machine"].get("commit", "unknown")
     return (
         f"{page}\n`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware,"

@@ -11,41 +11,35 @@ Terms:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fourfold.core.validation import check_types
 from fourfold.errors import InputError
 
+T = TypeVar("T")
 RECIPES = ("weights", "laptop", "single-gpu", "paper")  # in the order of required compute
 TIERS = ("exact", "measured", *RECIPES)  # computed, timed, or obtained by running recipes
 RANDOM = "random"  # start of a row that is initialized at random
 
 
-@dataclass(frozen=True)
-class Printed:
-    """Content of a cell of a paper.
+def printed_number(text: str) -> float | None:
+    """Return the value of a printed cell such as "4.92" or "3.3e18"; None for a formula."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
-    Args:
-        text: Text of the cell as printed, without a unit.
+
+def printed_step(text: str) -> float:
+    """Return the value of the last digit of a printed number.
+
+    Example:
+        >>> printed_step("4.92"), printed_step("3.3e18")
+        (0.01, 1e+17)
     """
-
-    text: str
-
-    @cached_property
-    def number(self) -> float | None:
-        """Value of the cell in printed units; None if the cell is a formula."""
-        try:
-            return float(self.text)
-        except ValueError:
-            return None
-
-    @cached_property
-    def step(self) -> float:
-        """Value of the last printed digit in printed units: 0.01 for 4.92, 1e17 for 3.3e18."""
-        mantissa, _, exponent = self.text.lower().partition("e")
-        decimals = len(mantissa.partition(".")[2])
-        return float(f"1e{int(exponent or 0) - decimals}")
+    mantissa, _, exponent = text.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return float(f"1e{int(exponent or 0) - decimals}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,8 @@ class Row:
     Args:
         name: Name on the command line.
         title: Name in the paper.
-        printed: Printed cells by column; columns without a printed number are missing.
+        printed: Text that the paper prints, without a unit, by column; columns in which the paper
+            prints nothing are missing.
         setup: Input of the functions that compute exact columns; None if there are none.
         runs: Changes of the recipe by tier. Keys are the sections of the first training; `each`
             for changes of every training; the name of another part for changes of that part, or
@@ -120,13 +115,9 @@ class Row:
 
     name: str
     title: str
-    printed: Mapping[str, Printed]
+    printed: Mapping[str, str]
     setup: dict[str, Any] | None
     runs: Mapping[str, dict[str, Any]]
-
-    def printed_text(self, column: str) -> str | None:
-        """Return the text that the paper prints in a column; None if it prints nothing."""
-        return self.printed[column].text if column in self.printed else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +178,17 @@ class Tier(Recipe):
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def metric_of(self, column: str, changes: Mapping[str, Any]) -> tuple[str, str]:
-        """Return part and metric of a column for a row with these changes."""
+        """Return the part (training) and the test metric that fill a column of a row.
+
+        Args:
+            column: Name of the column.
+            changes: Changes of the recipe for the row, whose `columns` may replace the metric.
+        """
         part, metric = self.metrics[column]
         return part, changes.get("columns", {}).get(column, metric)
 
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
-        """Return the columns that the tier fills for a row with these changes."""
+        """Return the columns that the tier fills for a row with these changes of the recipe."""
         omitted = {part for part in self.parts if changes.get(part, {}) is None}
         if not self.config or changes.get("start") == RANDOM:
             omitted.add("")
@@ -278,7 +274,7 @@ class Paper:
         return f"{first}{' et al.' if others else ''}, {self.title}, {self.venue} {self.year}"
 
 
-def make(cls: type[Any], where: str, given: Any, **more: Any) -> Any:
+def make(cls: type[T], where: str, given: Any, **more: Any) -> T:
     """Create a dataclass from a mapping that was read from a file.
 
     Args:
@@ -293,6 +289,6 @@ def make(cls: type[Any], where: str, given: Any, **more: Any) -> Any:
     try:
         made = cls(**given, **more)
         check_types(made)
+        return made
     except (TypeError, InputError) as error:
         raise InputError(f"is invalid: {error}", option=where) from error
-    return made

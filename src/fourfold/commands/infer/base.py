@@ -95,7 +95,11 @@ class TextProcessor(LineProcessor):
         return int(limit)
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Return the first of `ids`, at most so many that `n_special` more tokens fit.
+        """Return as many of the first `ids` as the model reads together with special tokens.
+
+        Args:
+            ids: Token ids of a text.
+            n_special: Number of special tokens that will be added.
 
         Raises:
             InputError: As `truncated_length`.

@@ -13,7 +13,7 @@ from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
 from fourfold.core.precision import PRECISIONS
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.errors import InputError
 
 DESCRIPTIONS = {
@@ -59,7 +59,7 @@ def make_parser(command: str) -> OptionParser:
     if command in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
-        add("--length-penalty-type", choices=LENGTH_PENALTIES, help="formula of the penalty")
+        add("--length-penalty-type", help=f"one of {', '.join(LENGTH_PENALTIES)}")
         add("--max-new", type=int, metavar="N", help="maximum number of new tokens")
         add("--n-best", type=int, default=1, metavar="N", help="outputs per line, tab-separated")
     if command == "generate":
@@ -104,6 +104,8 @@ def _check_ranges(given: dict[str, Any]) -> None:
     top_p = given.get("top_p", 1.0)
     if not 0.0 < top_p <= 1.0:
         raise InputError(f"must lie in (0, 1], got {top_p}", option="--top-p")
+    penalty_type = given.get("length_penalty_type", "none")
+    check_choice("--length-penalty-type", penalty_type, LENGTH_PENALTIES)
     alpha = given.get("length_penalty", 0.0)
     if not isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="--length-penalty")

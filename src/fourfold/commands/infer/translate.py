@@ -8,7 +8,9 @@ from fourfold.commands.infer.line_io import Item
 
 
 class SentenceTranslator(TextProcessor):
-    """Line processor that translates a sentence; the checkpoint's task gives the defaults.
+    """Line processor that translates a sentence.
+
+    The task of the checkpoint gives the default values of the search options.
 
     Raises:
         InputError: `--max-new` exceeds the length of the model.

@@ -122,7 +122,7 @@ def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
         if not isinstance(root, yaml.MappingNode):
             raise InputError("a config must be a mapping such as `model: ...`", file=file)
         lines: dict[str, int] = {}
-        for key, line, _ in _entries(root):
+        for key, line, _ in entries(root):
             # jsonargparse ignores an unknown section that is empty.
             if key.split(".")[0] not in sections:
                 raise unknown_key(key, sections).in_file(file, line)
@@ -166,29 +166,19 @@ def read_tree(file: Path) -> yaml.Node | None:
         raise InputError(f"invalid YAML: {problem}", file=file, line=line) from error
 
 
-def _entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int, yaml.Node]]:
-    """Yield dotted key, line and value of each key, leaving out levels named init_args."""
+def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int, yaml.Node]]:
+    """Yield dotted key, line and value of each key below a node of YAML.
+
+    The dotted keys leave out levels named init_args.
+    """
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.value == "init_args":
-            yield from _entries(value, above)
+            yield from entries(value, above)
         else:
             is_scalar = isinstance(key, yaml.ScalarNode)
             name = f"{above}{key.value if is_scalar else 'a mapping or list'}"
             yield name, key.start_mark.line + 1, value
-            yield from _entries(value, f"{name}.")
-
-
-def leaves(file: Path) -> list[tuple[str, int, str]]:
-    """Return dotted key, line and text of each value in a YAML file; a list has an empty text.
-
-    Raises:
-        InputError: The file cannot be read or is not YAML.
-    """
-    return [
-        (key, line, value.value if isinstance(value, yaml.ScalarNode) else "")
-        for key, line, value in _entries(read_tree(file))
-        if not isinstance(value, yaml.MappingNode)
-    ]
+            yield from entries(value, f"{name}.")
 
 
 def locate(error: InputError, arguments: list[str]) -> InputError:
@@ -200,7 +190,7 @@ def locate(error: InputError, arguments: list[str]) -> InputError:
     if any(f"{key}.".startswith(f"{name}.") for name in options):
         return error
     for file in reversed(config_files(arguments)):
-        lines = {name: line for name, line, _ in _entries(read_tree(file))}
+        lines = {name: line for name, line, _ in entries(read_tree(file))}
         if key in lines:
             return error.in_file(file, lines[key])
     return error

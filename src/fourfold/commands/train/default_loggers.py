@@ -12,46 +12,39 @@ import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.atomic_files import write_atomically
+from fourfold.commands.train.default_callbacks import as_list
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.loggers.metrics_csv import MetricsCSVLogger
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
 
-def make_loggers(run: RunDirectory, config: Any, config_text: str) -> list[Any]:
-    """Return the loggers of a training.
+def make_loggers(command: str, run: RunDirectory, config: Any, config_text: str) -> list[Any]:
+    """Return the default loggers of a command and those that the user gives as `trainer.logger`.
 
-    `trainer.logger: false` disables all loggers. Loggers that the user gives as `trainer.logger`
-    are added to the default loggers.
+    A training writes metrics.csv, TensorBoard files and a run of W&B, a test adds its metrics to
+    the W&B run of the training, and a validation has no default loggers. `trainer.logger: false`
+    disables all loggers.
 
     Args:
+        command: fit, validate or test.
         run: Directory of the run.
         config: All options of the command.
         config_text: The options as YAML, as in config.yaml.
     """
-    if config["trainer"]["logger"] is False:
+    given = config["trainer"]["logger"]
+    if given is False:
         return []
-    loggers: list[Any] = [MetricsCSVLogger(run.path)]
-    if config["tensorboard"] and find_spec("tensorboard"):
+    loggers: list[Any] = []
+    if command == "fit":
+        loggers.append(MetricsCSVLogger(run.path))
+    if command == "fit" and config["tensorboard"] and find_spec("tensorboard"):
         from lightning.pytorch.loggers import TensorBoardLogger
 
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
-    return [*loggers, *_wandb_loggers(run, config, config_text), *user_loggers(config)]
-
-
-def make_test_loggers(run: RunDirectory, config: Any) -> list[Any]:
-    """Return the loggers of a test: those of the user and, with W&B, the run of the training."""
-    if config["trainer"]["logger"] is False:
-        return []
-    return [*_wandb_loggers(run, config), *user_loggers(config)]
-
-
-def user_loggers(config: Any) -> list[Any]:
-    """Return the loggers that `trainer.logger` names."""
-    logger = config["trainer"]["logger"]
-    if logger in (None, True, False):
-        return []
-    return logger if isinstance(logger, list) else [logger]
+    if command != "validate":
+        loggers += _wandb_loggers(run, config, config_text if command == "fit" else None)
+    return loggers if given is True else [*loggers, *as_list(given)]
 
 
 def wandb_mode(value: str) -> str:
@@ -84,7 +77,7 @@ def _has_api_key() -> bool:
         return False
 
 
-def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None = None) -> list[Any]:
+def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
     """Return the W&B logger of a run, which keeps its id when the run is resumed or tested.
 
     Sets the environment variable WANDB_SILENT for this process.
@@ -112,12 +105,13 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None = Non
             run.path.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(identity, indent=1) + "\n")
     os.environ["WANDB_SILENT"] = "true"
-    logger = WandbRunLogger(
-        config_text is None,
-        save_dir=run.path,
-        offline=mode == "offline",
-        resume="allow",
-        config=yaml.safe_load(config_text) if config_text else None,
-        **identity,
-    )
-    return [logger]
+    return [
+        WandbRunLogger(
+            config_text is None,
+            save_dir=run.path,
+            offline=mode == "offline",
+            resume="allow",
+            config=yaml.safe_load(config_text) if config_text else None,
+            **identity,
+        )
+    ]

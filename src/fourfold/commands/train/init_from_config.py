@@ -29,10 +29,11 @@ TASK_FIELDS = (
 
 
 def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
-    """Fill the shape and the tokenizer of `model.init_from` into a parsed config, in place.
+    """Copy the shape and the tokenizer of the model in `model.init_from` into a parsed config.
 
-    Values that the user gives are kept. The config.yaml of an existing run takes precedence over
-    the source, so that the run can be resumed after the source was deleted.
+    The config is changed in place. Values that the user gives are kept. The config.yaml of
+    an existing run takes precedence over the source, so that the run can be resumed after the
+    source was deleted.
 
     Args:
         config: The parsed config.
@@ -100,10 +101,11 @@ def _source_tokenizer(
     text = read_source(path, classes).tokenizer
     if text is None:
         return {}
+    source = copy or directory.resolve_path(path)
     if copy:
         Tokenizer.from_str(text).save(copy)
-        return asdict(TokenizerConfig(file=str(copy)))
-    source = directory.resolve_path(path)
-    if directory.is_model_directory(source) and (files := preprocessing.tokenizer_files(source)):
+    elif directory.is_model_directory(source) and (files := preprocessing.tokenizer_files(source)):
         return asdict(files)
-    return asdict(TokenizerConfig(file=str(find_checkpoint(source) if source.is_dir() else source)))
+    elif source.is_dir():
+        source = find_checkpoint(source)
+    return asdict(TokenizerConfig(file=str(source)))

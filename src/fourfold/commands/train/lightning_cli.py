@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
-from fourfold.commands.train.default_loggers import make_loggers, make_test_loggers, user_loggers
+from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.metrics_report import show_table, write_metrics
 from fourfold.commands.train.options import (
@@ -231,15 +231,12 @@ class FourfoldCLI(LightningCLI):
                 print(RESTARTED_EPOCH.format(type(self.datamodule).__name__), flush=True)
         if self.is_dry_run:
             return
-        config = self.config_init
-        if self.command == "fit":
-            if getattr(rank_zero_only, "rank", 0) == 0:
-                resources.enter_context(self.run_directory.lock())
-            self.trainer.loggers = make_loggers(self.run_directory, config, self.dump())
-        elif self.command == "test":
-            self.trainer.loggers = make_test_loggers(self.run_directory, config)
-        elif self.command == "validate":
-            self.trainer.loggers = user_loggers(config)
+        if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
+            resources.enter_context(self.run_directory.lock())
+        if self.command != "predict":
+            self.trainer.loggers = make_loggers(
+                self.command, self.run_directory, self.config_init, self.dump()
+            )
 
     def _report(self) -> None:
         """Print the metrics of an evaluation; a test also writes metrics.json."""

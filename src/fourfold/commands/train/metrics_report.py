@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fourfold.atomic_files import write_atomically
 from fourfold.environment import commit, hardware, now, versions
@@ -18,9 +18,7 @@ FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 
 def show_table(metrics: dict[str, Any], title: str) -> None:
     """Print a table with one row per metric, without nested metrics such as a confusion matrix."""
-    table = Table()
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    table = Table("metric", Column("value", justify="right"))
     for name, value in metrics.items():
         if isinstance(value, int | float | str):
             table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
@@ -30,9 +28,8 @@ def show_table(metrics: dict[str, Any], title: str) -> None:
 def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
     """Print mean, standard deviation, best value and the value of each seed, one row per metric."""
     seeds = next(iter(summary.values()))["seeds"]
-    table = Table()
-    for name in ("metric", "mean", "std", "best", *(f"seed {seed}" for seed in seeds)):
-        table.add_column(name, justify="left" if name == "metric" else "right")
+    names = ("mean", "std", "best", *(f"seed {seed}" for seed in seeds))
+    table = Table("metric", *(Column(name, justify="right") for name in names))
     for name, entry in summary.items():
         values = [entry["mean"], entry["std"], entry["best"], *entry["seeds"].values()]
         table.add_row(name, *(f"{value:.4f}" for value in values))

@@ -45,8 +45,8 @@ class RunOptions:
     Args:
         run_dir: Directory; default trainer.default_root_dir, or runs/FOLDER/STEM of the first
             config file.
-        resume: Resume from RUN_DIR/checkpoints/last.ckpt if it exists (auto), must exist or must
-            not.
+        resume: auto resumes from RUN_DIR/checkpoints/last.ckpt if that file exists, must requires
+            the file, and never requires that it does not exist.
         average_last_checkpoints: Average the weights of the last N snapshots when training ends.
         average_every_n_steps: Optimizer steps between snapshots; default: one snapshot per epoch.
         ema_decay: Decay of an exponential moving average of the weights.

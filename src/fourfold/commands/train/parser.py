@@ -49,7 +49,7 @@ class Parser(LightningArgumentParser):
         return super().parse_args(args, *more, **options)
 
     def validate(self, namespace: Any, *args: Any, **options: Any) -> None:
-        """Check all values, and that each section is a mapping, which jsonargparse does not."""
+        """Check all values; each section must be a mapping, which jsonargparse does not check."""
         for name in set(self.groups or ()) - {"model", "data"}:
             if not isinstance(namespace.get(name, Namespace()), Namespace):
                 raise TypeError(f'Parser key "{name}": Unable to load config {namespace[name]}')

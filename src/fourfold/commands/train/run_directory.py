@@ -184,15 +184,13 @@ class RunDirectory:
         """
         from fourfold.checkpoints.files import CHECKPOINT_NAMES, find_checkpoint
 
-        if which is None:
-            return find_checkpoint(self.path)
         if which in CHECKPOINT_NAMES:
             file = self.checkpoints / f"{which}.ckpt"
             if not file.is_file():
                 raise InputError(f"is {which}, but {file} does not exist", option="--ckpt_path")
             return file
-        if Path(which).is_dir():
-            return find_checkpoint(Path(which))
+        if which is None or Path(which).is_dir():
+            return find_checkpoint(Path(which or self.path))
         if not Path(which).is_file():
             raise InputError(
                 f"must be an existing file or one of {', '.join(CHECKPOINT_NAMES)}, got {which}",

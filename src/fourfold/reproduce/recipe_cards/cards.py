@@ -97,7 +97,10 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a key does not apply to the card's task, or only to a number that is 0."""
+        """Return True if a key has no meaning for the card.
+
+        Such a key belongs to other tasks, or it is the convention of a value that is 0.
+        """
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)
         return is_other_task or self.values.get(CONVENTION_OF.get(key, "")) == 0
@@ -116,8 +119,7 @@ def read_card(name: str, text: str) -> Card:
     Raises:
         InputError: A field is missing or unknown.
     """
-    card: Card = make(Card, name, yaml.safe_load(text), name=name)
-    return card
+    return make(Card, name, yaml.safe_load(text), name=name)
 
 
 def find_card(name: str) -> Card:

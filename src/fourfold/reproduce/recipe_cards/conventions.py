@@ -38,7 +38,7 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """Compute the quantity for a card; None if a required value is missing."""
+        """Compute the quantity from the values of a card; None if a required value is missing."""
         return self.value(values) if all(key in values for key in self.needs) else None
 
 
@@ -54,7 +54,11 @@ def length_penalty_divisors(values: Values) -> tuple[float, ...]:
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Compute the probability of the target token, and of all other tokens together."""
+    """Compute the target probabilities under label smoothing.
+
+    Returns:
+        The probability of the target token, and that of all other tokens together.
+    """
     kind = values["label_smoothing_type"]
     own, _ = smoothing_weights(float(values["label_smoothing"]), kind, int(values["vocab_size"]))
     return own, 1.0 - own

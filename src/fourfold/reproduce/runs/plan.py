@@ -16,8 +16,7 @@ from typing import Any
 from fourfold.commands.packaged_recipes import find_recipe
 from fourfold.core.validation import check_choice
 from fourfold.reproduce.load_tables import find_tables, merged
-from fourfold.reproduce.runs.machine import RECIPE_MACHINE, Machine
-from fourfold.reproduce.runs.run import Run
+from fourfold.reproduce.runs.run import RECIPE_MACHINE, Machine, Run
 from fourfold.reproduce.tables import RANDOM, Recipe, Row, Table, Tier
 
 # Section of a row's changes: prefix of the corresponding options of `fourfold fit`.

@@ -12,9 +12,8 @@ from typing import Any
 
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, run_cell
-from fourfold.reproduce.runs.machine import Machine
 from fourfold.reproduce.runs.plan import RowPlan, plan_runs
-from fourfold.reproduce.runs.run import Run, run_title
+from fourfold.reproduce.runs.run import Machine, Run, run_title
 from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Table
 
@@ -38,26 +37,28 @@ class Record:
     def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
         self.data = data
         self._by_stamp: dict[str, dict[str, Any]] = {}
-        self._by_title: dict[str, dict[str, dict[str, Any]]] = {}  # by table, then by title
-        self._n_seeds: dict[str, int] = {}
+        # Entries by the table whose file holds them, and by title.
+        self._by_title: dict[tuple[str, str], dict[str, Any]] = {}
         for file in files:
             table = "/".join(file.parts[-4:-2])
             about = read_provenance(file)
             for entry in (*about.get("runs", ()), *about.get("outdated", ())):
                 entry_data = entry.pop("data", about.get("data", {}))
-                titles = self._by_title.setdefault(table, {})
-                titles[_title(entry)] = {**entry, "data": entry_data}
-                self._n_seeds[table] = max(self.n_seeds(table), entry["seed"] + 1)
+                self._by_title[table, _title(entry)] = {**entry, "data": entry_data}
                 # Tables share runs, and the record of one of them may be outdated.
                 if self._is_current(entry_data):
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
         """Return the number of seeds on record for a table."""
-        return self._n_seeds.get(table, 0)
+        return max((entry["seed"] + 1 for entry in self._of_table(table).values()), default=0)
+
+    def _of_table(self, table: str) -> dict[str, dict[str, Any]]:
+        """Return the recorded entries of a table by title."""
+        return {title: e for (name, title), e in self._by_title.items() if name == table}
 
     def in_directory(self, run: Run) -> dict[str, Any] | None:
-        """Return `Run.result`; None if the run directory was started with other options or data.
+        """Return the result in the directory of a run; None if it has other options or data.
 
         Raises:
             InputError: The directory was created by hand and does not match the run.
@@ -74,7 +75,7 @@ class Record:
 
     def is_outdated(self, run: Run) -> bool:
         """Return True if the run is on record, but with other options or data."""
-        is_recorded = any(run.title in titles for titles in self._by_title.values())
+        is_recorded = any(run.title == title for _, title in self._by_title)
         return is_recorded and self.find(run) is None
 
     def outdated(self, table: str, runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -84,8 +85,7 @@ class Record:
         recipe is reverted.
         """
         current = {_title(run) for run in runs}
-        entries = self._by_title.get(table, {})
-        return [entry for title, entry in entries.items() if title not in current]
+        return [e for title, e in self._of_table(table).items() if title not in current]
 
     def check_unchanged(self, runs: Iterable[Run]) -> None:
         """Raise InputError if a run directory was started with another config, data or weights."""

@@ -46,7 +46,12 @@ class Budget:
         return max(0.0, self.seconds - (time.monotonic() - self._start))
 
     def admits(self, title: str, needed: float | None) -> bool:
-        """Return True if a run may start that needs `needed` seconds, or an unknown time (None)."""
+        """Return True if a run may start in the remaining time, and note it otherwise.
+
+        Args:
+            title: Name of the run.
+            needed: Expected duration of the run in seconds; None if it is unknown.
+        """
         left = self.left
         if left is None:
             return True
