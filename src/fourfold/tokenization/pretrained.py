@@ -1,7 +1,6 @@
 """Pretrained tokenizers: `tokenizer.json`, BERT's `vocab.txt`, GPT's vocabulary and merges."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tokenizers import decoders, models
@@ -56,14 +55,10 @@ def make_tokenizer(
 def _load(config: TokenizerConfig, file: str) -> Tokenizer:
     if config.merges is not None:
         return _load_gpt(file, config.merges)
-    if file.endswith(".ckpt"):
-        return _load_from_checkpoint(file)
     if file.endswith(".json"):
         return Tokenizer.from_str(read_text(file), file)
-    return _load_bert(file, config.lowercase)
-
-
-def _load_from_checkpoint(file: str) -> Tokenizer:
+    if not file.endswith(".ckpt"):
+        return _load_bert(file, config.lowercase)
     path = resolve(file)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -112,16 +107,13 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
         if len(pair) != 2:
             raise InputError(f"{text!r} is not a pair of tokens", file=merges_file, line=line)
         merges.append((pair[0], pair[1]))
-    # GPT-1 splits words as BERT does, in lower case and without accents.
-    options: dict[str, Any] = (
-        {"unk_token": unk, "end_of_word_suffix": _WORD_END} if marks_words else {}
-    )
+    options = {"unk_token": unk, "end_of_word_suffix": _WORD_END} if marks_words else {}
     try:
         model = models.BPE(vocab, merges, **options)
     except Exception as error:  # the library raises plain Exception
         message = f"the merges do not suit the vocabulary {file}: {error}"
         raise InputError(message, file=merges_file) from error
-    if marks_words:
+    if marks_words:  # GPT-1 splits words as BERT does, in lower case and without accents
         backend = bert_backend(model, decoders.BPEDecoder(suffix=_WORD_END), lowercase=True)
     else:
         backend = byte_level_backend(model)

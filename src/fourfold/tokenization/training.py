@@ -87,11 +87,8 @@ def train_tokenizer(
     backend = _TRAINERS[config.kind](config, texts, special)
     size = backend.get_vocab_size()
     if size < config.vocab_size:
-        log.warning(
-            "the text gives a vocabulary of %d tokens, fewer than vocab_size %d",
-            size,
-            config.vocab_size,
-        )
+        message = "the text gives a vocabulary of %d tokens, fewer than vocab_size %d"
+        log.warning(message, size, config.vocab_size)
     # JSON rounds unigram's scores. Parsing it here makes a checkpoint restore this same tokenizer.
     return Tokenizer.from_str(backend.to_str(), f"the {config.kind} tokenizer")
 

@@ -65,7 +65,7 @@ class BatchedDataset(Dataset[Any]):
 
 
 def batch_sizes(train: int, other: int | None) -> dict[str, int]:
-    """Return the number of rows in a batch of the "train" split, and of the "other" splits.
+    """Return the number of rows in a batch of each split: "train", "val" and "test".
 
     Args:
         train: Number of rows in a training batch.
@@ -76,7 +76,7 @@ def batch_sizes(train: int, other: int | None) -> dict[str, int]:
     """
     check_positive("batch_size", train)
     check_positive("eval_batch_size", other)
-    return {"train": train, "other": train if other is None else other}
+    return {"train": train, "val": other or train, "test": other or train}
 
 
 def _identity(batch: Any) -> Any:
@@ -199,9 +199,9 @@ class ResumableDataModule(LightningDataModule):
     def _max_train_steps(self) -> int | None:
         """Return the steps of an epoch if `limit_train_batches` limits them."""
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
-        if limit == 1.0 and isinstance(limit, float):
-            return None
-        return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
+        if isinstance(limit, int):
+            return limit
+        return None if limit == 1.0 else int(self.n_train_batches() * limit)
 
     def _loader(self, name: str, start: Position) -> DataLoader[Any]:
         dataset = self.split(name)

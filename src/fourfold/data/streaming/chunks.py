@@ -172,11 +172,9 @@ class TokenChunks:
                 for key in ("chunk_bytes", "chunk_size", "dim")
             )
         except (KeyError, TypeError, ValueError) as error:
-            message = (
-                "the index does not list chunks of token ids: write them uncompressed with"
-                " litdata.optimize and a TokensLoader"
-            )
-            raise InputError(message, file=path) from error
+            message = "the index does not list chunks of token ids: write them uncompressed with"
+            hint = "litdata.optimize and a TokensLoader"
+            raise InputError(f"{message} {hint}", file=path) from error
         if not self.names:
             raise InputError("the index lists no chunks", file=path)
 
@@ -326,8 +324,7 @@ class ChunkedRows(BatchedDataset):
                 counts[row] = len(ids)
             invalid = tokens[in_chunk][(tokens[in_chunk] < 0) | (tokens[in_chunk] >= vocab_size)]
             if len(invalid):
-                message = (
-                    f"the file has id {invalid[0]}, but the tokenizer has {vocab_size} entries"
-                )
-                raise InputError(message, file=f"{self.chunks.address}/{self.chunks.names[chunk]}")
+                file = f"{self.chunks.address}/{self.chunks.names[chunk]}"
+                message = f"the file has id {invalid[0]}, but the tokenizer has"
+                raise InputError(f"{message} {vocab_size} entries", file=file)
         return tokens, counts

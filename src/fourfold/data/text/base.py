@@ -234,10 +234,6 @@ class LabelledDataModule(TextDataModule):
         self.max_len = max_len
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
-    def rows_per_batch(self, name: str) -> int:
-        """Return the maximum number of rows in a batch of the split `name`."""
-        return self.batch_sizes["train" if name == "train" else "other"]
-
     def artifacts(self) -> dict[str, Any]:
         """Return the tokenizer and the maximum length of a row in tokens."""
         return super().artifacts() | {"max_len": self.max_len}

@@ -43,8 +43,8 @@ class TokenStream:
         terminated = documents.wrap(after=eos_id)
         self.ids = np.concatenate([[eos_id], terminated.ids]).astype(np.int32)
         self.offsets = terminated.offsets
-        self._sizes = [np.array(size, np.int64) for size in count_bytes_and_words(texts)]
-        self._cumulative_sizes = [np.concatenate([[0], np.cumsum(size)]) for size in self._sizes]
+        self._sizes = np.array(count_bytes_and_words(texts), np.int64)  # (2, documents)
+        self._cumulative_sizes = self._sizes.cumsum(1) - self._sizes
 
     def __len__(self) -> int:
         """Return the number of targets."""
@@ -60,18 +60,16 @@ class TokenStream:
         The text of a document is divided evenly among its tokens, EOS included. The counts of one
         row are therefore approximate, but rows that cover the stream add up to the exact counts.
         """
-        n_bytes, n_words = (
-            int((self._count_before(i, ends) - self._count_before(i, begins)).sum())
-            for i in range(2)
-        )
-        return n_bytes, n_words
+        n_bytes, n_words = (self._counts_before(ends) - self._counts_before(begins)).sum(1)
+        return int(n_bytes), int(n_words)
 
-    def _count_before(self, unit: int, positions: np.ndarray) -> np.ndarray:
+    def _counts_before(self, positions: np.ndarray) -> np.ndarray:
+        """Return the bytes and the words before each position, (2, B)."""
         documents = np.minimum(self.document(positions), len(self.offsets) - 2)
         n_tokens = np.diff(self.offsets)[documents]
         offset = positions - self.offsets[documents]
-        partial = self._sizes[unit][documents] * offset // n_tokens
-        return self._cumulative_sizes[unit][documents] + partial
+        partial = self._sizes[:, documents] * offset // n_tokens
+        return self._cumulative_sizes[:, documents] + partial
 
 
 @dataclass(eq=False)

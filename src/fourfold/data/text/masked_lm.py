@@ -179,7 +179,7 @@ class SegmentPairDataset(BatchedDataset):
         pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
         a, b, is_next = zip(*pairs, strict=True)
         columns = [
-            RaggedArray.from_lengths(np.concatenate(side), np.array([len(ids) for ids in side]))
+            RaggedArray.from_lengths(np.concatenate(side), np.array(list(map(len, side))))
             for side in (a, b)
         ]
         joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_length, 1)
@@ -227,7 +227,6 @@ class SegmentPairDataset(BatchedDataset):
 
 
 Layout = Literal["full_sentences", "doc_sentences", "segment_pairs", "sentence_pairs", "documents"]
-PAIR_LAYOUTS = ("segment_pairs", "sentence_pairs")  # with next-sentence labels
 MIN_LEN = 5  # BOS, EOS, a token of each segment, EOS
 
 
@@ -281,7 +280,7 @@ class MaskedTextData(DocumentDataModule):
             max_tokens = self.batch_size * self.max_len
             order = self.batch_order(name, rows.lengths, max_tokens=max_tokens)
             return MaskedRowDataset(rows, masking, order)
-        has_pairs = self.layout in PAIR_LAYOUTS
+        has_pairs = self.layout in ("segment_pairs", "sentence_pairs")
         # A pair has one more EOS and at least one token in its other segment.
         limit = self.max_len - 4 if has_pairs else self.max_len - 2
         sentences = Sentences.from_texts(raw.columns[0], tokenizer, self.sentences, limit)

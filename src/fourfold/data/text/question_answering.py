@@ -153,17 +153,9 @@ class SpanDataset(BatchedDataset):
         segments = segment_ids(self.first[rows], mask)
         is_final_eos = torch.arange(ids.shape[1]) == mask.sum(1, keepdim=True) - 1
         starts, ends = torch.from_numpy(self.spans[rows]).unbind(1)
-        return SpanBatch(
-            ids,
-            starts,
-            ends,
-            segments=segments,
-            mask=mask,
-            context=(segments == 1) & ~is_final_eos,
-            rows=torch.from_numpy(rows),
-            epoch=epoch,
-            position=position,
-        )
+        context = (segments == 1) & ~is_final_eos
+        numbers = torch.from_numpy(rows)
+        return SpanBatch(ids, starts, ends, segments, mask, context, numbers, epoch, position)
 
 
 class QuestionData(LabelledDataModule):
@@ -244,7 +236,7 @@ class QuestionData(LabelledDataModule):
         if name == "train" and not self.allow_no_answer:
             windows = [window for window in windows if window.span != NO_ANSWER]
         lengths = np.array([len(window.ids) for window in windows])
-        order = self.batch_order(name, lengths, max_rows=self.rows_per_batch(name))
+        order = self.batch_order(name, lengths, max_rows=self.batch_sizes[name])
         return SpanDataset(raw, windows, tokenizer.pad_id, order)
 
     def _windows(
@@ -287,10 +279,8 @@ class QuestionData(LabelledDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return tokenizer, maximum length, separators, and `allow_no_answer`."""
-        return super().artifacts() | {
-            "n_separators": self.n_separators,
-            "allow_no_answer": self.allow_no_answer,
-        }
+        own = {"n_separators": self.n_separators, "allow_no_answer": self.allow_no_answer}
+        return super().artifacts() | own
 
 
 def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:

@@ -169,7 +169,7 @@ class SequenceData(LabelledDataModule):
             labels = parse_floats(raw.columns[-1], raw)
         else:
             labels = encode_labels(raw.columns[-1], raw, self._class_names or [])
-        order = self.batch_order(name, rows.lengths, max_rows=self.rows_per_batch(name))
+        order = self.batch_order(name, rows.lengths, max_rows=self.batch_sizes[name])
         return SequenceDataset(rows, first_lengths, labels, tokenizer.pad_id, order)
 
     @property

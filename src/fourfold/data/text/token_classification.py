@@ -113,23 +113,6 @@ def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]
             yield Sentence(words, tags, f"{path}:{number}")
 
 
-@dataclass(frozen=True)
-class SentenceChunk:
-    """Chunk of a sentence that fits into a row.
-
-    Args:
-        sentence: Number of the sentence in the split.
-        number: Number of the chunk in the sentence.
-        ids: Token ids.
-        labels: Class of each word at its first token, IGNORE_INDEX at other tokens.
-    """
-
-    sentence: int
-    number: int
-    ids: list[int]
-    labels: list[int]
-
-
 @dataclass(eq=False)
 class TokenDataset(BatchedDataset):
     """Dataset of sentence chunks, from BOS to EOS.
@@ -212,6 +195,7 @@ class TokenData(LabelledDataModule):
         class_of_tag = {tag: number for number, tag in enumerate(self.class_tags)}
         encoded = tokenizer.encode_words([sentence.words for sentence in raw])
         chunks = []
+        chunk_keys = []
         for number, (sentence, word_ids) in enumerate(zip(raw, encoded, strict=True)):
             for tag in sentence.tags:
                 if tag not in class_of_tag:
@@ -219,32 +203,46 @@ class TokenData(LabelledDataModule):
                     message = f"the tag must be one of {tags}, got {tag!r}"
                     raise InputError(message, file=sentence.location)
             classes = [class_of_tag[tag] for tag in sentence.tags]
-            chunks += self._divide(number, word_ids, classes, sentence.location)
-        lengths = np.array([len(chunk.ids) for chunk in chunks])
-        ids = RaggedArray.from_lengths(np.concatenate([chunk.ids for chunk in chunks]), lengths)
-        labels = np.concatenate([chunk.labels for chunk in chunks])
+            divided = self._divide(word_ids, classes, sentence.location)
+            chunks += divided
+            chunk_keys += [(number, i) for i in range(len(divided))]
+        lengths = np.array([len(ids) for ids, _ in chunks])
+        ids, labels = (
+            RaggedArray.from_lengths(np.concatenate(side), lengths)
+            for side in zip(*chunks, strict=True)
+        )
         return TokenDataset(
             ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
-            RaggedArray.from_lengths(labels, lengths).wrap(IGNORE_INDEX, IGNORE_INDEX),
-            [(chunk.sentence, chunk.number) for chunk in chunks],
+            labels.wrap(IGNORE_INDEX, IGNORE_INDEX),
+            chunk_keys,
             tokenizer.pad_id,
-            self.batch_order(name, lengths + 2, max_rows=self.rows_per_batch(name)),
+            self.batch_order(name, lengths + 2, max_rows=self.batch_sizes[name]),
         )
 
     def _divide(
-        self, sentence: int, word_ids: list[list[int]], classes: list[int], location: str
-    ) -> list[SentenceChunk]:
-        """Divide a sentence between words into chunks that fit into a row."""
+        self, word_ids: list[list[int]], classes: list[int], location: str
+    ) -> list[tuple[list[int], list[int]]]:
+        """Divide a sentence between words into chunks that fit into a row.
+
+        Args:
+            word_ids: Token ids of each word.
+            classes: Class of each word.
+            location: Location of the sentence, for the error message.
+
+        Returns:
+            Token ids and labels of each chunk. The label of a word's first token is the class of
+            the word; other tokens have IGNORE_INDEX.
+        """
         limit = self.max_len - 2
-        chunks = [SentenceChunk(sentence, 0, [], [])]
+        chunks: list[tuple[list[int], list[int]]] = [([], [])]
         for ids, label in zip(word_ids, classes, strict=True):
             if len(ids) > limit:
                 message = f"a word has {len(ids)} tokens, but a row of max_len={self.max_len} has"
                 raise InputError(f"{message} only {limit}", file=location)
-            if len(chunks[-1].ids) + len(ids) > limit:
-                chunks.append(SentenceChunk(sentence, len(chunks), [], []))
-            chunks[-1].ids.extend(ids)
-            chunks[-1].labels.extend([label, *[IGNORE_INDEX] * (len(ids) - 1)])
+            if len(chunks[-1][0]) + len(ids) > limit:
+                chunks.append(([], []))
+            chunks[-1][0].extend(ids)
+            chunks[-1][1].extend([label, *[IGNORE_INDEX] * (len(ids) - 1)])
         return chunks
 
     @property

@@ -306,9 +306,8 @@ class CaptionData(TextDataModule):
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
         is_train = name == "train"
         transform = self._augmentation if is_train else self._evaluation
-        batch_size = self.batch_sizes["train" if is_train else "other"]
         return CaptionDataset(
-            ImageDataset(raw.images, transform, batch_size, self.seed, self.cache),
+            ImageDataset(raw.images, transform, self.batch_sizes[name], self.seed, self.cache),
             ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
             texts,
             raw.counts,

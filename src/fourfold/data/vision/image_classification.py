@@ -239,18 +239,17 @@ class ImageData(ResumableDataModule):
         train = stores["train"]
         config = self.transform
         augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
-        n_rows = self.batch_sizes["other"]
         splits: dict[str, BatchedDataset] = {
-            name: ImageDataset(images, self._evaluation, n_rows, self.seed, self.cache)
+            name: ImageDataset(
+                images, self._evaluation, self.batch_sizes[name], self.seed, self.cache
+            )
             for name, images in stores.items()
         }
         mix = None
         if config.mixup or config.cutmix:
             mix = MixupCutmix(config, len(train.class_names), self.seed)
-        n_rows = self.batch_sizes["train"]
-        splits["train"] = ImageDataset(
-            train, augmentation, n_rows, self.seed, self.cache, mix, self.aug_repeats
-        )
+        options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
+        splits["train"] = ImageDataset(train, augmentation, *options)
         self._class_names = train.class_names
         self.split_sources = stores
         return splits

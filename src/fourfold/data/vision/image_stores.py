@@ -126,11 +126,8 @@ class ImageStore:
         invalid = (self.labels < 0) | (self.labels >= len(class_names))
         if invalid.any():
             row = int(invalid.nonzero()[0])
-            raise InputError(
-                f"the label must be a class from 0 to {len(class_names) - 1},"
-                f" got {int(self.labels[row])}",
-                file=self.location(row),
-            )
+            message = f"the label must be a class from 0 to {len(class_names) - 1}"
+            raise InputError(f"{message}, got {int(self.labels[row])}", file=self.location(row))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -142,16 +139,13 @@ class ImageStore:
         chosen.labels = self.labels[torch.from_numpy(rows)]
         return chosen
 
-    def _stored(self, row: int) -> Any:
-        return self.images[int(self.rows[row])]
-
     def location(self, row: int) -> str:
         """Return the location of an image, for error messages."""
         return f"{self.origin}, row {self.rows[row]}"
 
     def encoded(self, row: int) -> bytes | Path | Image.Image:
         """Return an image as encoded bytes, as the path of a file, or opened."""
-        return self._stored(row)
+        return self.images[self.rows[row]]
 
     def pixels(self, row: int, n_channels: int) -> Tensor:
         """Return an image as (C, H, W) uint8.
@@ -179,21 +173,21 @@ class FileStore(ImageStore):
     """Images in files of their own; `images` are the paths."""
 
     def location(self, row: int) -> str:
-        return str(self._stored(row))
+        return str(self.images[self.rows[row]])
 
     def quick_hash(self, row: int) -> int:
         """Return the size in bytes: files of a unique size are never read to find copies."""
-        return self._stored(row).stat().st_size
+        return self.images[self.rows[row]].stat().st_size
 
 
 class ZipStore(ImageStore):
     """Images in the zip archive `origin`; `images` are the names of its members."""
 
     def location(self, row: int) -> str:
-        return f"{self.origin}/{self._stored(row)}"
+        return f"{self.origin}/{self.images[self.rows[row]]}"
 
     def encoded(self, row: int) -> bytes:
-        return open_zip(self.origin, os.getpid()).read(self._stored(row))
+        return open_zip(self.origin, os.getpid()).read(self.images[self.rows[row]])
 
 
 @functools.lru_cache(maxsize=8)
@@ -213,7 +207,7 @@ class ColumnStore(ImageStore):
     """Encoded images in an Arrow column of {bytes, path}, the storage of `datasets.Image`."""
 
     def encoded(self, row: int) -> bytes | Path:
-        cell = self._stored(row).as_py() or {}
+        cell = self.images[int(self.rows[row])].as_py() or {}
         if cell.get("bytes") is not None:
             return cell["bytes"]
         if cell.get("path"):
@@ -225,7 +219,7 @@ class DatasetStore(ImageStore):
     """Images of a map-style dataset whose items start with an opened image, as torchvision's do."""
 
     def encoded(self, row: int) -> Image.Image:
-        return self._stored(row)[0]
+        return self.images[int(self.rows[row])][0]
 
 
 def stratified_split(
@@ -248,9 +242,8 @@ def stratified_split(
         InputError: The fraction is not between 0 and 1, or a side would be empty.
     """
     if not 0 < fraction < 1:
-        raise InputError(
-            f"the share to hold out must be between 0 and 1, got {fraction}", file=images.origin
-        )
+        message = f"the share to hold out must be between 0 and 1, got {fraction}"
+        raise InputError(message, file=images.origin)
     quick_hashes = [images.quick_hash(row) for row in range(len(images))]
     n_equal = Counter(quick_hashes)
     copies: dict[tuple[int, bytes], list[int]] = {}
@@ -271,8 +264,6 @@ def stratified_split(
             held_out[groups[k]] = True
             missing -= len(groups[k])
     if not held_out.any():
-        raise InputError(
-            f"{len(images)} images are too few to hold out a share of {fraction} of each class",
-            file=images.origin,
-        )
+        message = f"{len(images)} images are too few to hold out a share of {fraction}"
+        raise InputError(f"{message} of each class", file=images.origin)
     return images.subset(np.flatnonzero(~held_out)), images.subset(np.flatnonzero(held_out))

@@ -83,9 +83,12 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
             loaded = _import_datasets().load_dataset(*name.split(":"))
         return _from_datasets(loaded, source, columns)
     path = resolve(source)
-    if files := _parquet_files(path):
-        return _from_datasets(_read_parquet(files), str(path), columns)
-    folders = {split: _subfolder(path, names) for split, names in SPLIT_NAMES.items()}
+    if loaded := _read_parquet(path):
+        return _from_datasets(loaded, str(path), columns)
+    folders = {
+        split: next((path / name for name in names if (path / name).is_dir()), None)
+        for split, names in SPLIT_NAMES.items()
+    }
     return _open_each(folders if any(folders.values()) else {"train": path}, _class_folders)
 
 
@@ -109,15 +112,11 @@ def _open_each(
             log.warning("%s; the test split is skipped", error)
             continue
         if split != "train" and not names:
-            raise InputError(
-                f"there are {split} images, but no training images", file=images.origin
-            )
+            message = f"there are {split} images, but no training images"
+            raise InputError(message, file=images.origin)
         if names and images.class_names != names:
-            raise InputError(
-                f"the classes must be those of {splits['train'].origin}, {names},"
-                f" got {images.class_names}",
-                file=images.origin,
-            )
+            message = f"the classes must be those of {splits['train'].origin}, {names}"
+            raise InputError(f"{message}, got {images.class_names}", file=images.origin)
         splits[split] = images
     return splits
 
@@ -141,10 +140,6 @@ def _loading(origin: str) -> Iterator[None]:
 # Folders with a subfolder for each class.
 
 
-def _subfolder(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((path for name in names if (path := folder / name).is_dir()), None)
-
-
 def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     """Open class folders; without `class_names`, the classes are the subfolders by name."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
@@ -158,9 +153,8 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
         raise InputError("there are no class folders with images", file=folder)
     names = subfolders if class_names is None else class_names
     if unknown := sorted(set(subfolders) - set(names)):
-        raise InputError(
-            f"the folder must be one of the {len(names)} training classes", file=folder / unknown[0]
-        )
+        message = f"the folder must be one of the {len(names)} training classes"
+        raise InputError(message, file=folder / unknown[0])
     numbers = {name: number for number, name in enumerate(names)}
     samples = make_dataset(str(folder), numbers, is_valid_file=is_image, allow_empty=True)
     files = [Path(file) for file, _ in samples]
@@ -175,25 +169,21 @@ def _is_hidden(name: str) -> bool:
 # Parquet files and datasets of the Hugging Face hub.
 
 
-def _parquet_files(path: Path) -> dict[str, list[str]]:
-    """Return files such as train.parquet and data/train-00000-of-00002.parquet for each split."""
-    if path.is_file():
-        return {"train": [str(path)]}
-    files = {}
+def _read_parquet(path: Path) -> dict[str, Any]:
+    """Load files such as train.parquet and data/train-00000-of-00002.parquet, for each split.
+
+    Splits are loaded one by one, since a common schema would hide that their class names differ.
+    """
+    loaded = {}
     for split, names in SPLIT_NAMES.items():
         patterns = [f"{name}{rest}.parquet" for name in names for rest in ("", "-*")]
         found = {p for f in (path, path / "data") for pattern in patterns for p in f.glob(pattern)}
+        if path.is_file() and split == "train":
+            found = {path}
         if found:
-            files[split] = [str(file) for file in sorted(found)]
-    return files
-
-
-def _read_parquet(files: dict[str, list[str]]) -> dict[str, Any]:
-    """Load each split for itself: a common schema would hide that class names differ."""
-    loaded = {}
-    for split, paths in files.items():
-        with _loading(paths[0]):
-            loaded[split] = _import_datasets().Dataset.from_parquet(paths)
+            files = [str(file) for file in sorted(found)]
+            with _loading(files[0]):
+                loaded[split] = _import_datasets().Dataset.from_parquet(files)
     return loaded
 
 
@@ -222,10 +212,8 @@ def _column_store(
 ) -> ColumnStore:
     for option, column in (("data.image_column", image), ("data.label_column", label)):
         if column not in dataset.column_names:
-            columns = ", ".join(dataset.column_names)
-            raise InputError(
-                f"must be a column of {origin} ({columns}), got {column}", option=option
-            )
+            message = f"must be a column of {origin} ({', '.join(dataset.column_names)})"
+            raise InputError(f"{message}, got {column}", option=option)
     table = dataset.data.table
     images, labels = table[image], table[label].to_pylist()
     if not {"bytes", "path"} <= {field.name for field in getattr(images.type, "fields", [])}:
@@ -235,9 +223,8 @@ def _column_store(
     names = getattr(dataset.features[label], "names", None) or class_names
     if all(isinstance(value, str) for value in labels):
         names = names or sorted(set(labels))
-        labels = encode_labels(
-            labels, TextTable.from_columns([labels], f"{origin}, row ", 0), names
-        )
+        rows = TextTable.from_columns([labels], f"{origin}, row ", 0)
+        labels = encode_labels(labels, rows, names)
     elif not all(isinstance(value, int) for value in labels):
         raise InputError(f"the column {label} must hold class numbers or names", file=origin)
     names = names or [str(number) for number in range(max(labels, default=-1) + 1)]
@@ -252,9 +239,8 @@ def _from_torchvision(name: str, download: bool) -> Splits:
 
     dataset_class = getattr(datasets, name, None)
     if not isinstance(dataset_class, type):
-        raise InputError(
-            f"must name a dataset of torchvision, got torchvision:{name}", option="data.source"
-        )
+        message = f"must name a dataset of torchvision, got torchvision:{name}"
+        raise InputError(message, option="data.source")
     parameters = inspect.signature(dataset_class).parameters
     options: dict[str, Any] = {"download": download} if "download" in parameters else {}
     root = os.environ.get("FOURFOLD_DATA", ".")

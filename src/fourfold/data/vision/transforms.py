@@ -19,7 +19,6 @@ from fourfold.core.validation import check_positive, check_types
 from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
 
-AUTO_AUGMENT_POLICIES = ("imagenet", "cifar10")
 _TRANSFORM_ARTIFACTS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
 MAX_MAGNITUDE = 10  # of RandAugment in timm and in the paper's code
 
@@ -86,7 +85,7 @@ class TransformConfig:
         check_types(self, prefix="transform.")
         check_positive("transform.size", self.size)
         n_operations, magnitude = self.rand_augment or (0, 0.0)
-        is_policy = self.aa is None or self.aa in AUTO_AUGMENT_POLICIES
+        is_policy = self.aa is None or self.aa in ("imagenet", "cifar10")
         crop_pct = self.effective_crop_pct
         policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
         requirements = {
