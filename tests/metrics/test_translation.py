@@ -83,7 +83,7 @@ def test_lists_of_unequal_lengths_are_rejected() -> None:
 def test_rows_of_all_ranks_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = TranslationScores()
     metric.update([1, 0], [HYPOTHESES[1], HYPOTHESES[0]], [REFERENCES[1], REFERENCES[0]])
-    other_rank = {i: (HYPOTHESES[i], REFERENCES[i]) for i in (3, 0, 2)}
+    other_rank = [(i, (HYPOTHESES[i], REFERENCES[i])) for i in (3, 0, 2)]
 
     def all_gather_object(values: list[object], value: object) -> None:
         values[:] = [value, other_rank]

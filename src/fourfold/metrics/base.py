@@ -33,27 +33,26 @@ def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
 
 
 class RowMetric(Metric):
-    """Base class of metrics that need all rows of a split: texts, tags or answers.
+    """Base class of metrics that need all rows of a split: texts, tags, answers or numbers.
 
-    Rows are stored by number, so neither their order nor a duplicate on another rank changes the
-    score.
+    A row is usually stored as a pair (number, value), so neither the order of rows nor a duplicate
+    on another rank changes the score.
     """
 
     full_state_update = False
-    rows: dict[Any, Any]
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = {}
+        self.rows: list[Any] = []
 
     def reset(self) -> None:
         """Drop all rows."""
         super().reset()
-        self.rows = {}
+        self.rows = []
 
     def gather(self) -> dict[Any, Any]:
-        """Return the rows of all ranks, by number."""
-        return {row: value for rows in gather_objects(self.rows) for row, value in rows.items()}
+        """Return the values of the rows of all ranks, by row number."""
+        return dict(row for rows in gather_objects(self.rows) for row in rows)
 
 
 class BatchSums(Metric):

@@ -4,11 +4,10 @@ import math
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
 
-from fourfold.metrics.base import gather_objects
+from fourfold.metrics.base import RowMetric, gather_objects
 
 
 class ClassificationScores(MulticlassConfusionMatrix):
@@ -56,30 +55,17 @@ class ClassificationScores(MulticlassConfusionMatrix):
         }
 
 
-class RegressionScores(Metric):
+class RegressionScores(RowMetric):
     """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B)."""
-
-    full_state_update = False
-    pairs: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pairs = []
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Add predictions (B, 1) or (B,) and labels (B,)."""
-        self.pairs.append(torch.stack([predictions.flatten().double(), labels.double()], dim=1))
-
-    def reset(self) -> None:
-        """Drop all numbers."""
-        super().reset()
-        self.pairs = []
+        self.rows += torch.stack([predictions.flatten().double(), labels.double()], dim=1).tolist()
 
     def compute(self) -> dict[str, float]:
         """Return pearson and spearman; 0 for constant values, nan if a value is not finite."""
-        ours = torch.cat(self.pairs).tolist() if self.pairs else []
         # Sorted, so that rounding does not depend on the number of ranks.
-        pairs = sorted(pair for rank in gather_objects(ours) for pair in rank)
+        pairs = sorted(pair for rank in gather_objects(self.rows) for pair in rank)
         predictions, labels = torch.tensor(pairs, dtype=torch.float64).view(-1, 2).T
         if not (predictions.isfinite().all() and labels.isfinite().all()):
             return {"pearson": math.nan, "spearman": math.nan}

@@ -53,7 +53,7 @@ class EntityScores(RowMetric):
         self, rows: list[tuple[int, int]], true: list[list[str]], predicted: list[list[str]]
     ) -> None:
         """Add tags of chunks; a row is (number of the sentence, number of its chunk)."""
-        self.rows.update(zip(rows, zip(true, predicted, strict=True), strict=True))
+        self.rows += zip(rows, zip(true, predicted, strict=True), strict=True)
 
     def confusion(self, tags: Sequence[str]) -> list[list[int]]:
         """Return the number of words with each true tag (rows) and predicted tag (columns)."""

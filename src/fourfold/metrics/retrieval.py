@@ -29,7 +29,7 @@ class RetrievalScores(RowMetric):
             token_ids: Token ids of B texts. Texts with the same ids are equal.
         """
         vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
-        self.rows.update(zip(rows, vectors, strict=True))
+        self.rows += zip(rows, vectors, strict=True)
 
     def compute(self) -> dict[str, float]:
         """Return loss, and image_to_text and text_to_image recall at 1, 5 and 10, from 0 to 1.

@@ -64,7 +64,7 @@ class SquadScores(RowMetric):
 
     def update(self, rows: list[tuple[int, int]], answers: list[Answer]) -> None:
         """Add answers of windows; a row is (number of the question, number of its window)."""
-        self.rows.update(zip(rows, answers, strict=True))
+        self.rows += zip(rows, answers, strict=True)
 
     def best_answers(self) -> dict[int, str]:
         """Return the predicted answer to each question, by the number of the question."""

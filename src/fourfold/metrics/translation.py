@@ -17,7 +17,7 @@ class TranslationScores(RowMetric):
         self, rows: list[int], hypotheses: list[str], references: Sequence[str | Sequence[str]]
     ) -> None:
         """Add hypotheses of the given rows, with one reference or several for each."""
-        self.rows.update(zip(rows, zip(hypotheses, references, strict=True), strict=True))
+        self.rows += zip(rows, zip(hypotheses, references, strict=True), strict=True)
 
     def compute(self, language: str = "") -> dict[str, Any]:
         """Return bleu and chrf (0 to 100), exact_match (0 to 1) and the signature of BLEU.

@@ -15,7 +15,6 @@ from torch.distributed.nn.functional import all_gather
 
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
-from fourfold.lightning_internals import attached_trainer
 from fourfold.metrics import RetrievalScores
 from fourfold.models import CLIP, CLIPConfig
 from fourfold.optim import OptimizerConfig
@@ -63,26 +62,25 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         super().__post_init__()
         self.retrieval = RetrievalScores()
 
-    def configure_model(self) -> None:
-        """Build the model, which takes the embedding of a text from its end token.
+    def _complete_config(self) -> None:
+        """Take the end token from the tokenizer, since the end token gives the embedding of a text.
 
         Raises:
             InputError: The config has another end token than the tokenizer.
         """
-        tokenizer = None
-        if self.model is None and attached_trainer(self) is not None:
-            tokenizer = getattr(self.datamodule, "tokenizer", None)
-        if tokenizer is not None:
-            given = self.config.eos_id
-            if given not in (None, tokenizer.eos_id):
-                raise InputError(
-                    f"must be {tokenizer.eos_id}, as in the tokenizer, or null, got {given}",
-                    option="model.config.eos_id",
-                )
-            # By default the model takes the largest id for the end token.
-            if given is None and tokenizer.eos_id != tokenizer.vocab_size - 1:
-                self.config = replace(self.config, eos_id=tokenizer.eos_id)
-        super().configure_model()
+        super()._complete_config()
+        tokenizer = getattr(self.datamodule, "tokenizer", None)
+        if tokenizer is None:
+            return
+        given = self.config.eos_id
+        if given not in (None, tokenizer.eos_id):
+            raise InputError(
+                f"must be {tokenizer.eos_id}, as in the tokenizer, or null, got {given}",
+                option="model.config.eos_id",
+            )
+        # By default the model takes the largest id for the end token.
+        if given is None and tokenizer.eos_id != tokenizer.vocab_size - 1:
+            self.config = replace(self.config, eos_id=tokenizer.eos_id)
 
     def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the pairs of this process, and the number of these pairs."""
@@ -138,11 +136,9 @@ def gather(x: Tensor) -> tuple[Tensor, int]:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x, 0
-    counts = [
-        torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())
-    ]
-    dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
-    lengths = [int(count) for count in counts]
+    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=x.device)
+    dist.all_gather_into_tensor(counts, torch.tensor([len(x)], device=x.device))
+    lengths = counts.tolist()
     padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))))
     rows = [of_rank[:length] for of_rank, length in zip(padded, lengths, strict=True)]
     return torch.cat(rows), sum(lengths[: dist.get_rank()])

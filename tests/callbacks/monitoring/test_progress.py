@@ -10,28 +10,11 @@ from lightning import LightningDataModule
 from fourfold.callbacks.monitoring.progress import (
     Progress,
     describe_step_size,
-    format_duration,
 )
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.data.loading.batch_order import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 0 s"),
-        (310, "5 min 10 s"),
-        (3600, "1 h 0 min"),
-        (12000, "3 h 20 min"),
-        (190000, "2 d 4 h"),
-    ],
-)
-def test_format_duration(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

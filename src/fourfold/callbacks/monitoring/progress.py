@@ -5,6 +5,7 @@ Lightning's progress bars write nothing to a file before the end of an epoch.
 
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -90,12 +91,13 @@ class Progress(Callback):
         done = step - self._first_step
         if self._total is None or not done:
             return "?"
-        return format_duration((time.monotonic() - self._started_at) / done * (self._total - step))
+        seconds = (time.monotonic() - self._started_at) / done * (self._total - step)
+        return str(timedelta(seconds=round(seconds)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the duration of the training."""
-        seconds = format_duration(time.monotonic() - self._started_at)
-        self.print(f"trained to step {trainer.global_step:,} in {seconds}")
+        duration = timedelta(seconds=round(time.monotonic() - self._started_at))
+        self.print(f"trained to step {trainer.global_step:,} in {duration}")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print advice if the run was complete already, so that no step was trained."""
@@ -144,12 +146,3 @@ def describe_step_size(trainer: Trainer) -> str:
     else:
         factors.append("1 batch" if rows is None else f"{rows:,} rows")
     return " x ".join(factors)
-
-
-def format_duration(seconds: float) -> str:
-    """Format a number of seconds as 42 s, 5 min 10 s, 3 h 20 min or 2 d 4 h."""
-    rounded = round(seconds)
-    for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
-        if rounded >= size:
-            return f"{rounded // size} {unit} {rounded % size // lower_size} {lower}"
-    return f"{rounded // 60} min {rounded % 60} s" if rounded >= 60 else f"{rounded} s"
