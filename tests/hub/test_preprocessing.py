@@ -1,4 +1,4 @@
-"""Tests that preprocessing of images and texts matches transformers after import and export."""
+"""Preprocessing as in transformers after import and export; precedence of generation defaults."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,9 @@ from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.text.segments import join_segments
 from fourfold.data.vision.transforms import eval_transform, resized_side
 from fourfold.errors import InputError
+from fourfold.generation import GenerationDefaults
 from fourfold.hub.preprocessing import (
+    read_generation_defaults,
     read_image_preprocessing,
     write_image_preprocessing,
     write_tokenizer,
@@ -132,3 +134,42 @@ def test_exported_tokenizer_adds_the_special_tokens_of_training(
     assert found["token_type_ids"] == [int(i >= first[0]) for i in range(len(rows.ids))]
     alone = join_segments(parts[:1], tokenizer, 20, n_separators)[0]
     assert hf.AutoTokenizer.from_pretrained(tmp_path)(texts[0])["input_ids"] == alone.ids.tolist()
+
+
+def write_json(
+    folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None
+) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def test_generation_config_has_precedence_over_config(tmp_path: Path) -> None:
+    config = {"eos_token_id": 5, "pad_token_id": 6, "num_beams": 2}
+    generation = {"eos_token_id": [1, 7], "num_beams": 4, "length_penalty": 1, "max_length": 512}
+    found = read_generation_defaults(write_json(tmp_path, config, generation))
+    assert found == GenerationDefaults(
+        eos_id=1, pad_id=6, num_beams=4, length_penalty=1.0, length_penalty_type="power"
+    )
+    assert isinstance(found.length_penalty, float)
+
+
+@pytest.mark.parametrize("start", [None, 3])
+def test_first_token_of_the_decoder_has_precedence_over_bos(
+    start: int | None, tmp_path: Path
+) -> None:
+    config = {"bos_token_id": 7, "decoder_start_token_id": start}
+    found = read_generation_defaults(write_json(tmp_path, config))
+    assert found == GenerationDefaults(bos_id=start or 7)
+
+
+def test_token_ids_of_the_text_section_are_read(tmp_path: Path) -> None:
+    config = {"text_config": {"eos_token_id": 3}, "vision_config": {}}
+    assert read_generation_defaults(write_json(tmp_path, config)) == GenerationDefaults(eos_id=3)
+
+
+def test_value_of_a_wrong_type_is_rejected(tmp_path: Path) -> None:
+    write_json(tmp_path, {"eos_token_id": "</s>"})
+    with pytest.raises(InputError, match=r"config\.json: eos_token_id must be a number"):
+        read_generation_defaults(tmp_path)

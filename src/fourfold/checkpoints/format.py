@@ -195,14 +195,16 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
     """
     if not isinstance(values, Mapping):
         raise InputError(f"must be a mapping, got {str(values)[:80]!r}", option=cls.__name__)
-    known = {field.name for field in fields(cls)}
-    if unknown := [str(name) for name in values if name not in known]:
-        raise InputError(f"is not a field of {cls.__name__}", option=unknown[0][:80])
-    nested = {field.name: field.type for field in fields(cls) if is_dataclass(field.type)}
-    built = {
-        name: dataclass_from_dict(nested[name], values[name]) for name in nested if name in values
-    }
-    return cls(**{**values, **built})
+    types: dict[str, Any] = {field.name: field.type for field in fields(cls)}
+    for name in values:
+        if name not in types:
+            raise InputError(f"is not a field of {cls.__name__}", option=str(name)[:80])
+    return cls(
+        **{
+            name: dataclass_from_dict(types[name], value) if is_dataclass(types[name]) else value
+            for name, value in values.items()
+        }
+    )
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -249,18 +249,18 @@ def read_foreign(
         InputError: There is no such model; the file is corrupted; or the architecture is unknown.
     """
     from fourfold.hub import detect_format, preprocessing  # imports all architectures
-    from fourfold.hub.generation_config import read_generation_defaults
 
     located = directory.resolve_path(path)
     is_file = located.is_file()
     if not is_file and not directory.is_model_directory(located):
         raise InputError(f"there is no {directory.CONFIG_FILE} in this directory", file=located)
-    content = read_weights(located) if is_file and content is None else content
+    if is_file and content is None:
+        content = read_weights(located)
     found = detect_format.read_model(located, content, allow_missing_heads=allow_missing_head)
     folder = located.parent if is_file else located
     has_text = hasattr(found.model.config, "vocab_size")
     tokenizer = preprocessing.read_tokenizer(folder) if has_text else None
-    defaults = GenerationDefaults() if is_file else read_generation_defaults(folder)
+    defaults = GenerationDefaults() if is_file else preprocessing.read_generation_defaults(folder)
     return SourceModel(located, found.model, tokenizer, found.artifacts, defaults, found)
 
 

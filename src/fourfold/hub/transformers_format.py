@@ -17,8 +17,7 @@ from fourfold.hub.architecture import (
     norm_eps_note,
     set_key,
 )
-from fourfold.hub.architectures.bert import BERT, DISTILBERT, ROBERTA
-from fourfold.hub.architectures.bert_heads import BERT_HEADS
+from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
 from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions

@@ -90,20 +90,13 @@ def attend_by_products(
     return _Attention.apply(q, k, v, mask, bias, settings)
 
 
-class FlatHeads(NamedTuple):
-    """Scaled queries (G, Tq, Dh), keys and values (G, Tk, Dh), G = B H."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-
-
-def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> FlatHeads:
-    return FlatHeads((q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scaled queries (G, Tq, Dh), the keys (G, Tk, Dh) and the values (G, Tk, Dv)."""
+    return (q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
 def _forward(
-    by_head: FlatHeads,
+    by_head: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     bias: Tensor | None,
     settings: Settings,

@@ -1,4 +1,8 @@
-"""BERT, RoBERTa and DistilBERT: config fields and tensor names of transformers."""
+"""BERT, RoBERTa and DistilBERT: config fields and tensor names of transformers.
+
+Several classes of transformers share one `model_type`, such as `BertForMaskedLM` and
+`BertForTokenClassification`; the names of the head's tensors tell the classes apart.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -6,7 +10,17 @@ from typing import Any
 
 from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
 from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyMap, Rule, TensorOp
-from fourfold.models import MaskedLM, MaskedLMConfig
+from fourfold.hub.preprocessing import infer_n_classes, label_entries
+from fourfold.models import (
+    MaskedLM,
+    MaskedLMConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    SpanExtractor,
+    SpanExtractorConfig,
+    TokenClassifier,
+    TokenClassifierConfig,
+)
 
 _BLOCK = "stack.blocks.{i}."
 # Names of the attention, its norm and the norm of the feed-forward sub-layer in a layer.
@@ -184,4 +198,58 @@ DISTILBERT = replace(
             Extra("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
         )
     ),
+)
+
+# `classifier_dropout: null` means 0.1, the default of `hidden_dropout_prob`.
+_HEAD_DROPOUT = Field(
+    "head_dropout", ("classifier_dropout",), None, lambda p: 0.1 if p is None else p
+)
+
+
+def _with_head(
+    encoder: Architecture, suffix: str, model_class: Any, config_class: Any, head: dict[str, str]
+) -> Architecture:
+    """Return the architecture of an encoder with a head for a downstream task.
+
+    Args:
+        encoder: `BERT` or `ROBERTA`.
+        suffix: End of the name of the transformers class.
+        model_class: Native model class.
+        config_class: Native config class.
+        head: External name of each native module of the head.
+    """
+    has_classes = model_class is not SpanExtractor
+    pooling = {"pool": "first"} if model_class is SequenceClassifier else {}
+    rules = [Rule(native + ".{p}", external + ".{p}") for native, external in head.items()]
+    return replace(
+        encoder,
+        hf_class=encoder.model_type.capitalize() + suffix,
+        model_class=model_class,
+        config_class=config_class,
+        fields=(*encoder.fields, *((_HEAD_DROPOUT,) if has_classes else ())),
+        implied={**encoder.implied, "head": False, "next_sentence": False, **pooling},
+        infer=infer_n_classes if has_classes else lambda names, config: {},
+        extra_config=label_entries if has_classes else lambda config: {},
+        keymap=KeyMap((*rules, *encoder.keymap.entries)),
+        distinctive=tuple(external + ".weight" for external in head.values()),
+    )
+
+
+_SEQUENCES = ("ForSequenceClassification", SequenceClassifier, SequenceClassifierConfig)
+_TOKENS = ("ForTokenClassification", TokenClassifier, TokenClassifierConfig)
+_SPANS = ("ForQuestionAnswering", SpanExtractor, SpanExtractorConfig)
+_BERT_POOLING = {"classifier.pool": "bert.pooler.dense", "classifier.classify": "classifier"}
+_ROBERTA_POOLING = {
+    "classifier.pool": "classifier.dense",
+    "classifier.classify": "classifier.out_proj",
+}
+
+# A BERT for sequences has all tensors of a BERT for tokens, so it precedes the BERT for tokens.
+BERT_HEADS = (
+    _with_head(BERT, *_SEQUENCES, _BERT_POOLING),
+    _with_head(BERT, *_TOKENS, {"classifier": "classifier"}),
+    _with_head(BERT, *_SPANS, {"span": "qa_outputs"}),
+    _with_head(ROBERTA, *_SEQUENCES, _ROBERTA_POOLING),
+    _with_head(ROBERTA, *_TOKENS, {"classifier": "classifier"}),
+    _with_head(ROBERTA, *_SPANS, {"span": "qa_outputs"}),
 )

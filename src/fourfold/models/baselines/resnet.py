@@ -14,15 +14,7 @@ from fourfold.core.embeddings import check_image_shape
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 
-# Number of blocks in each of the four stages, and True for bottleneck blocks (He et al. 2015,
-# Table 1).
-STAGES: dict[int, tuple[tuple[int, int, int, int], bool]] = {
-    18: ((2, 2, 2, 2), False),
-    34: ((3, 4, 6, 3), False),
-    50: ((3, 4, 6, 3), True),
-    101: ((3, 4, 23, 3), True),
-    152: ((3, 8, 36, 3), True),
-}
+DEPTHS = (18, 34, 50, 101, 152)  # number of layers; He et al. 2015, Table 1
 
 
 @dataclass(frozen=True)
@@ -50,15 +42,15 @@ class ResNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depth not in STAGES:
+        if self.depth not in DEPTHS:
             raise InputError(
-                f"must be one of {', '.join(map(str, STAGES))}, got {self.depth}", option="depth"
+                f"must be one of {', '.join(map(str, DEPTHS))}, got {self.depth}", option="depth"
             )
 
     @property
     def d_model(self) -> int:
         """Width D of the pooled features."""
-        return 2048 if STAGES[self.depth][1] else 512
+        return 2048 if self.depth >= 50 else 512  # from 50 layers on with bottleneck blocks
 
 
 class ResNet(Model):
@@ -79,9 +71,7 @@ class ResNet(Model):
 
         assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
-        n_blocks, is_bottleneck = STAGES[config.depth]
-        block = resnet.Bottleneck if is_bottleneck else resnet.BasicBlock
-        self.net = resnet.ResNet(block, list(n_blocks), num_classes=config.n_classes)
+        self.net = getattr(resnet, f"resnet{config.depth}")(num_classes=config.n_classes)
         kernel, stride = (7, 2) if config.stem == "imagenet" else (3, 1)
         self.net.conv1 = nn.Conv2d(
             config.n_channels, 64, kernel, stride, padding=kernel // 2, bias=False
