@@ -53,6 +53,8 @@ def initialize_from(
     Raises:
         InputError: A source cannot be read, or its layers do not match those of the model.
     """
+    from fourfold.hub.transformers_format import unmapped_tensors_for  # imports all architectures
+
     paths = init_from
     if isinstance(paths, str):
         is_encoder_decoder = hasattr(model, "tgt_embed")
@@ -65,7 +67,23 @@ def initialize_from(
     for role, path in (paths or {}).items():
         source = read_source(path, classes)
         lines += _describe(path, source, tokenizer)
-        report = _copy_weights(model, source, path, role, tokenizer, interpolation)
+        role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
+        if role not in PREFIXES_BY_ROLE:
+            raise InputError(
+                f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}",
+                option="init_from",
+            )
+        try:
+            report = transfer(
+                model,
+                source.model,
+                role,
+                more=unmapped_tensors_for(source.model, model),
+                tokens=shared_vocabulary(source.tokenizer, tokenizer),
+                interpolation=interpolation,
+            )
+        except InputError as error:
+            raise InputError(f"{path}: {error}", option="init_from") from error
         reports.append(report)
         lines += (replace(report, new=[]) if several else report).lines()
     read_source.cache_clear()
@@ -83,34 +101,6 @@ def _describe(path: str, source: SourceModel, tokenizer: str | None) -> list[str
     if tokenizer and not source.tokenizer and hasattr(source.model.config, "vocab_size"):
         lines.append("  the source has no tokenizer: token ids are assumed to be those of the data")
     return lines
-
-
-def _copy_weights(
-    model: Model,
-    source: SourceModel,
-    path: str,
-    role: str,
-    tokenizer: str | None,
-    interpolation: str,
-) -> TransferReport:
-    from fourfold.hub.transformers_format import unmapped_tensors_for  # imports all architectures
-
-    role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
-    if role not in PREFIXES_BY_ROLE:
-        raise InputError(
-            f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}", option="init_from"
-        )
-    try:
-        return transfer(
-            model,
-            source.model,
-            role,
-            more=unmapped_tensors_for(source.model, model),
-            tokens=shared_vocabulary(source.tokenizer, tokenizer),
-            interpolation=interpolation,
-        )
-    except InputError as error:
-        raise InputError(f"{path}: {error}", option="init_from") from error
 
 
 def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None:

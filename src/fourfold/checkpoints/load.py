@@ -133,7 +133,7 @@ def read_model(
         InputError: See `load`.
     """
     located = directory.resolve_path(path)
-    if native_directory.is_native(located):
+    if (located / native_directory.DESCRIPTION).is_file():
         content = native_directory.read(located)
         return model_from_checkpoint(content, located / native_directory.DESCRIPTION, classes)
     if directory.is_model_directory(located):

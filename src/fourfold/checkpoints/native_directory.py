@@ -16,12 +16,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fourfold.checkpoints.classes import model_name
-from fourfold.checkpoints.format import (
-    VERSION,
-    WEIGHT_PREFIX,
-    check_version,
-    in_checkpoint,
-)
+from fourfold.checkpoints.format import VERSION, WEIGHT_PREFIX, check_version, in_checkpoint
 from fourfold.core.validation import check_type
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.directory import read_json, read_safetensors
@@ -29,11 +24,6 @@ from fourfold.hub.directory import read_json, read_safetensors
 DESCRIPTION = "fourfold.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
-
-
-def is_native(path: Path) -> bool:
-    """Return whether `path` is a directory in the native format."""
-    return (path / DESCRIPTION).is_file()
 
 
 def read(path: Path) -> dict[str, Any]:

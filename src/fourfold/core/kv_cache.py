@@ -107,16 +107,12 @@ class KVCache:
             sources: (S,) int64, indices of the memories. Each then serves R / S consecutive rows.
                 None means one memory per row.
         """
-        sources = rows if sources is None else sources
-        kept = None if self._keeps_all_memories(sources) else sources
+        memory = self.layers[0].memory if self.layers else None
+        kept: Tensor | None = rows if sources is None else sources
+        if memory is not None and kept is not None and len(memory[0]) == len(kept):
+            in_order = torch.arange(len(kept), device=kept.device)
+            kept = None if torch.equal(kept, in_order) else kept  # None keeps all memories
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)
         for layer in self.layers:
             layer.reorder(rows, kept)
-
-    def _keeps_all_memories(self, sources: Tensor) -> bool:
-        """Return whether `sources` selects all memories in their order."""
-        memory = self.layers[0].memory if self.layers else None
-        if memory is None or len(memory[0]) != len(sources):
-            return False
-        return torch.equal(sources, torch.arange(len(sources), device=sources.device))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", PIC
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve_path(path: str | Path, patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:
+def resolve_path(path: str | Path) -> Path:
     """Return a local path; download a model if `path` is its name on the Hugging Face hub.
 
     Args:
         path: A path, or the name of a model such as `openai-community/gpt2` if no such path exists.
-        patterns: Patterns of the files to download.
 
     Raises:
         InputError: The model cannot be downloaded.
@@ -39,7 +38,7 @@ def resolve_path(path: str | Path, patterns: Sequence[str] = DOWNLOAD_PATTERNS) 
     from huggingface_hub import snapshot_download  # slow to import
 
     try:
-        return Path(snapshot_download(str(path), allow_patterns=list(patterns)))
+        return Path(snapshot_download(str(path), allow_patterns=list(DOWNLOAD_PATTERNS)))
     except Exception as error:  # huggingface_hub raises many classes for network and permissions
         first_line = str(error).strip().split("\n")[0]
         raise InputError(

@@ -91,6 +91,14 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json, file: str) -> 
     """
     weights = _strip_prefix(content)
     vocab_size, d_model = tensor_shape(weights, _TOKENS, 2, file)
+    n_heads = get_key(settings, "model.n_head")
+    n_heads = n_heads or _MINGPT_HEADS.get(get_key(settings, "model.model_type"))
+    if not isinstance(n_heads, int):
+        raise InputError(
+            "the weights of minGPT do not determine the number of heads; a config.json in the same"
+            ' directory must give it as "n_head" or "model_type" in its section "model"',
+            file=file,
+        )
     dropout = get_key(settings, "model.resid_pdrop", 0.1)
     if get_key(settings, "model.embd_pdrop", dropout) != dropout:
         raise InputError(
@@ -101,7 +109,7 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json, file: str) -> 
     options = {
         "d_model": d_model,
         "n_layers": len({n.split(".")[2] for n in weights if n.startswith(_LAYER_PREFIX)}),
-        "n_heads": _mingpt_heads(settings, file),
+        "n_heads": n_heads,
         "d_ff": tensor_shape(weights, _FF_UP, 2, file)[0],
         "activation": "gelu_tanh",
         "dropout": dropout,
@@ -111,23 +119,6 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json, file: str) -> 
         "tie_embeddings": False,
     }
     return _build(options, weights, file)
-
-
-def _mingpt_heads(settings: Json, file: str) -> int:
-    """Return the number of heads that minGPT's config.json gives.
-
-    Raises:
-        InputError: config.json gives no number.
-    """
-    n_heads = get_key(settings, "model.n_head")
-    n_heads = n_heads or _MINGPT_HEADS.get(get_key(settings, "model.model_type"))
-    if not isinstance(n_heads, int):
-        raise InputError(
-            "the weights of minGPT do not determine the number of heads; a config.json in the same"
-            ' directory must give it as "n_head" or "model_type" in its section "model"',
-            file=file,
-        )
-    return n_heads
 
 
 def _strip_prefix(state: Mapping[str, Any]) -> dict[str, Tensor]:

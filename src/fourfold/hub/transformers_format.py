@@ -68,7 +68,10 @@ def read_model(path: Path) -> Model:
     """
     config = read_config(path)
     candidates = _architectures_of(config, path)
-    tensors = {_modern_name(name): x for name, x in read_tensors(path).items()}
+    # A checkpoint that was converted from TensorFlow has `gamma` and `beta` in a LayerNorm.
+    tensors = read_tensors(path)
+    for old, new in (("gamma", "weight"), ("beta", "bias")):
+        tensors = {re.sub(rf"\.{old}$", f".{new}", name): x for name, x in tensors.items()}
     architecture = _select_architecture(candidates, config, tensors)
     prefix = architecture.base_model_prefix
     is_base_model = not any(name.startswith(prefix) for name in tensors)
@@ -224,11 +227,6 @@ def _select_architecture(
         if isinstance(classes, list) and architecture.hf_class in classes:
             return architecture
     return next(a for a in candidates if tensors.keys() >= set(a.distinctive))
-
-
-def _modern_name(name: str) -> str:
-    """Rename a LayerNorm parameter of a checkpoint that was converted from TensorFlow."""
-    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
 def _check_sinusoids(name: str, stored: Tensor, computed: Tensor, path: Path) -> None:

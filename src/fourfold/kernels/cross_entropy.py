@@ -62,7 +62,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         # Scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
         scaled = [
             None if total is None else total.mul_(grad).to(given.dtype)
-            for total, given in zip(gradients.all, inputs[:3], strict=True)
+            for total, given in zip(gradients.sums, inputs[:3], strict=True)
         ]
         return None, None, *scaled, None, None
 
@@ -228,10 +228,7 @@ class _Gradients:
         self.hidden = torch.zeros_like(x, dtype=sum_dtype)
         self.weight = torch.zeros_like(w, dtype=sum_dtype)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
-
-    @property
-    def all(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.hidden, self.weight, self.bias
+        self.sums = self.hidden, self.weight, self.bias
 
     def add(self, rows: slice, part: _Slice) -> None:
         """Add the gradients of a slice."""

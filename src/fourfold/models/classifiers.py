@@ -4,7 +4,6 @@ Parameters have the same names as in `MaskedLM` and `CausalLM`, whose weights ca
 loaded. Shapes: B batch, T tokens, D model width, K classes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,7 +61,7 @@ class SequenceClassifier(EncoderWithHead):
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states (B, T, D) with a mask (B, T) of real tokens to logits (B, K)."""
-        return self.classifier(POOLS[self.config.pool](h, mask))
+        return self.classifier(pool_tokens(h, mask, self.config.pool))
 
 
 @dataclass(frozen=True)
@@ -152,33 +151,26 @@ class CausalClassifier(CausalLM):
 
     def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states (B, T, D) to logits (B, K) of each row's last real token."""
-        return self.classifier(self.dropout(last_token(h, mask).squeeze(1)))
+        return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
 
 
-def first_token(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the hidden state (B, 1, D) of the first token."""
-    return h[:, :1]
+def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
+    """Pool hidden states (B, T, D) to (B, 1, D).
 
-
-def mean_of_tokens(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean (B, 1, D) of the hidden states of all real tokens."""
+    Args:
+        h: Hidden states.
+        mask: (B, T) bool, True = real token; None means that all tokens are real.
+        pool: first (first token), last (last real token, with padding on either side) or mean
+            (mean of all real tokens).
+    """
+    if pool == "first":
+        return h[:, :1]
+    if pool == "last":
+        if mask is None:
+            return h[:, -1:]
+        last = (torch.arange(h.shape[1], device=h.device) * mask).argmax(1)
+        return h[torch.arange(len(h), device=h.device), last].unsqueeze(1)
     if mask is None:
         return h.mean(1, keepdim=True)
     weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
     return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
-
-
-def last_token(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the hidden state (B, 1, D) of the last real token, with padding on either side."""
-    if mask is None:
-        return h[:, -1:]
-    positions = torch.arange(h.shape[1], device=h.device)
-    return h[torch.arange(len(h), device=h.device), (positions * mask).argmax(1)].unsqueeze(1)
-
-
-# Pooling of hidden states (B, T, D) with a mask (B, T) of real tokens to (B, 1, D).
-POOLS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "first": first_token,
-    "last": last_token,
-    "mean": mean_of_tokens,
-}

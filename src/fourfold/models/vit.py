@@ -107,7 +107,14 @@ class ViT(Model):
             n_prefix=self.n_prefix,
             dropout=config.dropout,
         )
-        self.stack = self._positioned_stack() if positions_in_stack else Stack(config)
+        if positions_in_stack:
+            length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
+            shared = config.positions_at == "layers_shared"
+            self.stack: Stack = PositionedStack(
+                config, config.positions, shared=shared, length=length
+            )
+        else:
+            self.stack = Stack(config)
         width = config.representation_size or config.d_model
         self.representation: nn.Linear | None = None
         if config.representation_size:
@@ -117,12 +124,6 @@ class ViT(Model):
         initialize(self, config.init, {**INITS, "vit": init_vit})
         if isinstance(self.stack, PositionedStack):
             self.stack.initialize_positions()
-
-    def _positioned_stack(self) -> PositionedStack:
-        config = self.config
-        length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
-        shared = config.positions_at == "layers_shared"
-        return PositionedStack(config, config.positions, shared=shared, length=length)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits (B, K) of images (B, C, side, side).

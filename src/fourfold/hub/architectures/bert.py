@@ -4,11 +4,10 @@ Several classes of transformers share one `model_type`, such as `BertForMaskedLM
 `BertForTokenClassification`; the names of the head's tensors tell the classes apart.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
+from fourfold.hub.architecture import Architecture, Field, activation_field, field
 from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyMap, Rule, TensorOp
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
 from fourfold.models import (
@@ -85,14 +84,6 @@ def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, 
     )
 
 
-def _infer_heads(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the heads of a BERT from the names of its tensors."""
-    return {
-        "head": "cls.predictions.bias" in names,
-        "next_sentence": "cls.seq_relationship.weight" in names,
-    }
-
-
 def _bert_class(config: MaskedLMConfig) -> str:
     """Return the transformers class of a BERT with the heads of `config`."""
     if config.head:
@@ -113,7 +104,10 @@ BERT = Architecture(
     ),
     implied={"norm_placement": "post", "positions": "learned"},
     required=_REQUIRED,
-    infer=_infer_heads,
+    infer=lambda names, config: {
+        "head": "cls.predictions.bias" in names,
+        "next_sentence": "cls.seq_relationship.weight" in names,
+    },
     export_if=lambda config: config.n_segments > 0,
     base_model_prefix="bert.",
     keymap=KeyMap(

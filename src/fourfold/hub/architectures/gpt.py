@@ -1,10 +1,8 @@
 """GPT and GPT-2: config fields and tensor names of transformers."""
 
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
-from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
+from fourfold.hub.architecture import Architecture, Field, activation_field, field
 from fourfold.hub.keymap import QKV, SPLIT_QKV_T, TRANSPOSE, Extra, KeyMap, Rule, TensorOp
 from fourfold.models import CausalLM, CausalLMConfig
 
@@ -39,11 +37,6 @@ def keymap(tokens: str, positions: str, qkv_op: TensorOp, matrix_op: TensorOp) -
     )
 
 
-def _gpt2_width(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the width of the feed-forward layer, by default 4 times the width of the model."""
-    return {"d_ff": config.get("n_inner") or 4 * config.get("n_embd", 768)}
-
-
 _FIELDS = (
     field("d_model", "n_embd", default=768),
     field("n_layers", "n_layer", default=12),
@@ -71,7 +64,7 @@ GPT2 = Architecture(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    infer=_gpt2_width,
+    infer=lambda names, config: {"d_ff": config.get("n_inner") or 4 * config.get("n_embd", 768)},
     base_model_prefix="transformer.",
     keymap=keymap("transformer.wte.weight", "transformer.wpe.weight", SPLIT_QKV_T, TRANSPOSE),
 )

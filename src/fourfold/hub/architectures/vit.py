@@ -1,6 +1,5 @@
 """ViT and DeiT: config fields and tensor names of transformers."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from fourfold.hub.architecture import Architecture, field
@@ -34,12 +33,7 @@ def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...])
     )
 
 
-def _count_heads(names: Collection[str]) -> int:
-    """Count the classifiers among the tensor names."""
-    heads = ("classifier", "cls_classifier", "distillation_classifier")
-    return sum(f"{head}.weight" in names for head in heads)
-
-
+_DEIT_HEADS = ("cls_classifier", "distillation_classifier")
 VIT = Architecture(
     model_type="vit",
     hf_class="ViTForImageClassification",
@@ -62,16 +56,14 @@ VIT = Architecture(
     base_model_prefix="vit.",
     keymap=_keymap("vit.", ("cls_token",), ("classifier",)),
     extra_config=label_entries,
-    count_heads=_count_heads,
+    count_heads=lambda names: sum(f"{h}.weight" in names for h in ("classifier", *_DEIT_HEADS)),
 )
 
-_DEIT_TOKENS = ("cls_token", "distillation_token")
-_DEIT_HEADS = ("cls_classifier", "distillation_classifier")
 DEIT = replace(
     VIT,
     model_type="deit",
     hf_class="DeiTForImageClassificationWithTeacher",
     implied={**VIT.implied, "distillation": True},
     base_model_prefix="deit.",
-    keymap=_keymap("deit.", _DEIT_TOKENS, _DEIT_HEADS),
+    keymap=_keymap("deit.", ("cls_token", "distillation_token"), _DEIT_HEADS),
 )

@@ -49,13 +49,8 @@ def parameters(model: nn.Module) -> CostBreakdown:
     A matrix that embeddings and head share counts once, in the embeddings.
     """
     counts = {"embeddings": 0, "blocks": 0, "head": 0}
-    seen: set[int] = set()
-    for child in model.children():
-        for parameter in child.parameters():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                counts[_section(child)] += parameter.numel()
-    counts["head"] += sum(p.numel() for p in model.parameters(recurse=False))
+    for name, parameter in model.named_parameters():
+        counts[_section(getattr(model, name.split(".")[0]))] += parameter.numel()
     return CostBreakdown(**counts)
 
 
@@ -108,18 +103,16 @@ def forward_flops(
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
     """Return the number of tokens of an image: patches, class token and distillation token."""
-    if isinstance(config, CLIPConfig):
-        return _patches(config) + 1
     if isinstance(config, ImageToTextConfig):
         config = config.encoder
-    return _patches(config) + (config.pool == "cls") + config.distillation
+    n_patches = (config.image_size // config.patch_size) ** 2
+    if isinstance(config, CLIPConfig):
+        return n_patches + 1
+    return n_patches + (config.pool == "cls") + config.distillation
 
 
-def _patches(config: ViTConfig | CLIPConfig) -> int:
-    return (config.image_size // config.patch_size) ** 2
-
-
-def _section(child: nn.Module) -> str:
+def _section(child: nn.Module | nn.Parameter) -> str:
+    """Return the field of `CostBreakdown` that a submodule or parameter of a model counts in."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
     return "blocks" if isinstance(child, Stack | LSTMStack) else "head"

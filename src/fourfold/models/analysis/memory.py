@@ -118,78 +118,52 @@ def activation_bytes(
         # The workspace of an LSTM stays in fp32 under autocast.
         values = config.d_model + LSTM_VALUES_PER_UNIT * config.n_layers * config.hidden_size
         return round(tokens * max(sizes[0], 4) * values)
-    counter = _ActivationCounter(config, *sizes)
     if isinstance(config, EncoderDecoderConfig | TextToTextConfig | ImageToTextConfig):
         encoder = getattr(config, "encoder", config)
         depth = getattr(config, "n_decoder_layers", None) or config.n_layers
-        encoder_bytes = _ActivationCounter(encoder, *sizes).stack(encoder.n_layers, source)
-        return encoder_bytes + counter.stack(depth, tokens, source)
-    total = counter.stack(config.n_layers, tokens)
+        encoder_bytes = _stack_bytes(encoder, encoder.n_layers, source, 0, *sizes)
+        return encoder_bytes + _stack_bytes(config, depth, tokens, source, *sizes)
+    total = _stack_bytes(config, config.n_layers, tokens, 0, *sizes)
     if isinstance(config, CLIPConfig):
-        total += _ActivationCounter(config.image_tower, *sizes).stack(config.image_n_layers, source)
+        total += _stack_bytes(config.image_tower, config.image_n_layers, source, 0, *sizes)
     return total
 
 
-@dataclass(frozen=True)
-class _ActivationCounter:
-    """Bytes that autograd stores of a stack.
+def _stack_bytes(
+    config: TransformerConfig, depth: int, tokens: int, source: int, wide: int, narrow: int
+) -> int:
+    """Count the bytes that autograd stores of blocks, of a final norm and of a decoder's memory.
 
     Args:
         config: Config of the stack.
+        depth: Number of blocks.
+        tokens: Number of tokens.
+        source: Number of tokens of the memory of a decoder; 0 for a stack without cross-attention.
         wide: Bytes of a value of the residual stream.
         narrow: Bytes of an operand of a matrix product.
     """
+    width = config.d_model
+    is_mixed = narrow != wide  # autocast copies the input of a matrix product
+    dropout_mask = width if config.dropout else 0  # one byte for each element
 
-    config: TransformerConfig
-    wide: int
-    narrow: int
+    def norm(n_matrices: int) -> int:
+        """Count input and output of a norm, whose output autocast copies for each matrix."""
+        return width * (wide + (n_matrices if is_mixed else 1) * narrow)
 
-    @property
-    def mixed(self) -> bool:
-        """True if autocast copies the input of a matrix product."""
-        return self.narrow != self.wide
-
-    def stack(self, depth: int, tokens: int, source: int = 0) -> int:
-        """Count the bytes of `depth` blocks, of a final norm, and of the memory of a decoder."""
-        block = self._attention(tokens, None) + self._feed_forward(tokens)
-        if source:
-            block += self._attention(tokens, source)
-        final_norm = tokens * self.wide if self.config.norm_placement == "pre" else 0
-        memory = 0 if self.mixed else source * self.narrow
-        return depth * block + self.config.d_model * (final_norm + memory)
-
-    def _norm(self, n_matrices: int) -> int:
-        """Count the bytes of input and output of a norm at one position.
-
-        Autocast copies the output once for each matrix that reads the output.
-        """
-        copies = n_matrices if self.mixed else 1
-        return self.config.d_model * (self.wide + copies * self.narrow)
-
-    def _attention(self, tokens: int, source: int | None) -> int:
-        c = self.config
-        keys = tokens if source is None else source
-        heads = c.n_heads * (c.head_width + c.value_width) * self.narrow
-        stored = (tokens + keys) * heads + tokens * _mask_bytes(c.dropout, c.d_model)
-        if source is None:
-            return stored + tokens * self._norm(n_matrices=3)
-        cast = 2 * c.d_model * self.narrow if self.mixed else 0
-        return stored + tokens * self._norm(n_matrices=1) + source * cast
-
-    def _feed_forward(self, tokens: int) -> int:
-        c = self.config
-        gated = c.feed_forward == "glu"
-        # Output of the matrix and of the activation; ReLU's gradient needs only the latter.
-        hidden_layers = 4 if gated else 2
-        if c.activation == "relu" and not c.ff_dropout:
-            hidden_layers -= 1
-        stored = self._norm(n_matrices=2 if gated else 1) + hidden_layers * c.d_ff * self.narrow
-        masks = _mask_bytes(c.ff_dropout, c.d_ff) + _mask_bytes(c.dropout, c.d_model)
-        return tokens * (stored + masks)
-
-
-def _mask_bytes(dropout: float, width: int) -> int:
-    return width if dropout else 0  # one byte for each element
+    heads = config.n_heads * (config.head_width + config.value_width) * narrow
+    is_gated = config.feed_forward == "glu"
+    # Output of the matrix and of the activation; ReLU's gradient needs only the latter.
+    hidden_layers = 4 if is_gated else 2
+    if config.activation == "relu" and not config.ff_dropout:
+        hidden_layers -= 1
+    hidden = config.d_ff * (hidden_layers * narrow + (config.ff_dropout > 0.0))
+    block = tokens * (2 * heads + norm(3) + norm(2 if is_gated else 1) + hidden + 2 * dropout_mask)
+    if source:
+        cast = 2 * width * narrow if is_mixed else 0
+        block += (tokens + source) * heads + tokens * (norm(1) + dropout_mask) + source * cast
+    final_norm = tokens * wide if config.norm_placement == "pre" else 0
+    memory = 0 if is_mixed else source * narrow
+    return depth * block + width * (final_norm + memory)
 
 
 def _loss_bytes(

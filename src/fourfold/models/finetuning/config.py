@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fourfold.core.validation import check_choice, check_range, check_types
+from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
-from fourfold.models.finetuning.position_interpolation import INTERPOLATIONS
+from fourfold.models.finetuning.position_interpolation import Interpolation
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TuningConfig:
             and down of the feed-forward layer.
     """
 
-    pos_embed_interpolation: str = "bicubic_antialias"
+    pos_embed_interpolation: Interpolation = "bicubic_antialias"
     freeze: int | Literal["all"] = 0
     gradual_unfreezing_epochs: int | None = None
     lora_rank: int = 0
@@ -37,7 +37,6 @@ class TuningConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choice("pos_embed_interpolation", self.pos_embed_interpolation, tuple(INTERPOLATIONS))
         if isinstance(self.freeze, int):
             check_range("freeze", self.freeze, minimum=0)
         if self.gradual_unfreezing_epochs is not None:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.finetuning.config import TuningConfig
@@ -24,14 +23,10 @@ class LoRALinear(nn.Module):
         rank: R.
         alpha: Scale; the update is multiplied by alpha / R.
         dropout: Dropout probability of the input of A.
-
-    Raises:
-        InputError: `rank` is below 1.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
         super().__init__()
-        check_positive("lora_rank", rank)
         self.base = base
         self.scale = alpha / rank
         self.a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
@@ -59,7 +54,7 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
             the names of the layers.
 
     Raises:
-        InputError: No linear layer has one of the names, or the rank is below 1.
+        InputError: No linear layer has one of the names.
     """
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = {n: m for n, m in linear.items() if n.rpartition(".")[2] in tuning.lora_targets}

@@ -4,13 +4,14 @@ Shapes: D model width, S side of a square grid of patches.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_choice
 
+Interpolation = Literal["bicubic_antialias", "bicubic", "bilinear", "zoom"]
 # Arguments of torch.nn.functional.interpolate.
 INTERPOLATIONS: dict[str, dict[str, Any]] = {
     "bicubic_antialias": {"mode": "bicubic", "antialias": True},  # timm

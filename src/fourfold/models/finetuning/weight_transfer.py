@@ -114,7 +114,10 @@ def transfer(
     """
     _check_same_layers(source.config, target.config, role)
     stored = {**(more or {}), **source.state_dict()}
-    prefixes = {**_pooler_prefixes(stored, target), **PREFIXES_BY_ROLE[role]}
+    prefixes = PREFIXES_BY_ROLE[role]
+    pools_first = getattr(target.config, "pool", None) == "first"
+    if pools_first and "classifier.pool.weight" not in stored:
+        prefixes = {**POOLER, **prefixes}
     available = _rename_all({**dict(source.named_buffers()), **stored}, prefixes)
     source_grids = _rename_all(_grids(source), prefixes)
     target_grids = _grids(target)
@@ -227,13 +230,6 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
             raise InputError(
                 f"of the source must be that of the model, {expected}, got {given}", option=name
             )
-
-
-def _pooler_prefixes(stored: Mapping[str, Tensor], target: nn.Module) -> dict[str, str]:
-    """Return `POOLER` if the target pools the first token and the source has no such pooler."""
-    name = "classifier.pool.weight"
-    is_missing = name in target.state_dict() and name not in stored
-    return POOLER if is_missing and getattr(target.config, "pool", None) == "first" else {}
 
 
 def _rename_all(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
