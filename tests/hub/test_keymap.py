@@ -45,7 +45,7 @@ def test_tensor_op_is_inverted(
 
 
 def test_rows_of_padding_are_restored_on_export() -> None:
-    keymap = KeyMap([Rule("positions.weight", "embed_positions.weight", OFFSET_2)])
+    keymap = KeyMap(Rule("positions.weight", "embed_positions.weight", OFFSET_2))
     external = {"embed_positions.weight": torch.randn(7, 3)}
     expected = {"positions.weight": torch.zeros(5, 3)}
     native, unmapped = keymap.to_native(external, expected, "dir")
@@ -58,7 +58,7 @@ def test_rows_of_padding_are_restored_on_export() -> None:
 
 
 KEYMAP = KeyMap(
-    [
+    *[
         Rule("blocks.{i}.up.{p}", "layer.{i}.fc.{p}"),
         Extra("pooler.{p}", is_kept=True),
         Extra("lm_head.weight", tied_to="embed.weight"),

@@ -6,14 +6,14 @@ component of a dotted name and has the same value on both sides: `{i}` for a lay
 `weight` and `bias`.
 
 Example:
-    >>> keymap = KeyMap([Rule("norm.{p}", "LayerNorm.{p}"), Rule("up.weight", "fc.w", TRANSPOSE)])
+    >>> keymap = KeyMap(Rule("norm.{p}", "LayerNorm.{p}"), Rule("up.weight", "fc.w", TRANSPOSE))
     >>> tensors, unmatched = keymap.to_external({"up.weight": torch.zeros(3, 2)}, {})
     >>> {name: tuple(tensor.shape) for name, tensor in tensors.items()}, unmatched
     ({'fc.w': (2, 3)}, [])
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
@@ -127,8 +127,8 @@ class KeyMap:
             whose tensors exist is applied.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = tuple(entries)
+    def __init__(self, *entries: Entry) -> None:
+        self.entries = entries
         self.rules = [entry for entry in self.entries if isinstance(entry, Rule)]
         self.extras = [entry for entry in self.entries if isinstance(entry, Extra)]
 

@@ -56,20 +56,18 @@ def _keymap(n_prefix: int) -> KeyMap:
     block = "stack.blocks.{i}."
     layer = "blocks.{i}."
     return KeyMap(
-        (
-            Rule("embed.prefix", _PREFIX_TOKENS[:n_prefix], PREFIX_TOKENS),
-            Rule("embed.positions.weight", "pos_embed", SQUEEZE_0),
-            Rule("embed.patches.{p}", "patch_embed.proj.{p}"),
-            Rule(QKV, layer + "attn.qkv.{p}", SPLIT_QKV),
-            Rule(block + "attn.out.{p}", layer + "attn.proj.{p}"),
-            Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
-            Rule(block + "ff.up.{p}", layer + "mlp.fc1.{p}"),
-            Rule(block + "ff.down.{p}", layer + "mlp.fc2.{p}"),
-            Rule(block + "ff_norm.{p}", layer + "norm2.{p}"),
-            Rule("stack.norm.{p}", "norm.{p}"),
-            Rule("representation.{p}", "pre_logits.fc.{p}"),  # timm before version 0.6
-            *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(_HEADS)),
-        )
+        Rule("embed.prefix", _PREFIX_TOKENS[:n_prefix], PREFIX_TOKENS),
+        Rule("embed.positions.weight", "pos_embed", SQUEEZE_0),
+        Rule("embed.patches.{p}", "patch_embed.proj.{p}"),
+        Rule(QKV, layer + "attn.qkv.{p}", SPLIT_QKV),
+        Rule(block + "attn.out.{p}", layer + "attn.proj.{p}"),
+        Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
+        Rule(block + "ff.up.{p}", layer + "mlp.fc1.{p}"),
+        Rule(block + "ff.down.{p}", layer + "mlp.fc2.{p}"),
+        Rule(block + "ff_norm.{p}", layer + "norm2.{p}"),
+        Rule("stack.norm.{p}", "norm.{p}"),
+        Rule("representation.{p}", "pre_logits.fc.{p}"),  # timm before version 0.6
+        *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(_HEADS)),
     )
 
 

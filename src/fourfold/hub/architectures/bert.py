@@ -111,19 +111,17 @@ BERT = Architecture(
     export_if=lambda config: config.n_segments > 0,
     base_model_prefix="bert.",
     keymap=KeyMap(
-        (
-            *_embedding_rules("bert."),
-            *encoder_rules("bert.", *_MODULES),
-            Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
-            Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
-            Rule("head.bias", "cls.predictions.bias"),
-            Rule("next_sentence.pool.{p}", "bert.pooler.dense.{p}"),
-            # Class 0 of transformers means "sentence B follows sentence A".
-            Rule("next_sentence.classify.{p}", "cls.seq_relationship.{p}", FLIP_CLASSES),
-            Extra("bert.pooler.dense.{p}", is_kept=True),
-            Extra("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-            Extra("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        )
+        *_embedding_rules("bert."),
+        *encoder_rules("bert.", *_MODULES),
+        Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
+        Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
+        Rule("head.bias", "cls.predictions.bias"),
+        Rule("next_sentence.pool.{p}", "bert.pooler.dense.{p}"),
+        # Class 0 of transformers means "sentence B follows sentence A".
+        Rule("next_sentence.classify.{p}", "cls.seq_relationship.{p}", FLIP_CLASSES),
+        Extra("bert.pooler.dense.{p}", is_kept=True),
+        Extra("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        Extra("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
 )
 
@@ -142,16 +140,14 @@ ROBERTA = replace(
     export_if=lambda config: False,
     base_model_prefix="roberta.",
     keymap=KeyMap(
-        (
-            *_embedding_rules("roberta.", OFFSET_2),
-            *encoder_rules("roberta.", *_MODULES),
-            Rule("head.transform.{p}", "lm_head.dense.{p}"),
-            Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
-            Rule("head.bias", "lm_head.bias"),
-            Extra("roberta.pooler.dense.{p}", is_kept=True),
-            Extra("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
-            Extra("lm_head.decoder.bias", "lm_head.bias"),
-        )
+        *_embedding_rules("roberta.", OFFSET_2),
+        *encoder_rules("roberta.", *_MODULES),
+        Rule("head.transform.{p}", "lm_head.dense.{p}"),
+        Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
+        Rule("head.bias", "lm_head.bias"),
+        Extra("roberta.pooler.dense.{p}", is_kept=True),
+        Extra("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+        Extra("lm_head.decoder.bias", "lm_head.bias"),
     ),
 )
 
@@ -179,18 +175,16 @@ DISTILBERT = replace(
     export_if=lambda config: True,
     base_model_prefix="distilbert.",
     keymap=KeyMap(
-        (
-            *_embedding_rules("distilbert."),
-            Rule(_BLOCK + "attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
-            Rule(_BLOCK + "attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),
-            Rule(_BLOCK + "ff.up.{p}", _LAYER + "ffn.lin1.{p}"),
-            Rule(_BLOCK + "ff.down.{p}", _LAYER + "ffn.lin2.{p}"),
-            Rule(_BLOCK + "ff_norm.{p}", _LAYER + "output_layer_norm.{p}"),
-            Rule("head.transform.{p}", "vocab_transform.{p}"),
-            Rule("head.norm.{p}", "vocab_layer_norm.{p}"),
-            Rule("head.bias", "vocab_projector.bias"),
-            Extra("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
-        )
+        *_embedding_rules("distilbert."),
+        Rule(_BLOCK + "attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
+        Rule(_BLOCK + "attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),
+        Rule(_BLOCK + "ff.up.{p}", _LAYER + "ffn.lin1.{p}"),
+        Rule(_BLOCK + "ff.down.{p}", _LAYER + "ffn.lin2.{p}"),
+        Rule(_BLOCK + "ff_norm.{p}", _LAYER + "output_layer_norm.{p}"),
+        Rule("head.transform.{p}", "vocab_transform.{p}"),
+        Rule("head.norm.{p}", "vocab_layer_norm.{p}"),
+        Rule("head.bias", "vocab_projector.bias"),
+        Extra("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
     ),
 )
 
@@ -224,7 +218,7 @@ def _with_head(
         implied={**encoder.implied, "head": False, "next_sentence": False, **pooling},
         infer=infer_n_classes if has_classes else lambda names, config: {},
         extra_config=label_entries if has_classes else lambda config: {},
-        keymap=KeyMap((*rules, *encoder.keymap.entries)),
+        keymap=KeyMap(*rules, *encoder.keymap.entries),
         distinctive=tuple(external + ".weight" for external in head.values()),
     )
 

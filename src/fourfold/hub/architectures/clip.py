@@ -101,21 +101,19 @@ CLIP = Architecture(
         section + "projection_dim": config.d_embed for section in (_TEXT, _VISION)
     },
     keymap=KeyMap(
-        (
-            Rule("log_scale", "logit_scale"),
-            Rule("text_embed.tokens.weight", _TEXT_EMBED + "token_embedding.weight"),
-            Rule("text_embed.positions.weight", _TEXT_EMBED + "position_embedding.weight"),
-            *_tower_rules("text", "text"),
-            Rule("text_stack.norm.{p}", "text_model.final_layer_norm.{p}"),
-            Rule("text_projection.weight", "text_projection.weight"),
-            Rule("image_embed.prefix", _IMAGE_EMBED + "class_embedding", UNSQUEEZE_0),
-            Rule("image_embed.patches.weight", _IMAGE_EMBED + "patch_embedding.weight"),
-            Rule("image_embed.positions.weight", _IMAGE_EMBED + "position_embedding.weight"),
-            Rule("image_norm.{p}", "vision_model.pre_layrnorm.{p}"),  # misspelled in transformers
-            *_tower_rules("image", "vision"),
-            Rule("image_stack.norm.{p}", "vision_model.post_layernorm.{p}"),
-            Rule("image_projection.weight", "visual_projection.weight"),
-            Extra("{tower}.embeddings.position_ids"),
-        )
+        Rule("log_scale", "logit_scale"),
+        Rule("text_embed.tokens.weight", _TEXT_EMBED + "token_embedding.weight"),
+        Rule("text_embed.positions.weight", _TEXT_EMBED + "position_embedding.weight"),
+        *_tower_rules("text", "text"),
+        Rule("text_stack.norm.{p}", "text_model.final_layer_norm.{p}"),
+        Rule("text_projection.weight", "text_projection.weight"),
+        Rule("image_embed.prefix", _IMAGE_EMBED + "class_embedding", UNSQUEEZE_0),
+        Rule("image_embed.patches.weight", _IMAGE_EMBED + "patch_embedding.weight"),
+        Rule("image_embed.positions.weight", _IMAGE_EMBED + "position_embedding.weight"),
+        Rule("image_norm.{p}", "vision_model.pre_layrnorm.{p}"),  # misspelled in transformers
+        *_tower_rules("image", "vision"),
+        Rule("image_stack.norm.{p}", "vision_model.post_layernorm.{p}"),
+        Rule("image_projection.weight", "visual_projection.weight"),
+        Extra("{tower}.embeddings.position_ids"),
     ),
 )

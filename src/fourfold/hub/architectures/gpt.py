@@ -19,21 +19,19 @@ def keymap(tokens: str, positions: str, qkv_op: TensorOp, matrix_op: TensorOp) -
     layer = "transformer.h.{i}."
     block = "stack.blocks.{i}."
     return KeyMap(
-        (
-            Rule("embed.tokens.weight", tokens),
-            Rule("embed.positions.weight", positions),
-            Rule(QKV, layer + "attn.c_attn.{p}", qkv_op),
-            Rule(block + "attn.out.{p}", layer + "attn.c_proj.{p}", matrix_op),
-            Rule(block + "attn_norm.{p}", layer + "ln_1.{p}"),
-            Rule(block + "ff.up.{p}", layer + "mlp.c_fc.{p}", matrix_op),
-            Rule(block + "ff.down.{p}", layer + "mlp.c_proj.{p}", matrix_op),
-            Rule(block + "ff_norm.{p}", layer + "ln_2.{p}"),
-            Rule("stack.norm.{p}", "transformer.ln_f.{p}"),
-            Rule("head.own.weight", "lm_head.weight"),  # if embeddings are not tied
-            Extra("lm_head.weight", tied_to=tokens),
-            Extra(layer + "attn.bias"),  # a causal mask
-            Extra(layer + "attn.masked_bias"),
-        )
+        Rule("embed.tokens.weight", tokens),
+        Rule("embed.positions.weight", positions),
+        Rule(QKV, layer + "attn.c_attn.{p}", qkv_op),
+        Rule(block + "attn.out.{p}", layer + "attn.c_proj.{p}", matrix_op),
+        Rule(block + "attn_norm.{p}", layer + "ln_1.{p}"),
+        Rule(block + "ff.up.{p}", layer + "mlp.c_fc.{p}", matrix_op),
+        Rule(block + "ff.down.{p}", layer + "mlp.c_proj.{p}", matrix_op),
+        Rule(block + "ff_norm.{p}", layer + "ln_2.{p}"),
+        Rule("stack.norm.{p}", "transformer.ln_f.{p}"),
+        Rule("head.own.weight", "lm_head.weight"),  # if embeddings are not tied
+        Extra("lm_head.weight", tied_to=tokens),
+        Extra(layer + "attn.bias"),  # a causal mask
+        Extra(layer + "attn.masked_bias"),
     )
 
 

@@ -47,24 +47,22 @@ def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -
 def _keymap(*entries: Entry) -> KeyMap:
     """Return the key map with the names that all three models share, and with further entries."""
     return KeyMap(
-        (
-            Rule("src_embed.tokens.weight", "model.shared.weight"),
-            *layer_rules(
-                "{stack}.blocks.{i}.",
-                "model.{stack}.layers.{i}.",
-                attn_norm="self_attn_layer_norm",
-                ff="fc",
-                ff_norm="final_layer_norm",
-            ),
-            Rule(_CROSS_ATTN + ".out.{p}", _HF_CROSS_ATTN + ".out_proj.{p}"),
-            Rule(_CROSS_ATTN + ".{m}.{p}", _HF_CROSS_ATTN + ".{m}_proj.{p}"),
-            Rule(_CROSS_ATTN + "_norm.{p}", _HF_CROSS_ATTN + "_layer_norm.{p}"),
-            Rule("head.bias", "final_logits_bias", SQUEEZE_0),
-            *entries,
-            Extra("model.{stack}.embed_tokens.weight", tied_to="model.shared.weight"),
-            Extra("lm_head.weight", tied_to="model.shared.weight"),
-            Extra("model.{stack}.embed_positions.weight", is_kept=True),
-        )
+        Rule("src_embed.tokens.weight", "model.shared.weight"),
+        *layer_rules(
+            "{stack}.blocks.{i}.",
+            "model.{stack}.layers.{i}.",
+            attn_norm="self_attn_layer_norm",
+            ff="fc",
+            ff_norm="final_layer_norm",
+        ),
+        Rule(_CROSS_ATTN + ".out.{p}", _HF_CROSS_ATTN + ".out_proj.{p}"),
+        Rule(_CROSS_ATTN + ".{m}.{p}", _HF_CROSS_ATTN + ".{m}_proj.{p}"),
+        Rule(_CROSS_ATTN + "_norm.{p}", _HF_CROSS_ATTN + "_layer_norm.{p}"),
+        Rule("head.bias", "final_logits_bias", SQUEEZE_0),
+        *entries,
+        Extra("model.{stack}.embed_tokens.weight", tied_to="model.shared.weight"),
+        Extra("lm_head.weight", tied_to="model.shared.weight"),
+        Extra("model.{stack}.embed_positions.weight", is_kept=True),
     )
 
 

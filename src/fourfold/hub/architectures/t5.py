@@ -106,26 +106,24 @@ T5 = Architecture(
     infer=_infer_version,
     extra_config=_extra_config,
     keymap=KeyMap(
-        (
-            Rule("src_embed.tokens.weight", "shared.weight"),
-            Rule(
-                "{stack}.bias.table.weight",
-                "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            ),
-            Rule(_BLOCK + "attn.out.weight", _LAYER + "0.SelfAttention.o.weight"),
-            Rule(_BLOCK + "attn.{m}.weight", _LAYER + "0.SelfAttention.{m}.weight"),
-            Rule(_BLOCK + "attn_norm.weight", _LAYER + "0.layer_norm.weight"),
-            Rule(_BLOCK + "cross_attn.out.weight", _LAYER + "1.EncDecAttention.o.weight"),
-            Rule(_BLOCK + "cross_attn.{m}.weight", _LAYER + "1.EncDecAttention.{m}.weight"),
-            Rule(_BLOCK + "cross_attn_norm.weight", _LAYER + "1.layer_norm.weight"),
-            *_feed_forward_rules("encoder", 1),
-            *_feed_forward_rules("decoder", 2),
-            Rule("{stack}.norm.weight", "{stack}.final_layer_norm.weight"),
-            Rule("head.own.weight", "lm_head.weight"),
-            Extra("lm_head.weight", tied_to="shared.weight"),
-            Extra("{stack}.embed_tokens.weight", tied_to="shared.weight"),
-            # Part of the first checkpoints; cross-attention has no relative positions.
-            Extra("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
-        )
+        Rule("src_embed.tokens.weight", "shared.weight"),
+        Rule(
+            "{stack}.bias.table.weight",
+            "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        ),
+        Rule(_BLOCK + "attn.out.weight", _LAYER + "0.SelfAttention.o.weight"),
+        Rule(_BLOCK + "attn.{m}.weight", _LAYER + "0.SelfAttention.{m}.weight"),
+        Rule(_BLOCK + "attn_norm.weight", _LAYER + "0.layer_norm.weight"),
+        Rule(_BLOCK + "cross_attn.out.weight", _LAYER + "1.EncDecAttention.o.weight"),
+        Rule(_BLOCK + "cross_attn.{m}.weight", _LAYER + "1.EncDecAttention.{m}.weight"),
+        Rule(_BLOCK + "cross_attn_norm.weight", _LAYER + "1.layer_norm.weight"),
+        *_feed_forward_rules("encoder", 1),
+        *_feed_forward_rules("decoder", 2),
+        Rule("{stack}.norm.weight", "{stack}.final_layer_norm.weight"),
+        Rule("head.own.weight", "lm_head.weight"),
+        Extra("lm_head.weight", tied_to="shared.weight"),
+        Extra("{stack}.embed_tokens.weight", tied_to="shared.weight"),
+        # Part of the first checkpoints; cross-attention has no relative positions.
+        Extra("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     ),
 )

@@ -19,17 +19,15 @@ def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...])
     """
     embeddings = prefix + "embeddings."
     return KeyMap(
-        (
-            Rule("embed.prefix", tuple(embeddings + t for t in prefix_tokens), PREFIX_TOKENS),
-            Rule("embed.positions.weight", embeddings + "position_embeddings", SQUEEZE_0),
-            Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
-            *encoder_rules(prefix, "attention.attention", "layernorm_before", "layernorm_after"),
-            Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
-            *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(heads)),
-            # A DeiT that was trained without a teacher has one classifier on the class token.
-            Rule("heads.0.{p}", "classifier.{p}"),
-            Extra(prefix + "pooler.dense.{p}", is_kept=True),
-        )
+        Rule("embed.prefix", tuple(embeddings + t for t in prefix_tokens), PREFIX_TOKENS),
+        Rule("embed.positions.weight", embeddings + "position_embeddings", SQUEEZE_0),
+        Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
+        *encoder_rules(prefix, "attention.attention", "layernorm_before", "layernorm_after"),
+        Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
+        *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(heads)),
+        # A DeiT that was trained without a teacher has one classifier on the class token.
+        Rule("heads.0.{p}", "classifier.{p}"),
+        Extra(prefix + "pooler.dense.{p}", is_kept=True),
     )
 
 
