@@ -14,6 +14,7 @@ from fourfold import models
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 
+# Classes that the user allows, or their import paths.
 Classes = Iterable[type[Any] | str]
 
 

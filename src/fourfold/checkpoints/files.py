@@ -52,13 +52,11 @@ def read_file(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         raise InputError("there is no such checkpoint file", file=path)
-    corrupted = None
     with suppress(*CORRUPTION_ERRORS):  # truncated, or no archive: `torch.load` tells the two apart
-        corrupted = _corrupted_member(path)
-    if corrupted is not None:
-        raise InputError(
-            f"the checkpoint is corrupted: checksum of {corrupted} is wrong", file=path
-        )
+        if member := _corrupted_member(path):
+            raise InputError(
+                f"the checkpoint is corrupted: checksum of {member} is wrong", file=path
+            )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -25,7 +25,7 @@ from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 
 VERSION = 2
-WEIGHT_PREFIX = "model."  # of a model's weights in the state dict of a task
+WEIGHT_PREFIX = "model."  # of the names of the model's weights in the state dict of a task
 # Types of the sections, and of the values in them.
 SECTIONS: dict[str, dict[str, type]] = {
     "model": {"class": str, "config": dict},
@@ -115,7 +115,7 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def check_artifacts(artifacts: Mapping[str, Any]) -> None:
-    """Check the types of the artifacts that a DataModule has left in a checkpoint.
+    """Check the types of the values that a DataModule stored in a checkpoint.
 
     Raises:
         InputError: A value has the wrong type.
@@ -177,7 +177,7 @@ def init_annotations(task_class: type[Any]) -> dict[str, Any]:
 
 
 def config_from_dict(config_class: Any, values: Any) -> Any:
-    """Build the config of a model, which no dataset can complete any more.
+    """Build the config of a trained model, in which every size must be given.
 
     Raises:
         InputError: A value is invalid, or a size is missing.

@@ -18,7 +18,7 @@ from fourfold.core.validation import (
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
 Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
-# Fields of the configs of models by their range; a config has only some of these fields.
+# Fields of model configs, by the range of their values. Each config has only some of the fields.
 POSITIVE = (
     *("d_model", "d_head", "d_value", "d_ff", "d_embed", "hidden_size", "representation_size"),
     *("n_layers", "n_decoder_layers", "n_heads", "n_buckets", "max_distance", "lstm_layers"),

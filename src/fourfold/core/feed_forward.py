@@ -71,7 +71,7 @@ class FeedForward(nn.Module):
         self.down = Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, T, D) to (B, T, D), each position alone."""
+        """Map x (B, T, D) to (B, T, D), each position separately."""
         y = self.activation(self.up(x))
         if self.gate is not None:
             y = y * self.gate(x)

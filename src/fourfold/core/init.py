@@ -1,4 +1,7 @@
-"""Weight initialization, one function per paper, called at the end of a model's `__init__`."""
+"""Weight initialization, one function per paper, called at the end of a model's `__init__`.
+
+N(0, s) is the normal distribution with mean 0 and standard deviation s.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +20,7 @@ normal = partial(init.normal_, std=0.02)
 
 
 def vaswani(model: nn.Module) -> None:
-    """Fill matrices Glorot-uniform and embeddings N(0, 1/sqrt(D)) (tensor2tensor 1.0)."""
+    """Draw matrices by Glorot's rule and embeddings from N(0, 1/sqrt(D)) (tensor2tensor 1.0)."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             init.xavier_uniform_(module.weight)
@@ -29,10 +32,10 @@ def vaswani(model: nn.Module) -> None:
 
 
 def gpt2(model: nn.Module) -> None:
-    """Fill weights N(0, 0.02), but positions N(0, 0.01) and residual projections smaller.
+    """Draw weights from N(0, 0.02), positions from N(0, 0.01), and scale residual projections.
 
-    The last matrix of each sub-layer is divided by the square root of the number of sub-layers
-    (GPT-2, section 2.3). The deviation of positions is that of the released code.
+    The deviation of the last matrix of each sub-layer is divided by the square root of the number
+    of sub-layers (GPT-2, section 2.3). The deviation of positions is that of the released code.
     """
     fill_weights(model, normal)
     projections = []

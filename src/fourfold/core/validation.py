@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from fourfold.errors import InputError
 
-MAX_SIZE = 2**31 - 1  # of a dimension: torch counts elements no further than its square
+MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor in 64 bits
 
 
 def check_types(config: Any, *, prefix: str = "") -> None:

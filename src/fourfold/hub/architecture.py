@@ -60,7 +60,7 @@ def set_key(config: dict[str, Any], key: str, value: Any) -> None:
 def check_allowed(
     config: Json, allowed: Mapping[str, Collection[Any]], file: str | PathLike[str]
 ) -> None:
-    """Check the values of keys that only support some values.
+    """Check keys of a JSON file that may only have certain values.
 
     Args:
         config: Content of a JSON file.

@@ -23,8 +23,9 @@ from fourfold.kernels.cpu_decoding import (
 from fourfold.kernels.dropout import keep_mask
 
 CAUSAL_SLICE = 128  # queries; small enough to skip many hidden keys, large enough to be fast
-MAX_SLICE_SCORES = 2**22  # of a slice without a causal mask
-MAX_SAVED_WEIGHTS = 2**18  # of one head; more are recomputed in the backward pass
+MAX_SLICE_SCORES = 2**22  # attention scores of a slice without a causal mask
+# Attention weights of one head that are saved. More weights are recomputed in the backward pass.
+MAX_SAVED_WEIGHTS = 2**18
 
 
 class QuerySlice(NamedTuple):

@@ -20,12 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-STRIP_WIDTHS = (192, 96, 48)  # the first that gives each thread a strip is used
-MAX_SUMMED_ROWS = {torch.float32: 4, torch.bfloat16: 3}  # up to which weighted sums are fastest
-MAX_STRIPED_ROWS = {torch.float32: 64}  # up to which a product of each strip is faster than one
+STRIP_WIDTHS = (192, 96, 48)  # columns; the first width that gives each thread a strip is used
+# Largest number of rows of x for which weighted sums are fastest.
+MAX_SUMMED_ROWS = {torch.float32: 4, torch.bfloat16: 3}
+# Largest number of rows of x for which one product per strip is faster than one product.
+MAX_STRIPED_ROWS = {torch.float32: 64}
 MIN_MATRIX_ELEMENTS = 2**17  # smaller matrices do not compensate for the overhead
-CACHED_BYTES = 2**24  # weights of a model that F.linear reads from the cache
-MAX_STRIP_BYTES = 2**31  # of all strips, which are a second copy of the weights
+CACHED_BYTES = 2**24  # of all weights of a model; F.linear reads fewer bytes from the cache
+MAX_STRIP_BYTES = 2**31  # memory of all strips, which are a second copy of the weights
 SUM_DTYPES = (torch.float32, torch.bfloat16)
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-N_LEVELS = 2**16  # of a dropout probability
+N_LEVELS = 2**16  # values that a dropout probability can have
 
 
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:

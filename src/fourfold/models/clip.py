@@ -75,7 +75,7 @@ class CLIPConfig(TransformerConfig):
 
     @property
     def image_tower(self) -> TransformerConfig:
-        """The config of the image encoder's stack."""
+        """Config of the blocks of the image encoder."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
         values |= dict.fromkeys(TEXT_FIELDS)
         values |= {name: getattr(self, "image_" + name) for name in SHAPE_FIELDS}
@@ -156,12 +156,12 @@ class CLIP(Model):
 
     @property
     def scale(self) -> Tensor:
-        """The factor on the cosines, in at least fp32."""
+        """Learned factor on the cosine similarities, in at least fp32."""
         exact = torch.promote_types(self.log_scale.dtype, torch.float32)
         return self.log_scale.to(exact).exp()
 
     def _initialize(self) -> None:
-        """Fill matrices N(0, s^2) with a deviation s by the width of the encoder, and biases 0.
+        """Draw matrices from N(0, s), with s by the width of the encoder, and set biases to 0.
 
         OpenAI's code leaves the blocks of the image encoder to torch; here one rule fills both.
         """

@@ -52,7 +52,7 @@ class VocabularyHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The output matrix (V, D)."""
+        """Output matrix (V, D) of the head."""
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

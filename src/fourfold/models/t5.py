@@ -133,7 +133,7 @@ class BiasedStack(Stack):
 
 
 def init_t5(model: nn.Module) -> None:
-    """Fill embeddings N(0, 1) and matrices N(0, 1/sqrt(inputs)), as in T5's code.
+    """Draw embeddings from N(0, 1) and matrices from N(0, 1/sqrt(inputs)), as in T5's code.
 
     Query projections are divided by sqrt(Dh), so that unscaled scores start at about 1.
     """

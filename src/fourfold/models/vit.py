@@ -161,9 +161,10 @@ class ViT(Model):
 
 
 def init_vit(model: nn.Module) -> None:
-    """Fill matrices Glorot-uniform, feed-forward biases N(0, 1e-6) and positions N(0, 0.02).
+    """Draw matrices by Glorot's rule, biases from N(0, 1e-6) and positions from N(0, 0.02).
 
-    The patch projection is Lecun-normal, the classifier 0 (google-research/vision_transformer).
+    Only feed-forward layers have random biases. The patch projection is drawn by LeCun's rule, and
+    the classifier is 0 (google-research/vision_transformer).
     """
     vaswani(model)
     for module in model.modules():

@@ -49,7 +49,7 @@ class AxialPositions(PositionTable):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The table (T, D), row by row of the grid."""
+        """Position vectors (T, D): the prefix tokens, then the grid row by row."""
         side = len(self.x)
         x = self.x.expand(side, -1, -1)
         y = self.y[:, None].expand(-1, side, -1)
@@ -139,7 +139,7 @@ class PositionedStack(Stack):
         return super().forward(x, mask, bias=bias, **kwargs)
 
     def initialize_positions(self) -> None:
-        """Fill the tables of all blocks N(0, 0.02), after the other weights are initialized."""
+        """Draw the tables of all blocks from N(0, 0.02), after all other weights."""
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
                 init.normal_(module.weight, std=INIT_STD)

@@ -39,7 +39,7 @@ class CostBreakdown:
 
     @property
     def total(self) -> int:
-        """The sum of the three parts."""
+        """Sum of embeddings, blocks and head."""
         return self.embeddings + self.blocks + self.head
 
 

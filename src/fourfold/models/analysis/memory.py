@@ -39,7 +39,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum of all parts in bytes."""
+        """Sum of weights, gradients, optimizer states, activations and loss, in bytes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -132,7 +132,7 @@ def activation_bytes(
 def _stack_bytes(
     config: TransformerConfig, depth: int, tokens: int, source: int, wide: int, narrow: int
 ) -> int:
-    """Count the bytes that autograd stores of blocks, of a final norm and of a decoder's memory.
+    """Count the bytes that autograd stores for blocks, a final norm and the memory of a decoder.
 
     Args:
         config: Config of the stack.

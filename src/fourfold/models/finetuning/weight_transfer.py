@@ -5,13 +5,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.config import TransformerConfig
 from fourfold.core.embeddings import PatchEmbedding
 from fourfold.errors import InputError
 from fourfold.models.finetuning.position_interpolation import interpolate_positions
@@ -38,21 +39,17 @@ PREFIXES_BY_ROLE: dict[str, dict[str, str]] = {
 POOLER = {"next_sentence.pool.": "classifier.pool."}
 # Attributes of configs that describe a second stack.
 SECOND_STACKS = ("encoder", "image_tower")
+# Fields in which two stacks may differ, beside dropout probabilities. The widths of a head are
+# compared as `head_width` and `value_width`, which are never None.
+STACK_FIELDS = ("n_layers", "d_head", "d_value")
 # Fields that must be equal in two stacks. Some of them do not change the shape of a weight.
 LAYER_FIELDS = (
-    "d_model",
-    "d_ff",
-    "hidden_size",
-    "n_heads",
-    "head_width",
-    "value_width",
-    "bias",
-    "activation",
-    "feed_forward",
-    "norm",
-    "norm_placement",
-    "norm_eps",
-    "attn_scale",
+    *(
+        field.name
+        for field in fields(TransformerConfig)
+        if field.name not in STACK_FIELDS and "drop" not in field.name
+    ),
+    *("head_width", "value_width", "hidden_size"),
 )
 # Endings of the names of tensors with one row per token of the vocabulary.
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
