@@ -107,24 +107,15 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
             check_type(f"fourfold.{name}", section, dict)
             for key, declared in keys.items():
                 check_type(f"fourfold.{name}.{key}", section.get(key), declared)
-        check_artifacts(saved["data"])
+        for name, value in saved["data"].items():
+            if name in ARTIFACTS:
+                check_type(f"data.{name}", value, ARTIFACTS[name])
+            for item in value if name in ITEMS else ():
+                check_type(f"data.{name}", item, ITEMS[name])
         check_type("state_dict", content.get("state_dict"), dict)
         for name, tensor in content["state_dict"].items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise InputError("must be a tensor", option=f"state_dict.{str(name)[:80]}")
-
-
-def check_artifacts(artifacts: Mapping[str, Any]) -> None:
-    """Check the types of the values that a DataModule stored in a checkpoint.
-
-    Raises:
-        InputError: A value has the wrong type.
-    """
-    for name, value in artifacts.items():
-        if name in ARTIFACTS:
-            check_type(f"data.{name}", value, ARTIFACTS[name])
-        for item in value if name in ITEMS else ():
-            check_type(f"data.{name}", item, ITEMS[name])
 
 
 def check_training(content: Mapping[str, Any]) -> None:

@@ -25,19 +25,15 @@ class LayerCache:
         start = self.length
         self.length = start + k.shape[2]
         if self.buffers is None or self.length > self.buffers[0].shape[2]:
-            self._grow(k, v, start)
-        assert self.buffers is not None
+            capacity = max(2 * start, self.length, 32)
+            old = self.buffers
+            grown = tuple(x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (k, v))
+            self.buffers = (grown[0], grown[1])
+            for new, filled in zip(self.buffers, old or (), strict=False):
+                new[:, :, :start] = filled[:, :, :start]
         for buffer, new in zip(self.buffers, (k, v), strict=True):
             buffer[:, :, start : self.length] = new
         return self.buffers[0][:, :, : self.length], self.buffers[1][:, :, : self.length]
-
-    def _grow(self, k: Tensor, v: Tensor, filled: int) -> None:
-        capacity = max(2 * filled, self.length, 32)
-        grown = tuple(x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (k, v))
-        if self.buffers is not None:
-            for new, old in zip(grown, self.buffers, strict=True):
-                new[:, :, :filled] = old[:, :, :filled]
-        self.buffers = (grown[0], grown[1])
 
     def cached_cross_kv(
         self, project: Callable[[], tuple[Tensor, Tensor]]

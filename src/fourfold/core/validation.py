@@ -33,8 +33,8 @@ def check_type(name: str, value: object, declared: Any) -> None:
         get_origin(member) or member for member in members if get_origin(member) is not Literal
     ]
     types += [int] * (float in types) + [list] * (tuple in types)
-    is_number = isinstance(value, bool) and bool not in types
-    if value in choices or (isinstance(value, tuple(types)) and not is_number):
+    is_wrong_bool = isinstance(value, bool) and bool not in types  # a bool is also an int
+    if value in choices or (isinstance(value, tuple(types)) and not is_wrong_bool):
         return
     if choices and isinstance(value, str):
         check_choice(name, value, choices)

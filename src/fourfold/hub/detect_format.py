@@ -83,32 +83,25 @@ def _read_any_format(path: Path, content: Mapping[str, Any] | None) -> ImportedM
     settings = directory.read_config(folder) if has_config else {}
     if content is None and "model_type" not in settings:
         if "architecture" in settings:
-            return _read_timm(directory.read_tensors(path), settings, path)
-        if (path / _MINGPT_WEIGHTS).is_file():
+            content = directory.read_tensors(path)
+        elif (path / _MINGPT_WEIGHTS).is_file():
             path = path / _MINGPT_WEIGHTS
             content = directory.read_pickle(path)
     if content is None:
         model = transformers_format.read_model(path)
         unread = [] if tokenizer_files(path) else sorted(file.name for file in path.glob("*.spm"))
-        notes = (f"{' and '.join(unread)} {_SENTENCEPIECE}",) if unread else ()
-        return ImportedModel(model, str(settings["model_type"]), notes=notes)
+        notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
+        return ImportedModel(model, str(settings["model_type"]), notes=tuple(notes))
     if nanogpt.is_mingpt(content):
         tensors = _check_tensors(content, path)
         return ImportedModel(nanogpt.read_mingpt_model(tensors, settings, str(path)), "minGPT")
-    state = timm.find_tensors(content)
+    state = timm.find_tensors(content) or (content if path == folder else None)
     if state is None:
         message = "neither a transformers directory nor a checkpoint of nanoGPT, minGPT or timm"
         raise InputError(message, file=path)
-    return _read_timm(state, settings, path)
-
-
-def _read_timm(
-    content: Mapping[str, Any], settings: Mapping[str, Any], path: Path
-) -> ImportedModel:
-    """Import a ViT from tensors by timm's names, and its preprocessing from timm's config.json."""
-    model, notes = timm.read_model(_check_tensors(content, path), settings, str(path))
-    artifacts, image_notes = timm.read_image_preprocessing(settings, model.config, str(path))
-    return ImportedModel(model, "timm", artifacts, (*notes, *image_notes))
+    vit, notes = timm.read_model(_check_tensors(state, path), settings, str(path))
+    artifacts, image_notes = timm.read_image_preprocessing(settings, vit.config, str(path))
+    return ImportedModel(vit, "timm", artifacts, (*notes, *image_notes))
 
 
 def _check_tensors(content: Mapping[str, Any], path: Path) -> Mapping[str, Tensor]:

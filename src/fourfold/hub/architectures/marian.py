@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fourfold.hub.architecture import Architecture, Json, activation_field, field
 from fourfold.hub.keymap import OFFSET_2, SQUEEZE_0, Entry, Extra, KeyMap, Rule
@@ -182,16 +181,12 @@ def deinterleave_positions(model: Model) -> Model:
     width = model.config.d_model
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     result = EncoderDecoder(replace(model.config, positions="sinusoidal_halves"))
-    state = model.state_dict()
-    result.load_state_dict({name: _permute(name, x, order) for name, x in state.items()})
+    state = {name: x.cpu() for name, x in model.state_dict().items()}
+    for name, x in state.items():
+        *_, module, parameter = name.split(".")
+        if module in _READS_RESIDUAL and parameter == "weight":
+            state[name] = x[:, order]
+        elif module in _WRITES_RESIDUAL or module.endswith("norm"):
+            state[name] = x[order]
+    result.load_state_dict(state)
     return result
-
-
-def _permute(name: str, x: Tensor, order: Tensor) -> Tensor:
-    """Permute the dimension of a parameter that belongs to the residual stream."""
-    *_, module, parameter = name.split(".")
-    if module in _READS_RESIDUAL and parameter == "weight":
-        return x[:, order.to(x.device)]
-    if module in _WRITES_RESIDUAL or module.endswith("norm"):
-        return x[order.to(x.device)]
-    return x

@@ -132,11 +132,11 @@ def transfer(
             report.new.append((name, tuple(old.shape), ""))
             continue
         used.add(name)
-        rules = [rule] * bool(rule) + ["with segment 0 added"] * (name in folded)
-        if rules:
-            rules.insert(0, f"to {tuple(old.shape)}")
-        outcome = report.resized if rules else report.loaded
-        outcome.append((name, tuple(available[name].shape), ", ".join(rules)))
+        folding = "with segment 0 added" if name in folded else ""
+        rule = ", ".join(filter(None, [rule, folding]))
+        outcome = report.resized if rule else report.loaded
+        shape = tuple(available[name].shape)
+        outcome.append((name, shape, rule and f"to {tuple(old.shape)}, {rule}"))
         with torch.no_grad():
             old.copy_(value)
     report.left_out = [
