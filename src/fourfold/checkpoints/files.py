@@ -82,6 +82,6 @@ def is_complete(path: Path) -> bool:
 
 
 def _corrupted_member(path: Path) -> str | None:
-    """Return the first member of an archive whose checksum is wrong; `torch.load` ignores them."""
+    """Return the first member of an archive whose checksum is wrong, which `torch.load` ignores."""
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()

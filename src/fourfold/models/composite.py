@@ -85,7 +85,7 @@ class CompositeEncoderDecoder(Seq2Seq):
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the memory (B, S, D) in the decoder's width of texts (B, S) or images.
+        """Encode texts (B, S) or images to the memory (B, S, D), in the width of the decoder.
 
         Raises:
             InputError: The images do not have the size of the encoder's config, or a text is longer

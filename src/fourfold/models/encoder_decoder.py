@@ -64,7 +64,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
 
 class Seq2Seq(Model):
-    """Forward pass of encoder-decoders; a subclass builds embeddings, encoder, decoder and head."""
+    """Base class of encoder-decoders; a subclass builds embeddings, encoder, decoder and head."""
 
     can_generate = True
     src_embed: nn.Module

@@ -119,7 +119,7 @@ class EncoderWithHead(MaskedLM):
 
 
 class ScalarMix(nn.Module):
-    """Learned mix of layers, s times the sum of softmax(w)_i h_i (Peters et al. 2018, eq. 1).
+    """Sum s softmax(w)_i h_i of layers h_i, with learned s and w (Peters et al. 2018, eq. 1).
 
     Args:
         n_layers: Number of layers.

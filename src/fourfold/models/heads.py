@@ -56,7 +56,7 @@ class VocabularyHead(nn.Module):
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the operands of the logits ``x @ weight.T + bias``.
+        """Return the operands of the last matrix product, ``x @ weight.T + bias``.
 
         Args:
             h: Hidden states (..., D).

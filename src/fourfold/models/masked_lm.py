@@ -121,7 +121,7 @@ class MaskedLM(Model):
         return super().logits(h)
 
     def next_sentence_logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, 2).
+        """Map hidden states (B, T, D) to next-sentence logits (B, 2).
 
         Column 1 is the class of pairs whose second sentence follows the first one.
 

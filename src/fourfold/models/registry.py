@@ -92,7 +92,7 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def create(name: str, **overrides: Any) -> Model:
-    """Build a model with random weights by the name of its size.
+    """Build a model with random weights, of a size that is given by name.
 
     Args:
         name: A name of `list_models`, such as "gpt2-medium".
