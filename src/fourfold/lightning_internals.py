@@ -121,9 +121,9 @@ class WandbLoggerInternals:
 
 
 class EpochProgressBar(RichProgressBar):
-    """Lightning's progress bar, also for a training without a limit of epochs.
+    """Lightning's progress bar without the number of epochs and the version of the logger.
 
-    Lightning would show "Epoch 0/-2" for such a training, and the end of the logger's version.
+    Lightning's own bar shows "Epoch 0/-2" if `max_epochs` is -1.
     """
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:

@@ -24,7 +24,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Stack numbers in float64 on the device of the first, without waiting for the device."""
+    """Return a float64 vector of scalars on the device of the first, without waiting for it."""
     numbers = [
         x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
         for x in (first, *others)

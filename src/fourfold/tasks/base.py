@@ -209,7 +209,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Return the size `name` of a config, or of the data if it is None in the config.
 
         Raises:
-            InputError: The size is unknown, or smaller than in the data, or must equal the data's.
+            InputError: The size is unknown; it is smaller than in the data; or it is larger and
+                listed in `must_equal_data`.
         """
         size: int | None = getattr(config, name)
         needed: int | None = getattr(self.datamodule, name, None)
