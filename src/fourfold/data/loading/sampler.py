@@ -54,8 +54,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
         world_size: Number of processes.
         start: Position to start from; later epochs start at their first batch.
         max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
-        repeat_first_epoch: Give every epoch the batches of epoch 0, as always if the order does not
-            shuffle.
+        repeat_first_epoch: Use the batches of epoch 0 in every epoch. If the order does not
+            shuffle, every epoch uses them in any case.
 
     Raises:
         InputError: On all ranks, while iterating, if the last training step has fewer rows than

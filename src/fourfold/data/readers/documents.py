@@ -2,8 +2,8 @@
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
 built-in text is the language reference of Python (`pydoc_data.topics`) and the docstrings of the
-standard library, whose source files are parsed but not imported. It depends on the Python version
-only.
+standard library, whose source files are parsed but not imported. The built-in text depends on the
+Python version only.
 """
 
 import ast

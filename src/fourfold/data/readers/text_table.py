@@ -22,7 +22,7 @@ class TextTable:
 
     Args:
         columns: Texts of each column; all columns have equal lengths.
-        source: (rows,) prefix of the location of each row, such as "train.en:", as objects.
+        source: (rows,) object array with the prefix of each row's location, such as "train.en:".
         number: (rows,) number of each row in its source.
 
     Example:

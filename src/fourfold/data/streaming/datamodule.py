@@ -158,9 +158,8 @@ class StreamedTextDataModule(TextDataModule):
         self.cache = ChunkCache(Path(cache).expanduser(), int(max_cache_gb * 1e9))
 
     def read(self) -> dict[str, TokenChunks]:
-        return {
-            name: TokenChunks(address, self.cache) for name, address in self.split_sources.items()
-        }
+        sources = self.split_sources.items()
+        return {name: TokenChunks(address, self.cache) for name, address in sources}
 
     def training_texts(self, raw: TokenChunks) -> Sequence[str]:
         raise AssertionError("chunks have no text, and their tokenizer is never trained")

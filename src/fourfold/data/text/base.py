@@ -174,8 +174,9 @@ class DocumentDataModule(TextDataModule):
         block_cross_document_attention: Prevent attention between documents of one row.
         too_long: Treatment of longer documents if each row is one document: error, truncate, or
             drop (training only).
-        options: Arguments of `TextDataModule`. Files whose names end with .jsonl, .csv or .tsv are
-            tables. If a fraction of a single document is held out, it is the end of the document.
+        options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .csv or .tsv are
+            tables. If `val` or `test` is a fraction, whole documents are held out; if there is only
+            one document, its end is held out.
 
     Raises:
         InputError: If an option is invalid; on setup, if text is missing, empty or corrupted.

@@ -179,7 +179,7 @@ class SegmentPairDataset(BatchedDataset):
         pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
         a, b, is_next = zip(*pairs, strict=True)
         columns = [
-            RaggedArray.from_lengths(np.concatenate(side), np.array(list(map(len, side))))
+            RaggedArray.from_lengths(np.concatenate(side), np.array([len(ids) for ids in side]))
             for side in (a, b)
         ]
         joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_length, 1)

@@ -103,7 +103,8 @@ class TranslationData(TextDataModule):
         max_rows: Upper bound on the pairs of a batch.
         max_len: Maximum tokens of a source (with EOS) and of a decoder input (with BOS).
         too_long: Treatment of longer pairs: error, truncate, or drop (training only).
-        options: Further arguments of `TextDataModule`; a fraction is one of the source sentences.
+        options: Further arguments of `TextDataModule`. If `val` or `test` is a fraction, this
+            fraction of the distinct source sentences is held out.
 
     Raises:
         InputError: If an option is invalid; on setup, if files are missing, empty, corrupted or of

@@ -135,7 +135,7 @@ def digit_captions() -> dict[str, CaptionedImages]:
                 f"the digit {number} in {stroke} strokes, {direction}",
                 f"{direction} and {stroke}: a {number}",
             ]
-        counts = np.full(len(images), len(texts) // len(images))
+        counts = np.full(len(images), 3)
         table = TextTable.from_columns([texts], f"digits, {name}, text ")
         captioned[name] = CaptionedImages(images, table, counts)
     return captioned

@@ -239,16 +239,15 @@ class ImageData(ResumableDataModule):
         train = stores["train"]
         config = self.transform
         augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
+        sizes = self.batch_sizes
         splits: dict[str, BatchedDataset] = {
-            name: ImageDataset(
-                images, self._evaluation, self.batch_sizes[name], self.seed, self.cache
-            )
-            for name, images in stores.items()
+            name: ImageDataset(store, self._evaluation, sizes[name], self.seed, self.cache)
+            for name, store in stores.items()
         }
         mix = None
         if config.mixup or config.cutmix:
             mix = MixupCutmix(config, len(train.class_names), self.seed)
-        options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
+        options = (sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
         splits["train"] = ImageDataset(train, augmentation, *options)
         self._class_names = train.class_names
         self.split_sources = stores
