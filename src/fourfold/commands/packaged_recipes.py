@@ -75,11 +75,6 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"must match a recipe, got {pattern!r}{hint}", option="PATTERN")
     width = max(map(len, names))
     for name in names:
-        print(f"{name:<{width}}  {_first_line(recipes_folder() / f'{name}.yaml')}")
+        comment, *_ = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n")
+        print(f"{name:<{width}}  {comment.lstrip('# ').rstrip()}")
     return 0
-
-
-def _first_line(file: Path) -> str:
-    """Return the first line of a recipe's leading comment."""
-    with file.open(encoding="utf-8") as lines:
-        return next(lines, "").lstrip("# ").rstrip()

@@ -55,10 +55,9 @@ class MetricsCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append a row, unless the row equals the previous row (see `write_metrics_row`)."""
         row = {"step": step, **metrics}
-        is_repeated = repr(row) == self._last_row
-        self._last_row = repr(row)
-        if is_repeated:
+        if repr(row) == self._last_row:
             return
+        self._last_row = repr(row)
         if self._columns is None:
             self._columns = self._read()[0]
         new = [name for name in row if name not in self._columns]

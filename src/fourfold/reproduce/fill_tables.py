@@ -41,15 +41,11 @@ def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> No
         for run in plan_runs(
             table, options.tier, rows[table.name], options.seeds, runs_dir, machine
         ):
-            commands += _commands(run)
+            try:
+                commands += run.commands
+            except InputError as error:  # the size of the model depends on weights to be trained
+                commands.append(f"# {run.title}: the batch cannot be split yet: {error}")
     print("\n".join(dict.fromkeys(commands)))  # without repetition: tables share runs
-
-
-def _commands(run: Run) -> list[str]:
-    try:
-        return run.commands
-    except InputError as error:  # the size of the model depends on weights that do not exist yet
-        return [f"# {run.title}: the batch cannot be split yet: {error}"]
 
 
 def _machine(options: Namespace) -> Machine:

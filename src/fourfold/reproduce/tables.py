@@ -177,16 +177,6 @@ class Tier(Recipe):
         parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
-    def metric_of(self, column: str, changes: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the part (training) and the test metric that fill a column of a row.
-
-        Args:
-            column: Name of the column.
-            changes: Changes of the recipe for the row, whose `columns` may replace the metric.
-        """
-        part, metric = self.metrics[column]
-        return part, changes.get("columns", {}).get(column, metric)
-
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
         """Return the columns that the tier fills for a row with these changes of the recipe."""
         omitted = {part for part in self.parts if changes.get(part, {}) is None}

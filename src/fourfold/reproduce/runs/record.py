@@ -163,7 +163,8 @@ def collect_results(
     users: dict[Path, list[str]] = {folder: [] for folder in results}
     cells = []
     for row, column in table.cells(tier):
-        part, metric = table.tiers[tier].metric_of(column, row.runs[tier])
+        part, metric = table.tiers[tier].metrics[column]
+        metric = row.runs[tier].get("columns", {}).get(column, metric)
         metrics_by_seed = {}
         for seed in range(n_seeds):
             folder = RowPlan(table, tier, row, seed, runs_dir).runs()[part].folder
