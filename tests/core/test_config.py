@@ -9,6 +9,7 @@ from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViT, ViTConfig
 from fourfold.models.finetuning.config import TuningConfig
+from fourfold.optim import OptimizerConfig
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,13 @@ def test_head_widths_default_to_each_other() -> None:
     assert TransformerConfig(d_model=12, n_heads=5, d_head=3).value_width == 3
     given = TransformerConfig(d_model=12, n_heads=3, d_value=7)
     assert (given.head_width, given.value_width) == (4, 7)
+
+
+def test_a_literal_field_lists_its_values() -> None:
+    with pytest.raises(
+        InputError, match=r"optimizer\.name must be one of adam, adamw, sgd, got None"
+    ):
+        OptimizerConfig(name=None)  # type: ignore[arg-type]
 
 
 def test_a_literal_or_integer_field_rejects_other_values() -> None:

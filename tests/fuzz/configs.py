@@ -1,17 +1,20 @@
 """Invalid config files and command lines."""
 
 import copy
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from hypothesis import strategies as st
 
+from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViTConfig
 from tests.fuzz.damage import ODD, Draw, changed, paths, spoilt
 from tests.fuzz.invariant import Case, Files
 
 if TYPE_CHECKING:
     from tests.fuzz.conftest import World
 
+MODEL_CONFIGS = (CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViTConfig)
 TRAINING = ("fit", "fit", "fit", "validate", "test", "predict", "plan", "plan")
 # Small sizes and impossible sizes. Sizes in between would allocate large models.
 NUMBERS = [
@@ -255,6 +258,8 @@ def with_file(draw: Draw, world: "World") -> Case:
         "there is no such file",
         "to hold out",
         "/text/",
+        *("trainer:", "optimizer.", "schedule.", "tuning."),  # options in messages of Python
+        *(f"{field.name} must" for config in MODEL_CONFIGS for field in fields(config)),
     )
     return Case((verb, "--config", "c.yaml", *more), {"c.yaml": content}, names=names)
 

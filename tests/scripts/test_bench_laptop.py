@@ -50,7 +50,7 @@ def test_tables_have_fourfold_first_and_a_column_for_each_peer(tmp_path: Path) -
 @pytest.mark.slow
 def test_laptop_suite_with_tiny_models(root: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(
-        f"# Title\n\nWords.\n\n{BEGIN}\nold\n{END}\n\nMore words.\n"
+        f"# Title\n\nWords.\n\n{BEGIN}\nprevious tables\n{END}\n\nMore words.\n"
     )
     command = ["sh", str(root / "scripts/bench_laptop.sh"), str(tmp_path), "--peers", "none"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -65,9 +65,9 @@ def test_laptop_suite_with_tiny_models(root: Path, tmp_path: Path) -> None:
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("# Title\n\nWords.\n\n")
     assert page.endswith(f"\n{END}\n\nMore words.\n")
-    assert "old" not in page
+    assert "previous tables" not in page
     found = [line for line in page.splitlines() if line.startswith("## ")]
-    assert found == ["## wide", "## decoding_fp32"]
+    assert found == ["## decoding_fp32", "## wide"]
     before = (tmp_path / "wide/bench.json").stat().st_mtime
     subprocess.run(command, check=True, env=environment)
     assert (tmp_path / "wide/bench.json").stat().st_mtime == before

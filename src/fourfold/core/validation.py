@@ -36,12 +36,11 @@ def check_type(name: str, value: object, declared: Any) -> None:
     is_wrong_bool = isinstance(value, bool) and bool not in types  # a bool is also an int
     if value in choices or (isinstance(value, tuple(types)) and not is_wrong_bool):
         return
-    if choices and isinstance(value, str):
+    names = [t.__name__ for t in types if t is not type(None)]
+    if choices and (isinstance(value, str) or not names):
         check_choice(name, value, choices)
-    allowed = [*map(repr, choices), *(t.__name__ for t in types if t is not type(None))]
-    raise InputError(
-        f"must be of type {' or '.join(allowed)}, got {str(value)[:80]!r}", option=name
-    )
+    allowed = " or ".join([*map(repr, choices), *names])
+    raise InputError(f"must be of type {allowed}, got {str(value)[:80]!r}", option=name)
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -11,6 +11,9 @@ import yaml
 from fourfold.commands.packaged_recipes import find_recipe
 from fourfold.errors import InputError
 
+# The loader of jsonargparse, which rejects some escape sequences that SafeLoader accepts.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> list[str]:
     """Return the arguments in the spelling that the parsers know.
@@ -155,7 +158,7 @@ def read_tree(file: Path) -> yaml.Node | None:
         InputError: The file cannot be read or is not YAML.
     """
     try:
-        node: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        node: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), LOADER)
         return node
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"the config file cannot be read: {error}", file=file) from error
