@@ -66,7 +66,7 @@ from fourfold.optim import OptimizerConfig
             {"vocab_size": 2**31},
             "vocab_size must be at most 2147483647, got 2147483648",
         ),
-        (MaskedLMConfig, {"n_segments": -1}, "n_segments must be at least 0 and finite, got -1"),
+        (MaskedLMConfig, {"n_segments": -1}, "n_segments must be at least 0, got -1"),
         (TransformerConfig, {"norm_eps": math.nan}, r"norm_eps must lie in \[0, 1\), got nan"),
     ],
 )

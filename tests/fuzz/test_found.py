@@ -113,7 +113,7 @@ OPTIONS = {
     "model.config.d_ff=1000000000000000000": "d_ff must be at most 2147483647",
     "model.config.norm_eps=-1": "norm_eps must lie in [0, 1), got -1.0",
     "model.label_smoothing=2": "label_smoothing must be at least 0 and below 1, got 2.0",
-    "model.val_num_beams=-1": "val_num_beams must be at least 0 and finite, got -1",
+    "model.val_num_beams=-1": "val_num_beams must be at least 0, got -1",
     "model.num_beams=0": "num_beams must be at least 1, got 0",
 }
 
@@ -357,7 +357,7 @@ FOREIGN = [
         "config.json",
         "type_vocab_size",
         -1,
-        "n_segments must be at least 0 and finite, got -1",
+        "n_segments must be at least 0, got -1",
     ),
     (
         "mlm",

@@ -1415,7 +1415,7 @@ def test_a_machine_changes_no_recipe(
             "--tier laptop --machine nowhere.yaml",
             "nowhere.yaml: the config file does not exist",
         ),
-        ("--tier laptop --memory 0", "--memory must be above 0 and finite, got 0"),
+        ("--tier laptop --memory 0", "--memory must be above 0, got 0"),
         ("--tier laptop --memory nan", "--memory must be above 0 and finite, got nan"),
     ],
 )

@@ -77,8 +77,9 @@ def check_range(
     in_range = value < below and (minimum is None or value >= minimum)
     if not in_range or (above is not None and not value > above):
         low = f"at least {minimum:g}" if minimum is not None else f"above {above or 0.0:g}"
-        high = f"below {below:g}" if below < math.inf else "finite"
-        raise InputError(f"must be {low} and {high}, got {value}", option=name)
+        high = f" and below {below:g}" if below < math.inf else ""
+        high = high or " and finite" * (not math.isfinite(value))
+        raise InputError(f"must be {low}{high}, got {value}", option=name)
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:

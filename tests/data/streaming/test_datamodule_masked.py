@@ -163,7 +163,7 @@ def test_resume_with_other_options_raises(folder: Path) -> None:
 
 
 def test_invalid_option_raises(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="max_len must be at least 5 and finite, got 4"):
+    with pytest.raises(InputError, match="max_len must be at least 5, got 4"):
         make(folder, max_len=4)
     with pytest.raises(InputError, match=r"data\.train must be given for its tokenizer\.json"):
         make(folder, train=None).setup()
