@@ -308,6 +308,7 @@ def test_what_the_user_writes_is_kept(
     assert (shape["dropout"], shape["d_model"]) == (0.2, 16)
 
 
+@pytest.mark.slow
 def test_seeds_summarises_all_runs(run: Run, configs: dict[str, Path], here: Path) -> None:
     call = ["seeds", "--seeds", "3,5", "--run_dir", "s", "--config", configs["classes"]]
     result = run(*call)

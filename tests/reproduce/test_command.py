@@ -28,6 +28,11 @@ from fourfold.reproduce.runs.run import Machine
 
 RUNNING = [t for t in all_tables() if t.tiers]
 
+
+def n_runs(table: Any) -> int:
+    return sum(len(row.runs) for row in table.rows.values())
+
+
 PAPER = """
 title: T
 authors: A, B
@@ -556,7 +561,11 @@ def local_data(given: dict[str, Any]) -> set[str]:
     return {name.replace("{lang}", lang) for name in found for lang in ("en", "de")}
 
 
-@pytest.mark.parametrize("table", RUNNING, ids=lambda table: table.name)
+@pytest.mark.parametrize(
+    "table",
+    [pytest.param(t, marks=[pytest.mark.slow] * (n_runs(t) > 7)) for t in RUNNING],
+    ids=lambda table: table.name,
+)
 def test_every_row_of_every_tier_is_a_recipe_that_parses(table: Any, root: Path) -> None:
     from fourfold.commands.recipe import make_parser, parse
 

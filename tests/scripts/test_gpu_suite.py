@@ -77,6 +77,7 @@ def test_suite_runs_on_a_cpu(root: Path, tmp_path: Path) -> None:
     assert "| train | passed |" in (tmp_path / "out/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_failed_part_is_reported_and_the_others_run(root: Path, tmp_path: Path) -> None:
     done = suite(root, tmp_path / "out", PARTS="greedy", SIZE="huge")
     assert done.returncode == 0

@@ -22,6 +22,7 @@ def run(*options: object) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_two_killed_trainings_resume_exactly(tmp_path: Path) -> None:
     out = run(
         "--kills=2",

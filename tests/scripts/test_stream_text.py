@@ -26,6 +26,7 @@ def run(folder, *options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_chunks_decode_to_the_text(files):
     pytest.importorskip("litdata")
     result = run(files, *(f"{name}.txt" for name in TEXTS), "--chunk-mb", "0.02")
@@ -45,6 +46,7 @@ def test_chunks_decode_to_the_text(files):
     )
 
 
+@pytest.mark.slow
 def test_input_error_is_one_line(files):
     pytest.importorskip("litdata")
     result = run(files, "four.txt")

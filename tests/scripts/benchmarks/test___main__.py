@@ -106,6 +106,7 @@ def test_help_describes_every_option(capsys: pytest.CaptureFixture[str]) -> None
     assert all(action.help for action in make_parser()._actions)
 
 
+@pytest.mark.slow
 def test_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "deep" / "bench"
     options = ["--size", "tiny", "--peers", "none", "--rounds", "1", "--device", "cpu"]
@@ -124,6 +125,7 @@ def test_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert (out / "bench.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_terminated_run_in_another_directory_writes_its_report(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(root / "scripts" / "benchmarks"), "--size", "tiny"]
     command += ["--family", "causal_lm", "--work", "memory", "train", "--peers", "none"]

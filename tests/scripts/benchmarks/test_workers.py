@@ -20,6 +20,7 @@ def test_failing_step_makes_a_peer_unavailable_but_is_raised_for_fourfold() -> N
         run_once(fail, "fourfold")
 
 
+@pytest.mark.slow
 def test_worker_runs_steps_until_its_process_is_killed() -> None:
     with worker_processes() as workers:
         worker = Worker("train", "fourfold", "causal_lm", SHAPE, SETTINGS, compile=False)
@@ -36,6 +37,7 @@ def test_worker_runs_steps_until_its_process_is_killed() -> None:
     assert process.poll() is not None
 
 
+@pytest.mark.slow
 def test_worker_reports_an_unavailable_peer() -> None:
     with pytest.raises(PeerUnavailable, match="requires --nanogpt FILE"):
         Worker("train", "nanogpt", "causal_lm", SHAPE, SETTINGS, compile=False)

@@ -158,14 +158,16 @@ def read_tree(file: Path) -> yaml.Node | None:
         InputError: The file cannot be read or is not YAML.
     """
     try:
-        node: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), LOADER)
-        return node
+        text = file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"the config file cannot be read: {error}", file=file) from error
+    try:
+        node: yaml.Node | None = yaml.compose(text, LOADER)
+        return node
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or error
-        line = mark.line + 1 if mark else None
+        line = min(mark.line + 1, len(text.splitlines())) if mark else None
         raise InputError(f"invalid YAML: {problem}", file=file, line=line) from error
 
 
