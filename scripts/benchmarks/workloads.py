@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fourfold.data import MaskedTextData, TranslationData
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import CausalBatch, ImageBatch, MaskedBatch, PairBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.training import TokenizerConfig
 

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from fourfold.core.embeddings import make_positions
-from fourfold.core.positions import learned, sincos2d, sinusoidal, sinusoidal_halves
+from fourfold.core.positions import learned, make_positions, sincos2d, sinusoidal, sinusoidal_halves
 from fourfold.errors import InputError
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from fourfold.data.loading.batch_order import BatchOrder
+from fourfold.data.loading.length_bucketing import BatchOrder
 from fourfold.data.loading.sampler import EpochSampler
 
 MakeOrder = Callable[[int], BatchOrder]  # argument: rows per batch

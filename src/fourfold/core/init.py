@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.attention import Attention
-from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.feed_forward import FeedForward
+from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.core.positions import PositionTable
 from fourfold.core.validation import check_choice
 

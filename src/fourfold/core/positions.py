@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 
 
@@ -104,3 +105,24 @@ POSITIONS: dict[str, Callable[[int, int], PositionTable] | None] = {
     "sinusoidal_halves": sinusoidal_halves,
     "sincos2d": sincos2d,
 }
+
+
+def make_positions(
+    positions: str | Callable[[int, int], PositionTable], n_rows: int, d_model: int
+) -> PositionTable | None:
+    """Build a table of position vectors, or return None if `positions` is "none".
+
+    Args:
+        positions: A name in `POSITIONS`, or a function that builds a table from (n_rows, d_model).
+        n_rows: Number of positions N.
+        d_model: Width D of a vector.
+
+    Raises:
+        InputError: The name is unknown.
+    """
+    if isinstance(positions, str):
+        check_choice("positions", positions, tuple(POSITIONS))
+        build = POSITIONS[positions]
+    else:
+        build = positions
+    return None if build is None else build(n_rows, d_model)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fourfold.core.block import norm_from_config
-from fourfold.core.embeddings import TokenEmbedding
+from fourfold.core.token_embedding import TokenEmbedding
 
 if TYPE_CHECKING:
     from fourfold.tokenization.tokenizer import Tokenizer

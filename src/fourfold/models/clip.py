@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
-from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.masks import mask_and_positions
+from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.models.base import Model, embedding_from_config
 
 # Fields that the image encoder has as image_*, and fields of the text encoder alone.

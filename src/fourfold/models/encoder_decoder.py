@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
-from fourfold.core.embeddings import TokenEmbedding
 from fourfold.core.init import INITS, initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask, mask_and_positions
+from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
 from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.heads import VocabularyHead

@@ -12,9 +12,9 @@ from torch.nn import init
 
 from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, TransformerConfig
-from fourfold.core.embeddings import PatchEmbedding
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.init import INITS, initialize, vaswani
+from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 from fourfold.models.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions

@@ -1,4 +1,4 @@
-"""Position embeddings of Vision Transformers: axial, relative, and added in every layer.
+"""Position embeddings of Vision Transformers: variants, and resizing to another resolution.
 
 Dosovitskiy et al. 2020, appendix D.4, compare these variants in Table 8. Shapes:
 B batch, T tokens (prefix and N patches), D model width, H heads.
@@ -9,19 +9,28 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
-from fourfold.core.embeddings import make_positions
 from fourfold.core.masks import Mask
-from fourfold.core.positions import PositionTable
+from fourfold.core.positions import PositionTable, make_positions
+from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 
 ViTPositions = Literal[
     "none", "learned", "sinusoidal", "sinusoidal_halves", "sincos2d", "learned2d", "relative"
 ]
+Interpolation = Literal["bicubic_antialias", "bicubic", "bilinear", "zoom"]
+# Arguments of torch.nn.functional.interpolate.
+INTERPOLATIONS: dict[str, dict[str, Any]] = {
+    "bicubic_antialias": {"mode": "bicubic", "antialias": True},  # timm
+    "bicubic": {"mode": "bicubic"},  # DeiT
+    "bilinear": {"mode": "bilinear"},  # timm, for Google's own files
+    "zoom": {"mode": "bilinear", "align_corners": True},  # Google: zoom of order 1 of scipy.ndimage
+}
 INIT_STD = 0.02
 
 
@@ -143,3 +152,33 @@ class PositionedStack(Stack):
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
                 init.normal_(module.weight, std=INIT_STD)
+
+
+def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
+    """Interpolate position embeddings (prefix + S*S, D) of image patches to another resolution.
+
+    The rows before the grid (class token and distillation token) are copied if both tables have
+    these rows.
+
+    Args:
+        old: Table of the source.
+        new: Table of the target, whose values are used for rows that `old` does not have.
+        interpolation: A row of `INTERPOLATIONS`.
+
+    Example:
+        >>> import torch
+        >>> table = torch.zeros(1 + 24 * 24, 8)
+        >>> interpolate_positions(torch.randn(1 + 14 * 14, 8), table, "bicubic").shape
+        torch.Size([577, 8])
+    """
+    check_choice("pos_embed_interpolation", interpolation, tuple(INTERPOLATIONS))
+    old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
+    old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
+    grid = old[old_prefix:].float().T.reshape(1, -1, old_side, old_side)  # (1, D, S, S)
+    if old_side != new_side:
+        grid = F.interpolate(grid, size=(new_side, new_side), **INTERPOLATIONS[interpolation])
+    result = new.clone()
+    result[new_prefix:] = grid[0].flatten(1).T.to(new)
+    n_copied = min(old_prefix, new_prefix)
+    result[:n_copied] = old[:n_copied].to(new)
+    return result

@@ -12,8 +12,8 @@ from fourfold.callbacks.monitoring.progress import (
     describe_step_size,
 )
 from fourfold.callbacks.monitoring.throughput import StepMetrics
-from fourfold.data.loading.batch_order import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
 from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
 
 

@@ -24,8 +24,8 @@ from fourfold.data import (
     TokenData,
     TranslationData,
 )
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler
 from fourfold.errors import InputError
 from tests.data.rows import check_steps_have_equal_rows, rows_of

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.data import CausalTextData
-from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.loading.sampler import EpochSampler, Position
 from fourfold.data.text.causal_lm import BlockDataset, DocumentDataset, TokenStream

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fourfold.data import MaskedTextData
-from fourfold.data.loading.batch_order import LengthBucketedOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.loading.sampler import EpochSampler, Position
 from fourfold.data.text.masked_lm import (

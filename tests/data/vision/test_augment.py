@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.counter_rng import bits, unit
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix, pad_and_crop
 from fourfold.data.vision.transforms import TransformConfig
 

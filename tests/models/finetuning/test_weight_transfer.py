@@ -21,11 +21,11 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.position_interpolation import (
+from fourfold.models.finetuning.weight_transfer import TransferReport, transfer
+from fourfold.models.vit_positions import (
     INTERPOLATIONS,
     interpolate_positions,
 )
-from fourfold.models.finetuning.weight_transfer import TransferReport, transfer
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
 TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 29, "max_len": 16}

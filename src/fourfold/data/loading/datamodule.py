@@ -13,7 +13,7 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from fourfold.core.validation import check_positive
-from fourfold.data.loading.batch_order import BatchOrder, LengthBucketedOrder
+from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
 

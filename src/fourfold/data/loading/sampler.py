@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from fourfold.data.loading.batch_order import BatchOrder
+from fourfold.data.loading.length_bucketing import BatchOrder
 from fourfold.errors import InputError
 
 

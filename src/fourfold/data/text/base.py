@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fourfold.core.validation import check_positive
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.readers.documents import DocumentUnit, TextSource
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource

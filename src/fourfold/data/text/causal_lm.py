@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from fourfold.core.validation import check_choice, check_positive
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.documents import DocumentUnit, count_bytes_and_words
 from fourfold.data.readers.splits import Source

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fourfold.core.validation import check_choice, check_range
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.splits import Source
 from fourfold.data.readers.text_table import TextTable

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.splits import read_rows
 from fourfold.data.text.base import LabelledDataModule

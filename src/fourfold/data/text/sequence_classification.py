@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fourfold.core.validation import check_range
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
 from fourfold.data.readers.labels import (

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from fourfold.core.validation import check_range
-from fourfold.data.loading.batch_order import LengthBucketedOrder
 from fourfold.data.loading.batches import TokenBatch
 from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.splits import read_rows
 from fourfold.data.readers.text_table import read_json_lines

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fourfold.core.validation import check_positive
-from fourfold.data.loading.batch_order import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
 from fourfold.data.vision.image_stores import PIL_MODES, ImageStore, stratified_split
 from fourfold.data.vision.sources import Splits, open_source

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
-from fourfold.core.embeddings import PatchEmbedding, TokenEmbedding
+from fourfold.core.patch_embedding import PatchEmbedding
+from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model

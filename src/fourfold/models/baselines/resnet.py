@@ -10,7 +10,7 @@ from typing import Literal, Self
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
-from fourfold.core.embeddings import check_image_shape
+from fourfold.core.patch_embedding import check_image_shape
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
-from fourfold.models.finetuning.position_interpolation import Interpolation
+from fourfold.models.vit_positions import Interpolation
 
 
 @dataclass(frozen=True)

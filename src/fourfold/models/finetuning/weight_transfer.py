@@ -1,6 +1,6 @@
 """Weight transfer between models: matching names, resized tables, and a report of each tensor.
 
-`fourfold.models.finetuning.position_interpolation` resizes the position embeddings of images.
+`fourfold.models.vit_positions` resizes the position embeddings of images.
 """
 
 import re
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.embeddings import PatchEmbedding
+from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.errors import InputError
-from fourfold.models.finetuning.position_interpolation import interpolate_positions
+from fourfold.models.vit_positions import interpolate_positions
 
 # Prefixes of names in the source and in the target, by the role of the source: the whole model, or
 # the encoder or decoder of an encoder-decoder. Names with other prefixes are not transferred.
@@ -103,7 +103,7 @@ def transfer(
         tokens: Ids of the same tokens in the vocabularies of source and target, each (n,) int64;
             None means that both vocabularies are equal.
         interpolation: Interpolation of the position embeddings of images, a row of
-            `position_interpolation.INTERPOLATIONS`.
+            `vit_positions.INTERPOLATIONS`.
 
     Raises:
         InputError: The layers differ in width, norm, activation or number of heads, or no tensor

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.data import ImageData
-from fourfold.data.loading.batch_order import (
+from fourfold.data.loading.batches import ImageBatch
+from fourfold.data.loading.length_bucketing import (
     ROWS_PER_REPEAT_GROUP,
     LengthBucketedOrder,
     RepeatedAugmentationOrder,
 )
-from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.sampler import EpochSampler
 from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError

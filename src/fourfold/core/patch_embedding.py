@@ -1,0 +1,95 @@
+"""Patch embedding: the patches of an image as tokens, after a class token (ViT, section 3.1).
+
+Shapes: B batch, C channels, D model width, N patches.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.positions import PositionTable, make_positions
+from fourfold.errors import InputError
+from fourfold.kernels.dropout import Dropout
+
+
+def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
+    """Raise InputError unless `images` has the shape (B, n_channels, side, side)."""
+    if images.dim() != 4 or tuple(images.shape[1:]) != (n_channels, side, side):
+        raise InputError(
+            f"must have the shape (B, {n_channels}, {side}, {side}), got {tuple(images.shape)}",
+            option="images",
+        )
+
+
+class PatchEmbedding(nn.Module):
+    """Patch embedding of images, with learned prefix tokens (Dosovitskiy et al. 2020, eq. 1).
+
+    Args:
+        image_size: Side of the square image in pixels.
+        patch_size: Side of a patch in pixels.
+        n_channels: C.
+        d_model: D.
+        positions: A name in `fourfold.core.positions.POSITIONS`, or a function that builds a
+            `PositionTable` from (N, D).
+        n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
+            distillation token.
+        dropout: Dropout probability of the result.
+
+    Raises:
+        InputError: `image_size` is not divisible by `patch_size`, or the name of the positions
+            is unknown.
+
+    Example:
+        >>> embed = PatchEmbedding(32, 8, 3, 16)
+        >>> embed(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 17, 16])
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        n_channels: int,
+        d_model: int,
+        *,
+        positions: str | Callable[[int, int], PositionTable] = "learned",
+        n_prefix: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if image_size % patch_size:
+            raise InputError(
+                f"must be divisible by patch_size ({patch_size}), got {image_size}",
+                option="image_size",
+            )
+        self.image_size = image_size
+        self.n_channels = n_channels
+        self.patches = nn.Conv2d(n_channels, d_model, patch_size, stride=patch_size)
+        n_patches = (image_size // patch_size) ** 2
+        # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
+        self.prefix_has_position = positions != "sincos2d"
+        rows = n_patches + n_prefix * self.prefix_has_position
+        self.positions = make_positions(positions, rows, d_model)
+        self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
+        self.dropout = Dropout(dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images.
+
+        Shapes:
+            images (B, C, image_size, image_size) to (B, n_prefix + N, D).
+
+        Raises:
+            InputError: The images have another size or number of channels than the model.
+        """
+        check_image_shape(images, self.n_channels, self.image_size)
+        # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
+        x = self.patches(images).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
+        if self.positions is not None and not self.prefix_has_position:
+            x = x + self.positions.weight
+        if self.prefix is not None:
+            x = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
+        if self.positions is not None and self.prefix_has_position:
+            x = x + self.positions.weight
+        return self.dropout(x)

@@ -1,0 +1,81 @@
+"""Token embedding with positions and segments.
+
+Shapes: B batch, T tokens, D model width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.positions import make_positions
+from fourfold.kernels.dropout import Dropout
+
+
+class TokenEmbedding(nn.Module):
+    """Token embedding: sum of token, position and segment vectors, optional norm, and dropout.
+
+    Args:
+        vocab_size: V.
+        d_model: D.
+        max_len: Number of positions.
+        positions: A row of `POSITIONS`.
+        n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
+        scale: Multiply token vectors by sqrt(D) (Vaswani et al. 2017, section 3.4).
+        norm: Module applied to the sum (BERT), or None.
+        dropout: Dropout probability of the result.
+
+    Raises:
+        InputError: `positions` is not a row of `POSITIONS`.
+
+    Example:
+        >>> embed = TokenEmbedding(100, 16, max_len=32, positions="sinusoidal")
+        >>> embed(torch.tensor([[1, 2, 3]]), slice(0, 3)).shape
+        torch.Size([1, 3, 16])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        max_len: int,
+        positions: str = "learned",
+        n_segments: int = 0,
+        scale: bool = False,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, d_model)
+        self.positions = make_positions(positions, max_len, d_model)
+        self.segments = nn.Embedding(n_segments, d_model) if n_segments else None
+        self.scale = d_model**0.5 if scale else 1.0
+        self.norm = norm or nn.Identity()
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor | slice, segments: Tensor | None = None
+    ) -> Tensor:
+        """Embed tokens.
+
+        Args:
+            ids: (B, T) int64.
+            positions: Positions of the tokens, a slice of length T or (B, T).
+            segments: (B, T) int64; None means 0.
+
+        Returns:
+            (B, T, D).
+        """
+        x = self.tokens(ids)  # (B, T, D)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        if self.segments is not None:
+            x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
+        return self.dropout(self.norm(x))
+
+    def share_tokens(self, owner: "TokenEmbedding") -> None:
+        """Use the token vectors of `owner`; only the state dict of `owner` contains the vectors."""
+        del self.tokens
+        # Assigning an nn.Module the usual way would register it here, too.
+        object.__setattr__(self, "tokens", owner.tokens)
