@@ -1,4 +1,4 @@
-"""Private attributes of Lightning that this package depends on, one function or mixin for each.
+"""Private attributes of Lightning that this package depends on, behind functions and classes.
 
 The module is written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a
 Lightning object, so only this module has to be checked when Lightning is upgraded. The file
@@ -18,7 +18,7 @@ from torch import device
 def attached_trainer(module: LightningModule) -> Trainer | None:
     """Return the Trainer that `module` is attached to, or None.
 
-    The public property `module.trainer` raises if there is none.
+    The public property `module.trainer` raises an error if no Trainer is attached.
     """
     trainer: Trainer | None = module._trainer
     return trainer
@@ -51,16 +51,22 @@ def can_stop_early(trainer: Trainer) -> bool:
 
 
 def clear_restart_flags(trainer: Trainer) -> None:
-    """Make the fit loop treat a resumed run as one that starts at the next epoch.
+    """Clear the flags by which Lightning's training loops know that the run was resumed.
 
-    The public setter of `FitLoop.restarting` stays True with `max_steps`.
+    The next epoch then starts like that of a run without an interruption. The public setter of
+    `FitLoop.restarting` cannot clear the flag if the run is limited by `max_steps`.
     """
     trainer.fit_loop._restarting = False
     trainer.fit_loop.epoch_loop.restarting = False
 
 
 def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
-    """Return the content of the checkpoint that `trainer.save_checkpoint` would write."""
+    """Return the content of the checkpoint that `trainer.save_checkpoint` would write.
+
+    Args:
+        trainer: The Trainer.
+        weights_only: True leaves out the states of optimizers, schedules and callbacks.
+    """
     return trainer._checkpoint_connector.dump_checkpoint(weights_only)
 
 
@@ -68,14 +74,14 @@ def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
 
 
 def logger_step(trainer: Trainer) -> int:
-    """Return the step number under which the current training batch is logged, from 0."""
+    """Return the number, from 0, of the optimizer step for which the current batch is logged."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
-    """Send the metrics of the current training batch to the loggers, if this step is logged.
+    """Send the metrics of the current training batch to the loggers, if Lightning logs this step.
 
-    Lightning sends the same metrics again after all `on_train_batch_end` hooks.
+    Lightning sends the same metrics again after the hooks `on_train_batch_end` of all callbacks.
 
     Args:
         trainer: The Trainer, in `on_train_batch_end`.
@@ -91,7 +97,7 @@ def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> 
 
 
 class WandbLoggerInternals:
-    """Mixin that names the private attributes of `WandbLogger`.
+    """Mixin with public methods for the private attributes of Lightning's `WandbLogger`.
 
     Example:
         `class MyLogger(WandbLoggerInternals, WandbLogger)`.
@@ -103,12 +109,12 @@ class WandbLoggerInternals:
 
     @property
     def is_offline(self) -> bool:
-        """True if the run is written to disk and not sent."""
+        """True if the run is written to the disk and not sent to the server of W&B."""
         return self._offline
 
     @property
     def started_run(self) -> Any | None:
-        """The W&B run if it was started; `experiment` would start one."""
+        """The W&B run, or None if none was started; the property `experiment` would start one."""
         return self._experiment
 
     def forget_run(self) -> None:
@@ -116,7 +122,7 @@ class WandbLoggerInternals:
         self._experiment = None
 
     def remove_init_argument(self, name: str) -> None:
-        """Call `wandb.init` without the argument `name`."""
+        """Leave out the argument of this name when `wandb.init` is called."""
         self._wandb_init.pop(name, None)
 
 
@@ -140,9 +146,14 @@ class EpochProgressBar(RichProgressBar):
 
 
 def set_average_device(callback: Any, target: device) -> None:
-    """Set the device of a `WeightAveraging` callback's average, unless one was chosen.
+    """Set the device of the averaged weights, unless the user has chosen a device.
 
-    By default, Lightning keeps the average on the device of the model during `setup`, the CPU.
+    By default, Lightning keeps the average on the device that the model has during `setup`, the
+    CPU.
+
+    Args:
+        callback: A `WeightAveraging` callback before its `setup`.
+        target: The device.
     """
     callback._device = callback._device or target
 
@@ -156,5 +167,5 @@ def set_data_parallel_size(strategy: Any, size: int) -> None:
 
 
 def ddp_options(strategy: Any) -> dict[str, Any] | None:
-    """Return the arguments of `DistributedDataParallel`, or None for other strategies than DDP."""
+    """Return the options of `DistributedDataParallel`, or None if the strategy is not DDP."""
     return getattr(strategy, "_ddp_kwargs", None)

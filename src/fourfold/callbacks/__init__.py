@@ -1,1 +1,1 @@
-"""Callbacks for checkpointing, monitoring and the runtime that Lightning does not have."""
+"""Callbacks that Lightning lacks: checkpointing, monitoring, compilation and memory settings."""

@@ -20,8 +20,8 @@ class AtomicCheckpointIO(CheckpointIO):
     system. In a test with Lightning's plugin, 10 of 25 killed processes left an incomplete file.
 
     Args:
-        read: Function from a path to the checkpoint's content on the CPU. It raises InputError if
-            the file is not a complete checkpoint.
+        read: Function that takes the path of a checkpoint and returns its content, with tensors on
+            the CPU. The function raises InputError if the file is not a complete checkpoint.
     """
 
     def __init__(self, read: Callable[[str | Path], dict[str, Any]]) -> None:
@@ -30,7 +30,13 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write `checkpoint`; the file gets its final name when the content is on the disk."""
+        """Write a checkpoint file, which gets its final name when the content is on the disk.
+
+        Args:
+            checkpoint: Content of the file.
+            path: Path of the file; a missing folder is created.
+            storage_options: Ignored.
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as part, part.open("wb") as file:
@@ -42,7 +48,13 @@ class AtomicCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the content of the file, with tensors on the CPU, as `read` returns it."""
+        """Return the content of a checkpoint file, with tensors on the CPU.
+
+        Args:
+            path: Path of the file.
+            map_location: Ignored.
+            weights_only: Ignored, since the function `read` decides how to load the file.
+        """
         return self._read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -51,7 +63,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the entries of a folder to the disk, on POSIX systems only."""
+    """Write the file names in a folder to the disk; do nothing on other systems than POSIX."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,8 +1,9 @@
-"""Exact resume: callbacks that make a resumed run equal, bit for bit, to an uninterrupted run.
+"""Exact resume, bit for bit: callbacks that seed each batch and save the position in the data.
 
-See "What a run rests on" in CONTRIBUTING.md. Lightning prefetches batches and restores random
-numbers differently after a resume. In this package each batch carries its position in the data, and
-dropout is seeded by the number of the batch.
+With Lightning alone, a resumed run differs from an uninterrupted run, because Lightning prefetches
+batches and restores random numbers differently. In this package each batch carries its position in
+the data, and dropout is seeded by the number of the batch. See "What a run rests on" in
+CONTRIBUTING.md.
 """
 
 from typing import Any
@@ -17,17 +18,17 @@ from fourfold.lightning_internals import clear_restart_flags
 class ExactResume(Callback):
     """Callback that seeds dropout by the batch number, and saves the position in the data.
 
-    Ranks get different dropout masks, where Lightning gives all ranks the same seed. No random
-    state is saved. With a plain LightningDataModule, which does not note the position, the
-    interrupted epoch restarts.
+    Each rank has a seed of its own, and so its own dropout masks; Lightning gives all ranks the
+    same seed. No random state is saved. If the DataModule is a plain LightningDataModule, which
+    does not save the position in the data, a resumed run starts the interrupted epoch again.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set Lightning's batch counters to the position in the data.
 
         Lightning counts the batches of one rank, and the DataModule counts the batches of all
-        ranks. If the interrupted run had another number of ranks, gradient accumulation would end
-        at wrong batches with the restored counters.
+        ranks. If the interrupted run had another number of ranks, the counters that Lightning
+        restores would be wrong, and gradient accumulation would end at wrong batches.
         """
         data = resumable_data(trainer)
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -43,13 +44,13 @@ class ExactResume(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed torch's random numbers, which dropout draws from."""
+        """Seed torch's random-number generator, which dropout uses."""
         torch.manual_seed(step_seed(trainer))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Pass the batch's position to the DataModule, which saves it in checkpoints."""
+        """Pass the batch's position to the DataModule, which saves the position in checkpoints."""
         data = resumable_data(trainer)
         if data is not None:
             data.mark_trained(batch.epoch, batch.position)
@@ -62,7 +63,7 @@ def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
 
 
 def step_seed(trainer: Trainer) -> int:
-    """Return the seed of the current batch, computed from data seed, batch number and rank."""
+    """Return the seed of the current batch from the DataModule's seed, batch number and rank."""
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
     # Three odd multipliers make seeds of different (seed, number, rank) different; torch's
@@ -72,15 +73,16 @@ def step_seed(trainer: Trainer) -> int:
 
 
 class FixEpochEndResume(Callback):
-    """Callback with which a run that resumes at the end of an epoch starts the next epoch.
+    """Callback that starts the next epoch in a run that resumes from the end of an epoch.
 
-    With `max_steps`, Lightning's FitLoop resumes the complete epoch, runs no batch and counts the
-    epoch again. The data of the next epoch would be skipped, and logged steps would be one too
-    high. With `max_epochs`, Lightning starts the next epoch itself.
+    With `max_steps`, Lightning's FitLoop resumes the epoch that is already complete, runs no batch
+    and counts this epoch a second time. The data of the next epoch would be skipped, and the logged
+    step numbers would be too high by one. With `max_epochs`, Lightning starts the next epoch
+    itself.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Correct the progress after it is restored, before the first batch."""
+        """Count the resumed epoch as complete, so that the first batch is of the next epoch."""
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             loop.epoch_progress.increment_completed()

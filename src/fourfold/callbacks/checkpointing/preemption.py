@@ -1,9 +1,9 @@
 """Preemption: callbacks that save a checkpoint and stop when the process receives a signal.
 
 On SIGTERM, Lightning ends with exit code 0, as if training were complete, and saves no checkpoint.
-The SLURM handler of Lightning saves in the middle of a batch. Both handlers communicate with other
-processes, which may not communicate at that moment. The handlers of this module only note the
-signal, and the callbacks act on the signal between two steps.
+Lightning's handler for SLURM saves in the middle of a batch. Both of Lightning's handlers
+communicate with the other processes, which may not be ready to communicate at that moment. The
+handlers of this module only note the signal, and the callbacks act on the signal between two steps.
 """
 
 import signal
@@ -31,16 +31,18 @@ SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal
 class StopOnSignal(Callback):
     """Callback that stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    Any of several processes may receive the signal. The signal is sent to the other processes
-    together with the number of targets of a step, so all processes stop after the same step. A
-    second Ctrl-C stops immediately. The module must have a `loss_normalizer`, as every task has.
+    Any of several processes may receive the signal. The other processes are told in the same
+    message that sums the numbers of targets of an optimizer step over all processes, so all
+    processes stop after the same step. A second Ctrl-C stops immediately. The LightningModule must
+    have a `loss_normalizer` (a `LossNormalizer`), as every task has.
 
     Args:
         checkpoints: Callback that writes last.ckpt before the stop; None saves nothing.
 
     Raises:
-        SystemExit: When everything is saved, with code 75, or 130 after Ctrl-C. Only the first of
-            several processes ends with this code; the other processes end with 0.
+        SystemExit: When everything is saved, with exit code 130 after Ctrl-C and 75 after another
+            signal. Only the process that the launcher looks at, usually the first process, ends
+            with this code. The other processes end with 0.
     """
 
     def __init__(self, checkpoints: RunCheckpoints | None = None) -> None:
@@ -48,11 +50,11 @@ class StopOnSignal(Callback):
         self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset the number of the signal, which may be that of an earlier training."""
+        """Forget a signal that was received in an earlier training."""
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handlers, which it restores when training ends."""
+        """Replace Lightning's signal handlers; Lightning resets all handlers after training."""
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
                 signal.signal(number, self._handle)
@@ -67,14 +69,15 @@ class StopOnSignal(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
-        """Send a received signal to the other processes with the next optimizer step."""
+        """Ask all processes to stop after the next optimizer step if a signal was received."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save and stop if a signal was received and no gradient is being accumulated.
 
-        A resumed run would skip a validation that follows this batch, so the stop waits for it. At
-        the end of the run there is nothing left to resume.
+        If a validation follows this batch, the stop waits until the validation has ended, since a
+        resumed run would skip the validation. After the last batch of the run the signal is
+        ignored, since there is nothing left to resume.
         """
         if is_accumulating(trainer) or validation_follows(trainer) or is_last_batch_of_run(trainer):
             return
@@ -86,7 +89,7 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save and stop after a validation if a signal was received."""
+        """Save and stop if a signal was received and no gradient is being accumulated."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
             return
         if is_accumulating(trainer):
@@ -107,14 +110,18 @@ class StopOnSignal(Callback):
 
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
-    """`StopOnSignal` with checkpoints, called after all callbacks that are no `Checkpoint`."""
+    """Variant of `StopOnSignal` for runs with checkpoints.
+
+    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all
+    others.
+    """
 
 
 def _reports_exit_code(trainer: Trainer) -> bool:
     """Return True if the launcher looks at the exit code of this process.
 
-    A launcher may kill all processes when one process ends with another code than 0, although the
-    first process may still be closing its loggers.
+    The other processes end with code 0. A launcher may kill all processes as soon as one of them
+    ends with another code, although the first process may still be closing its loggers.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     # With LightningEnvironment, each node is started by a command of its own.

@@ -31,12 +31,13 @@ MONITORS = ("val/bleu", "val/top1", "val/loss")  # without `monitor`, the first 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Steps and epochs at which `RunCheckpoints` saves, and the metric that ranks checkpoints.
+    """Options of `RunCheckpoints`: times of saving, and the metric that ranks checkpoints.
 
     Args:
-        monitor: Metric that ranks checkpoints; None takes the first metric of val/bleu, val/top1
-            and val/loss that is logged.
-        mode: min or max; None derives the mode from the name of the metric.
+        monitor: Metric that ranks checkpoints; None takes the first of val/bleu, val/top1 and
+            val/loss that is logged.
+        mode: min if the lowest value of the metric is the best, max if the highest value is; None
+            derives the mode from the name of the metric.
         save_top_k: Number of best checkpoints to keep; 0 keeps none.
         every_n_steps: Optimizer steps between saves of last.ckpt within an epoch; None saves only
             at the end of epochs.
@@ -53,10 +54,12 @@ class CheckpointOptions:
 class RunCheckpoints(Checkpoint):
     """Callback that saves last.ckpt regularly, and the best checkpoints after validations.
 
+    The best checkpoints are files step=N.ckpt, where N is the number of optimizer steps. best.ckpt
+    is a hard link to the file with the best score.
+
     Args:
         folder: Folder of the checkpoints.
-        **options: Fields of `CheckpointOptions`. The best checkpoints are files step=N.ckpt, and
-            best.ckpt is a hard link to the first of these files.
+        **options: Fields of `CheckpointOptions`.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
@@ -72,7 +75,7 @@ class RunCheckpoints(Checkpoint):
         self.scores: dict[str, float] = {}  # file name to score
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if EarlyStopping has ended the run before, and warn if val is the test split."""
+        """End a run that EarlyStopping ended before; warn if val and test are the same data."""
         if self.stopped:
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             reasons = [c.stopping_reason for c in callbacks if isinstance(c, EarlyStopping)]
@@ -91,7 +94,11 @@ class RunCheckpoints(Checkpoint):
     # last.ckpt
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save last.ckpt if this batch completes an optimizer step after which a save is due."""
+        """Save last.ckpt if this batch completes an optimizer step after which a save is due.
+
+        A save is due every `every_n_steps` steps and when the run ends. If a validation follows,
+        last.ckpt is saved after the validation.
+        """
         self._delay_stop(trainer)
         step = trainer.global_step
         if step == self.saved_step or is_accumulating(trainer) or self._saves_at_epoch_end(trainer):
@@ -119,15 +126,16 @@ class RunCheckpoints(Checkpoint):
         self.stop_after_step = is_requested and is_accumulating(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt if the epoch is complete, and a save is due or the run ends."""
+        """Save last.ckpt if the epoch is complete and either a save is due or the run ends."""
         if self._saves_at_epoch_end(trainer):
             self.save_last(trainer)
 
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
-        """Return True if last.ckpt is saved at the end of this epoch, and this batch is the last.
+        """Return True if this batch ends its epoch, and last.ckpt is saved at the end of the epoch.
 
-        In that case, last.ckpt is not also saved after the batch or its validation. Lightning
-        counts the epoch in between, and a run killed there would end with the lower count.
+        In that case, last.ckpt is not also saved after the batch or after its validation. Lightning
+        counts the epoch as complete only later, so that file would have too low a number of epochs,
+        also in a run that is resumed from the file.
         """
         is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         n_epochs = trainer.current_epoch + 1
@@ -137,12 +145,12 @@ class RunCheckpoints(Checkpoint):
         return is_complete and (is_due or is_last_batch_of_run(trainer) or stops_early(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt unless the checkpoint of the last step was saved."""
+        """Save last.ckpt unless it was already saved after the last step."""
         if trainer.global_step != self.saved_step:
             self.save_last(trainer)
 
     def save_last(self, trainer: Trainer) -> None:
-        """Write last.ckpt, and keep the earlier one as previous.ckpt."""
+        """Write last.ckpt, and keep the earlier last.ckpt as previous.ckpt."""
         self.saved_step = trainer.global_step
         self.save_after_validation = False
         if trainer.is_global_zero and self.last.is_file():
@@ -204,7 +212,12 @@ class RunCheckpoints(Checkpoint):
         return monitor
 
     def _ranking(self, metric: str, scores: dict[str, float]) -> list[str]:
-        """Return file names, the best first; of equal scores the later step comes first."""
+        """Sort checkpoint files by score, the best first, and the later step first on a tie.
+
+        Args:
+            metric: Name of the metric, such as val/loss.
+            scores: Score by file name.
+        """
         mode = self.options.mode or ("min" if lower_is_better(metric) else "max")
         sign = -1 if mode == "min" else 1
         return sorted(scores, key=lambda file: (sign * scores[file], file), reverse=True)
@@ -212,7 +225,11 @@ class RunCheckpoints(Checkpoint):
     # State of the callback in a checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step of last.ckpt, the scores, and flags that tell how the run continues."""
+        """Return the step of last.ckpt, the scores of the best checkpoints, and two flags.
+
+        The flag `mid_accumulation` is True if the checkpoint lacks an accumulated gradient. The
+        flag `stopped` is True if a callback, such as EarlyStopping, ended the run.
+        """
         return {
             "saved_step": self.saved_step,
             "scores": dict(self.scores),
@@ -231,14 +248,15 @@ class RunCheckpoints(Checkpoint):
 def validation_follows(trainer: Trainer) -> bool:
     """Return True if a validation follows the current training batch.
 
-    Without a validation split, Lightning starts a validation that runs no batch.
+    If there is no validation split, Lightning starts a validation without batches, which does not
+    count here.
     """
     data = resumable_data(trainer)
     return (data is None or "val" in data.splits) and will_validate(trainer)
 
 
 def stops_early(trainer: Trainer) -> bool:
-    """Return True if a callback ends the run here, after its `min_steps` and `min_epochs`."""
+    """Return True if a callback asks to stop, and `min_steps` and `min_epochs` are reached."""
     return trainer.should_stop and can_stop_early(trainer)
 
 
@@ -250,7 +268,7 @@ def is_last_batch_of_run(trainer: Trainer) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name atomically; copy it if the file system has no hard links."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no hard links."""
     with atomic_path(target) as part:
         part.unlink(missing_ok=True)  # left by a process that was killed
         try:

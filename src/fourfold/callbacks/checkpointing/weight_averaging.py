@@ -22,14 +22,15 @@ class CheckpointAveraging(Checkpoint):
 
     See Vaswani et al. 2017, section 6.1.
 
-    Snapshots of the weights are saved during training, and average.ckpt is written when training
-    ends. Snapshots are files, so that a resumed run has the snapshots of the interrupted run. The
+    Snapshots, which are files with the weights alone, are saved during training, and average.ckpt
+    is written when training ends. A resumed run uses the files of the interrupted run, too. The
     class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
 
     Args:
-        n: Number of snapshots (the paper: 5 for the base model, 20 for the big one).
+        n: Number of snapshots that are averaged, the last of the run (the paper: 5 for the base
+            model, 20 for the big model).
         every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
-        folder: The run's folder of checkpoints.
+        folder: The run's folder of checkpoints, which will hold average.ckpt and snapshots/.
     """
 
     def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
@@ -40,16 +41,17 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete the snapshots of steps after the step of the restored checkpoint."""
+        """Delete snapshots of later steps than the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save a snapshot if this batch completes an epoch, or `every_n_steps` optimizer steps.
+        """Save a snapshot every `every_n_steps` steps; if that is None, at the end of an epoch.
 
-        `on_train_epoch_end` is not called if a callback stops the run after this batch.
+        The end of an epoch is also handled here, since Lightning does not call `on_train_epoch_end`
+        if a callback stops the run after this batch.
         """
         step = trainer.global_step
         if is_accumulating(trainer) or not step:
@@ -62,7 +64,7 @@ class CheckpointAveraging(Checkpoint):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a snapshot of the epoch unless `on_train_batch_end` has saved it."""
+        """Save a snapshot if `every_n_steps` is None, unless `on_train_batch_end` has saved one."""
         if not self.every_n_steps and self._last_step != trainer.global_step:
             self._save_snapshot(trainer)
 
@@ -76,7 +78,11 @@ class CheckpointAveraging(Checkpoint):
                 old.unlink()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write average.ckpt, also if a run is complete but was killed before this hook."""
+        """Write average.ckpt if it is missing or older than the newest snapshot.
+
+        A run that was killed between its last step and this hook writes the file when the run is
+        started again.
+        """
         # Other processes may not see the files of the first one yet.
         if not trainer.strategy.broadcast(self._average_is_due()):
             return
@@ -92,7 +98,10 @@ class CheckpointAveraging(Checkpoint):
         trainer.strategy.save_checkpoint(checkpoint, self.average)
 
     def _average_is_due(self) -> bool:
-        """Return True if there are snapshots, and average.ckpt is missing or older."""
+        """Return True if average.ckpt is missing or older than the newest snapshot.
+
+        Without snapshots the result is False.
+        """
         files = self._snapshot_files()
         if not files or not self.average.is_file():
             return bool(files)
@@ -103,10 +112,10 @@ class CheckpointAveraging(Checkpoint):
 
 
 def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of the floating-point tensors of snapshots, by name.
+    """Return the mean of several state dicts, each the `state_dict` of a snapshot file.
 
-    Other tensors are those of the last snapshot. Tensors are summed in float64, one file at a time,
-    so that at most two sets of weights are in memory.
+    Floating-point tensors are averaged; other tensors are those of the last file. Tensors are
+    summed in float64, one file at a time, so that at most two sets of weights are in memory.
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -125,7 +134,7 @@ class ExponentialMovingAverage(EMAWeightAveraging):
     weights until the start, and a training that ended earlier would end with untrained weights.
 
     Args:
-        decay: Weight of the old average in the new one, for each optimizer step.
+        decay: Weight of the old average in the new average, which each optimizer step computes.
     """
 
     def __init__(self, decay: float) -> None:

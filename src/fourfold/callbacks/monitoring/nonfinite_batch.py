@@ -14,11 +14,13 @@ from fourfold.errors import TrainingStopped
 
 
 class SaveNonfiniteBatch(Callback):
-    """Callback that writes nonfinite_step=N.pt, for `fourfold replay`, if a loss is not finite.
+    """Callback that writes nonfinite_step=N.pt if the loss of step N is NaN or infinite.
 
-    The module must have `loss_normalizer.nonfinite`, as every task has, and batches must be named
-    tuples. The batches of a step are kept until the next step. The losses are examined only after
-    training has stopped, because examining each loss would wait for the GPU.
+    The file holds the weights, the first such batch and its seed. The command `fourfold replay`
+    runs this batch again to find the layer at fault. The LightningModule must have
+    `loss_normalizer.nonfinite`, as every task has, and batches must be named tuples. The batches of
+    a step are kept until the next step. The losses are examined only after training has stopped,
+    because examining each loss would wait for the GPU.
 
     Args:
         folder: The run directory.
@@ -39,14 +41,14 @@ class SaveNonfiniteBatch(Callback):
         self._batch = batch
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the flag that tells whether the loss of the batch is finite."""
+        """Keep the seed of the batch, and the flag that is True if its loss is not finite."""
         nonfinite: Any = pl_module.loss_normalizer.nonfinite  # type: ignore[union-attr]
         self._micro_batches.append((self._batch, step_seed(trainer), nonfinite))
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Write the file on the rank that has the batch."""
+        """Write the file, on each rank with a nonfinite loss, if that loss stopped the training."""
         if not isinstance(exception, TrainingStopped):
             return
         weights = trainer.strategy.lightning_module_state_dict()

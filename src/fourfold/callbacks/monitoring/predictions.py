@@ -19,10 +19,16 @@ from fourfold.metrics.base import gather_objects
 class PredictionWriter(Callback):
     """Callback that writes the outputs of all batches and ranks to one file.
 
-    - predictions.json: results of the method `merge_predictions`, if the task has one.
-    - predictions.txt: texts, one line for each row of the split, if outputs are (row, text) pairs.
-    - predictions.csv: class probabilities (B, K) or numbers (B, 1), if batches have row numbers.
-    - predictions.pt: otherwise, a list with the output of each batch.
+    The name and the content of the file depend on the task's outputs, the return values of
+    `predict_step`:
+
+    - predictions.json: result of the method `merge_predictions`, if the task has this method.
+    - predictions.txt: one text per line in the order of the split, if each output is a list of
+      pairs (number of the example in the split, text).
+    - predictions.csv: one class or number per line in the order of the split, if outputs are
+      tensors of class probabilities (B, K) or numbers (B, 1), and batches have a field `rows` with
+      the numbers of the examples in the split.
+    - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
         folder: Folder of the file.
@@ -85,14 +91,23 @@ class PredictionWriter(Callback):
 
 
 def interleave(by_rank: list[list[Any]]) -> list[Any]:
-    """Return the outputs of all ranks in the order in which batches were given to the ranks."""
+    """Concatenate the outputs of all ranks in the order of the batches in the split.
+
+    In each step, the ranks take consecutive batches: the first rank takes the first of these.
+
+    Args:
+        by_rank: For each rank, the outputs of its batches. Some ranks may have one output less.
+    """
     return [item for items in zip_longest(*by_rank) for item in items if item is not None]
 
 
 def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
-    """Return the texts of (row, text) pairs in row order.
+    """Return the texts of all examples in the order of the split.
 
-    If the first entry of a pair is a pair (row, chunk), the chunks of a row are joined by spaces.
+    Args:
+        pairs: Pairs (number of the example in the split, text) in any order. For an example that
+            was divided into chunks, pairs ((number of the example, number of the chunk), text); the
+            texts of its chunks are joined by spaces.
     """
     rows: dict[int, list[str]] = {}
     for name, text in sorted(pairs):
@@ -101,7 +116,14 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 
 
 def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
-    """Format class probabilities (N, K), or numbers (N, 1), as CSV in row order."""
+    """Format predictions as CSV, with a header and one line per example in the order of the split.
+
+    Args:
+        rows: Numbers of N examples in the split.
+        values: Class probabilities (N, K), of which the most probable class is written with its
+            probability; or predicted numbers (N, 1).
+        names: Names of the K classes; None writes the numbers of the classes as names.
+    """
     out = io.StringIO()
     writer = csv.writer(out)
     probabilities, classes = values.max(dim=-1)

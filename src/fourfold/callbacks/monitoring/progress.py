@@ -1,4 +1,4 @@
-"""Progress: lines about training and testing, for the log file of a batch job and for a terminal.
+"""Progress: callback that prints lines on training and testing, for log files and terminals.
 
 Lightning's progress bars write nothing to a file before the end of an epoch.
 """
@@ -15,15 +15,15 @@ from fourfold.callbacks.monitoring.throughput import StepMetrics
 
 
 class Progress(Callback):
-    """Callback that prints the begin and end of a training, validation metrics, and progress.
+    """Callback that prints the start and end of training, lines of progress and validation metrics.
 
     A line of progress has step, epoch, loss, learning rate, throughput and time left. On a terminal
-    these lines are left out, since Lightning shows a progress bar. Each line is flushed, so that a
-    log file can be watched.
+    no lines of progress are printed, since Lightning shows a progress bar. Each line is flushed, so
+    that a log file can be watched.
 
     Args:
         seconds: Seconds between two lines of progress.
-        step_metrics: Callback that counts the tokens or images of training.
+        step_metrics: Callback that measures the throughput of training.
     """
 
     def __init__(self, seconds: float, step_metrics: StepMetrics) -> None:
@@ -33,17 +33,24 @@ class Progress(Callback):
         self._trained = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Disable the output on all ranks but the first, and lines of progress on a terminal."""
+        """Disable all output on ranks other than the first, and lines of progress on a terminal."""
         self._prints = trainer.is_global_zero
         self._prints_progress = self._prints and not sys.stdout.isatty()
 
     def print(self, *parts: str) -> None:
-        """Print a line with two spaces between its parts."""
+        """Print the parts of a line with two spaces between them, on the first rank only."""
         if self._prints:
             print("  ".join(parts), flush=True)
 
     def _is_due(self, always: bool = False) -> bool:
-        """Return True, and start the clock again, if the last line is `seconds` old or `always`."""
+        """Return True if a line of progress is to be printed now.
+
+        A line is due `seconds` seconds after the previous line; these are counted from now on if
+        the result is True.
+
+        Args:
+            always: True if a line is due at any time. No line is due where none are printed.
+        """
         now = time.monotonic()
         is_due = self._prints_progress and (always or now - self._updated_at >= self.seconds)
         if is_due:
@@ -53,7 +60,7 @@ class Progress(Callback):
     # Training.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the model, the device and the size of a step, and start the clock."""
+        """Print the model, the device and the size of an optimizer step, and start the clock."""
         self._trained = True
         self._first_step = trainer.global_step
         self._total: int | None = pl_module.total_steps()  # type: ignore[operator]
@@ -73,7 +80,7 @@ class Progress(Callback):
         self._reading = self.step_metrics.read()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Print the progress every `seconds`, and after the first and the last batch."""
+        """Print a line of progress every `seconds` seconds, and after the first and last batch."""
         is_end = trainer.fit_loop.total_batch_idx == 0 or trainer.global_step == self._total
         if not self._is_due(always=is_end):
             return
@@ -128,13 +135,13 @@ class Progress(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Print the number of tested batches every `seconds`."""
+        """Print the number of tested batches every `seconds` seconds."""
         if self._is_due():
             self.print(f"test batch {batch_idx + 1:,}/{int(sum(trainer.num_test_batches)):,}")
 
 
 def describe_step_size(trainer: Trainer) -> str:
-    """Return the size of an optimizer step, such as "8 devices x 2 micro-batches x 512 rows"."""
+    """Describe the size of an optimizer step, as in "8 devices x 2 micro-batches x 512 rows"."""
     counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
     factors = [f"{count} {name}" for name, count in counts.items() if count > 1]
     data = resumable_data(trainer)

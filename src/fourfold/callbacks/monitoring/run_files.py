@@ -11,8 +11,9 @@ from fourfold.atomic_files import write_atomically
 class RunFiles(Callback):
     """Callback that writes config.yaml and tokenizer.json to the run directory.
 
-    The config of a resumed run is written to config_resume_N.yaml, with a new number N. The files
-    are written when training starts, so that invalid input leaves no files behind.
+    The config of a resumed run is written to config_resume_N.yaml, with the first free number N
+    from 1. The file tokenizer.json is written if the task has a tokenizer. Files are written only
+    when training starts, so that invalid input leaves no files behind.
 
     Args:
         folder: The run directory.

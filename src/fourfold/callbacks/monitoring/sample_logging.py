@@ -1,8 +1,8 @@
 """Callback that saves sample outputs, attention maps and confusion matrices of a model.
 
 The folder RUN/val/ is written when training ends, and RUN/test/ in each test. Both folders hold
-samples.csv, attention.png and other files of the task for the first rows of the split. A test of a
-classifier also writes confusion.csv and confusion.png, which count all rows.
+samples.csv, attention.png and other files of the task for the first N_SAMPLES examples of the
+split. A test of a classifier also writes confusion.csv and confusion.png, which count all examples.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,10 @@ N_SAMPLES = 8
 class LogSamples(Callback):
     """Callback that saves sample outputs of the task to files and to Weights & Biases.
 
-    A task with sample outputs has a method `sample_outputs(batch, split)` that returns media by
-    name. The method is called on the first rank only, and so must not communicate with other ranks.
-    The batch is made by a `ResumableDataModule`; with other DataModules there are no samples.
+    A task with sample outputs has a method `sample_outputs(batch, split)` that returns `Media`
+    (tables, images, attention maps) by name. The method is called on the first rank only, and so
+    must not communicate with other ranks. With other DataModules than a `ResumableDataModule`,
+    which can make a single batch, there are no sample outputs.
 
     Args:
         folder: The run directory.
@@ -62,7 +63,17 @@ class LogSamples(Callback):
 
 
 def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict[str, Media]:
-    """Return the confusion matrix and the sample outputs of a split by name, if there are any."""
+    """Return the confusion matrix and the sample outputs of a split, by name.
+
+    Args:
+        trainer: The Trainer, which has the DataModule.
+        module: The task.
+        split: val or test.
+
+    Returns:
+        An empty dict if there are none. Sample outputs are left out if the weights are sharded, or
+        if the DataModule is not a `ResumableDataModule`.
+    """
     collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")
     if counts is not None:

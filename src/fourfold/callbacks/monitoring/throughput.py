@@ -9,13 +9,18 @@ from fourfold.lightning_internals import is_accumulating, logger_step
 
 
 class Reading(NamedTuple):
-    """Number of tokens or images that were trained on, and the seconds of training."""
+    """Reading of a counter: tokens or images trained on since its start, and seconds of training.
+
+    Args:
+        units: Number of tokens or images.
+        seconds: Seconds without the time of validations.
+    """
 
     units: int
     seconds: float
 
     def rate_since(self, earlier: "Reading") -> float:
-        """Return units per second between two readings."""
+        """Return tokens or images per second since an earlier reading; 0 if no time has passed."""
         seconds = self.seconds - earlier.seconds
         return (self.units - earlier.units) / seconds if seconds > 0 else 0.0
 
@@ -24,27 +29,29 @@ class StepMetrics(Callback):
     """Callback that logs `train/lr` and `train/tokens_per_second` or `train/images_per_second`.
 
     Both metrics are logged every `log_every_n_steps` optimizer steps. The throughput is measured
-    with the clock of the CPU, so a reading never waits for a GPU; the queue of a GPU is short
-    compared with the time between two readings. The time of validations is not counted.
+    with the clock of the CPU and without waiting for a GPU. The work that is still in the queue of
+    the GPU is small compared with the work between two readings. The time of validations is not
+    counted.
 
-    The module must have `unit` ("tokens" or "images") and `n_units(batch)`, as every task has.
+    The LightningModule must have an attribute `unit` ("tokens" or "images") and a method
+    `n_units(batch)` that counts them, as every task has.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Set the number of tokens or images to zero, and start the clock."""
+        """Set the number of tokens or images to 0, and start the clock at 0."""
         self._units = 0
         self._started_at = time.monotonic()
         self._logged = Reading(0, 0.0)
 
     def read(self) -> Reading:
-        """Return the number of tokens or images, and the seconds on the clock."""
+        """Return the number of tokens or images and the seconds on the clock since `restart`."""
         return Reading(self._units, time.monotonic() - self._started_at)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Set the number of tokens or images to 0, and start the clock."""
         self.restart()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,7 +65,7 @@ class StepMetrics(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
-        """Log the learning rate of this step."""
+        """Log the learning rate, in a step whose metrics are logged."""
         if is_logged(trainer):  # `log` copies the number to the device
             lr = trainer.optimizers[0].param_groups[0]["lr"]
             pl_module.log("train/lr", lr, prog_bar=True)
@@ -66,7 +73,7 @@ class StepMetrics(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch, and log the throughput since the previous logged step."""
+        """Count the tokens or images, and log the throughput since the previous logged step."""
         self._units += pl_module.n_units(batch) * trainer.world_size  # type: ignore[operator]
         if is_logged(trainer) and not is_accumulating(trainer):
             reading = self.read()
