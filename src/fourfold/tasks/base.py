@@ -86,7 +86,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         model: The model; None until `configure_model` has built it.
         allowed_classes: The user's classes, or their import paths, that the checkpoint of
             `init_from` may name.
-        artifacts: Artifacts of the DataModule, which a checkpoint stores.
+        artifacts: Artifacts of the DataModule by name, which a checkpoint stores.
         summary: Metrics of the last evaluation by name, including those that are not numbers.
         resumes: True if the weights will be loaded from a checkpoint, in which case `init_from` is
             not read. The command line sets this attribute, since Lightning knows the checkpoint
@@ -144,7 +144,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return getattr(self.trainer, "datamodule", None)
 
     def setup(self, stage: str) -> None:
-        """Take the artifacts from the DataModule.
+        """Take the artifacts, such as the tokenizer and class names, from the DataModule.
 
         Raises:
             InputError: The DataModule makes batches for another task.
@@ -178,7 +178,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
         Raises:
             InputError: The vocabulary or the number of classes in the config is smaller than in the
-                data; a row is longer than `max_len`; or the layers of `init_from` do not match.
+                data; an example is longer than `max_len` in the config; or the model at `init_from`
+                has other layers than this model.
         """
         if self.model is not None:
             return
@@ -201,16 +202,21 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             prepare_for_strategy(self.model, trainer)
 
     def _complete_config(self) -> None:
-        """Take the sizes that are None from the data, and compare the others with the data."""
+        """Take sizes of the config that are None from the data, and check the other sizes."""
         sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
         self.config = replace(self.config, **sizes)
 
     def _size(self, name: str, config: Any, section: str = "model.config") -> int:
-        """Return the size `name` of a config, or of the data if it is None in the config.
+        """Return a size from a config, or from the data if the size is None in the config.
+
+        Args:
+            name: Field of the config, and attribute of the DataModule, such as vocab_size.
+            config: Config of the model or of a part of the model.
+            section: Name of this config in the message of an error.
 
         Raises:
-            InputError: The size is unknown; it is smaller than in the data; or it is larger and
-                listed in `must_equal_data`.
+            InputError: The size is neither in the config nor in the data; the size in the config is
+                smaller than that in the data; or it is larger and listed in `must_equal_data`.
         """
         size: int | None = getattr(config, name)
         needed: int | None = getattr(self.datamodule, name, None)
@@ -226,7 +232,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise InputError(problem, option=f"{section}.{name}")
 
     def _check_row_lengths(self) -> None:
-        """Check before the training that the longest row of each split is within `max_len`."""
+        """Check that the longest example of each split has at most `max_len` tokens."""
         configs = (self.config, getattr(self.config, "encoder", None))
         limits = [limit for config in configs if (limit := getattr(config, "max_len", None))]
         limit = min(limits, default=None)
@@ -241,11 +247,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Training.
 
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
-        """Freeze the batch norms of frozen layers, since Lightning sets them to training mode."""
+        """Freeze the batch norms in frozen layers, which Lightning has set to training mode."""
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return the loss of a micro-batch, scaled for the mean over all targets of the step."""
+        """Return the loss of a micro-batch, scaled for the backward pass; see `LossNormalizer`."""
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -260,7 +266,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer, and a schedule that is updated in every optimizer step."""
+        """Return an optimizer and a schedule for Lightning, which updates both in every step."""
         # torch has no fused SGD for sharded weights, nor for weights without a momentum.
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
@@ -277,7 +283,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def total_steps(self) -> int | None:
-        """Return the number of optimizer steps of the whole training, None if it has no end."""
+        """Return the number of optimizer steps of the training; None if the training has no end."""
         return total_optimizer_steps(self.trainer, self.schedule)
 
     # Evaluation.
@@ -319,7 +325,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def init_args(self) -> dict[str, Any]:
         """Return the arguments of the constructor without the config, as plain values.
 
-        A pickled dataclass could not be loaded with `weights_only=True`.
+        Dataclasses are returned as dicts, since torch does not load pickled dataclasses with
+        `weights_only=True`.
 
         Raises:
             AttributeError: An argument is not stored in an attribute of the same name.
@@ -328,7 +335,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return init_args | {name: asdict(init_args[name]) for name in TASK_SECTIONS}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the section `fourfold`, from which the model and the task can be built."""
+        """Add an entry `fourfold` to a checkpoint, from which model and task can be built."""
         checkpoint["fourfold"] = {
             "version": VERSION,
             "model": {"class": model_name(self.model_class), "config": asdict(self.config)},
@@ -363,11 +370,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], init_args: Mapping[str, Any]) -> Self:
-        """Build a task from plain values, with a model that has initial weights.
+        """Build a task and its model, with new weights, from plain values in a checkpoint.
 
         Args:
             config: Fields of the model's config.
-            init_args: Arguments of the constructor.
+            init_args: Arguments of the constructor without the config.
         """
         arguments = dict(init_args)
         arguments["config"] = config_from_dict(cls.config_class, config)
@@ -383,7 +390,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
 
 def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
-    """Return the artifacts of a DataModule; a plain LightningDataModule has none."""
+    """Return the artifacts (tokenizer, class names and others) of a DataModule by name.
+
+    A plain LightningDataModule, or None, has no artifacts, so the dict is empty.
+    """
     artifacts = getattr(datamodule, "artifacts", None)
     return dict(artifacts()) if callable(artifacts) else {}
 
@@ -391,9 +401,13 @@ def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
 def check_weight_averaging(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
     """Check that training does not resume from averaged weights in place of the trained weights.
 
+    Args:
+        checkpoint: Content of the checkpoint.
+        callbacks: Callbacks of the Trainer.
+
     Raises:
-        InputError: The checkpoint holds averaged and trained weights, and there is no averaging
-            callback, which would load each of them into its place.
+        InputError: The checkpoint holds both averaged and trained weights, and no callback averages
+            weights. Without such a callback, Lightning would train the averaged weights.
     """
     averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
     if "current_model_state" in checkpoint and not averages:

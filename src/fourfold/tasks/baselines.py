@@ -21,7 +21,7 @@ from fourfold.tasks.sequence_classification import CausalSequenceClassification
 
 @dataclass(eq=False, repr=False)
 class RecurrentLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling with an LSTM in place of the blocks (GPT-1, Table 5).
+    """Causal language modelling with an LSTM in place of transformer blocks (GPT-1, Table 5).
 
     Args:
         config: Config of the model.
@@ -34,13 +34,13 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return no samples, since an LSTM has neither attention maps nor a key-value cache."""
+        """Return an empty dict: an LSTM has no attention maps and no cache for generation."""
         return {}
 
 
 @dataclass(eq=False, repr=False)
 class RecurrentSequenceClassification(CausalSequenceClassification):
-    """Classification or regression with an LSTM in place of the blocks (GPT-1, Table 5).
+    """Classification or regression with an LSTM in place of transformer blocks (GPT-1, Table 5).
 
     Args:
         config: Config of the model.
@@ -61,8 +61,8 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
 class ConvolutionalClassification(ImageClassification):
     """Image classification with a ResNet, the baseline of Vision Transformers.
 
-    `fourfold plan` and `fourfold export` do not support it. Its batch norms make an optimizer step
-    depend on the division of a batch into micro-batches and devices.
+    `fourfold plan` and `fourfold export` do not support this task. The batch norms of a ResNet make
+    an optimizer step depend on the division of a batch into micro-batches and devices.
 
     Args:
         config: Config of the model.

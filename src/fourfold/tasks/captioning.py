@@ -13,8 +13,8 @@ from fourfold.tasks.seq2seq import Seq2SeqTask
 class Captioning(Seq2SeqTask[CaptionBatch]):
     """Image captioning, evaluated by beam search with sacreBLEU and chrF.
 
-    The perplexity is computed for the caption in the batch, which in evaluation is the first
-    caption of the image. A generated caption is compared with all captions of the image.
+    The perplexity is that of one caption of each image, in evaluation the first. A generated
+    caption is compared with all captions of the image.
 
     Args:
         config: Config of the model.
@@ -34,5 +34,5 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=500)
 
     def as_pairs(self, batch: CaptionBatch) -> PairBatch:
-        """Return a batch as pairs with images, which have no mask, as sources."""
+        """Return a batch of pairs whose sources are the images; the source mask is None."""
         return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""Causal language modelling task (GPT, GPT-2)."""
+"""Causal language modelling task (GPT, GPT-2).
+
+Shapes: B rows, T tokens, D width of the model.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +59,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return loss, (targets != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
-        """Update the perplexity with the likelihood of all targets and the length of the text."""
+        """Update the perplexity with the targets of a batch and their number of words and bytes."""
         nll, predictions = token_scores(*self._output(batch))
         targets = batch.targets.flatten()
         self.ppl.update(nll, predictions, targets, n_words=batch.n_words, n_bytes=batch.n_bytes)
@@ -66,7 +69,10 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return self.ppl.compute()
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return the first half of each row with its true and its generated continuation."""
+        """Return beginnings of texts with true and generated continuations, and attention maps.
+
+        A beginning is the first half of a row, but at most MAX_PROMPT_TOKENS tokens.
+        """
         half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
         prompt = batch.ids[:, :half]
         rest = batch.ids[:, half : 2 * half]
@@ -84,6 +90,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
-        """Return the negative log-likelihood of each target in nats (B, T); 0 without a target."""
+        """Return the negative log-likelihood (B, T) of the targets in nats; 0 without a target."""
         nll, _ = token_scores(*self._output(batch))
         return nll.view_as(batch.targets)

@@ -1,6 +1,7 @@
 """Contrastive learning task from images and their captions (CLIP; Radford et al. 2021).
 
-Shapes: B pairs of the global batch, b pairs of this process, E width of the embeddings.
+Shapes: b pairs in the batch of this process, B pairs in the batches of all processes together,
+    E width of the embeddings.
 """
 
 import math
@@ -26,7 +27,7 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 
 @dataclass(eq=False, repr=False)
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
-    """Contrastive learning: matching images and captions in a batch (section 2.3, Figure 3).
+    """Contrastive learning, which matches images and captions in a batch (section 2.3, Figure 3).
 
     The loss is the mean over all pairs of the two cross-entropies, image to text and text to image,
     divided by two. The loss of a pair depends on the other pairs in the batch, so the batch size is
@@ -63,7 +64,9 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         self.retrieval = RetrievalScores()
 
     def _complete_config(self) -> None:
-        """Take the end token from the tokenizer, since the end token gives the embedding of a text.
+        """Take missing sizes from the data, and `eos_id` from the tokenizer.
+
+        The model takes the embedding of a text from the position of the end token.
 
         Raises:
             InputError: The config has another end token than the tokenizer.
@@ -96,12 +99,13 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         """Return the embeddings (b, E) of images and texts.
 
-        The texts need no mask: padding is behind the end token, where the causal mask hides it.
+        The texts need no padding mask: padding follows the end token, from which the causal mask
+        hides it.
         """
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Limit the learned scale after each step, before a callback can save it."""
+        """Run an optimizer step, and limit the learned scale before a callback can save it."""
         super().optimizer_step(*args, **kwargs)
         with torch.no_grad():
             self.model.log_scale.clamp_(max=MAX_LOG_SCALE)
@@ -116,23 +120,28 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss, and the recall at 1, 5 and 10 of texts by images and images by texts."""
+        """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search."""
         return self.retrieval.compute()
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row numbers (b,), and the embeddings of images and texts (b, E)."""
+        """Return the embeddings of the images and captions of a batch.
+
+        Returns:
+            Numbers of the pairs in the split (b,), image embeddings (b, E), text embeddings (b, E).
+        """
         images, texts = self._encode(batch)
         return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()
 
 
 def gather(x: Tensor) -> tuple[Tensor, int]:
-    """Concatenate the rows of all processes, with gradients for the rows of each process.
+    """Concatenate the embeddings of all processes, such that gradients flow back to each process.
 
     Args:
-        x: Rows (b, E) of this process; b may differ between processes.
+        x: Embeddings (b, E) of this process; b may differ between processes.
 
     Returns:
-        All rows (B, E), and the number of the first row of this process.
+        Embeddings (B, E) of all processes in the order of the ranks, and the index of the first
+        embedding of this process in them.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x, 0

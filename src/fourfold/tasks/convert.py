@@ -1,4 +1,4 @@
-"""Conversion of checkpoints: `fourfold import` and `fourfold export`."""
+"""Conversion of checkpoints from and to other libraries: `fourfold import`, `fourfold export`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,12 +22,12 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     """Convert a model of another library to a fourfold checkpoint.
 
     Args:
-        source: A Hugging Face directory of transformers or timm, or a model's name on the Hub; or a
+        source: A Hugging Face directory of transformers or timm; a model's name on the Hub; or a
             file of timm, nanoGPT or minGPT.
         target: The checkpoint file, which must not exist.
 
     Returns:
-        Lines that describe the result.
+        Lines to print that describe the result.
 
     Raises:
         InputError: `target` exists, or `source` cannot be read.
@@ -57,7 +57,7 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
 
 
 def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
-    """Return the artifacts that a DataModule for such a model would have."""
+    """Return tokenizer, preprocessing and class names of a model, by their names in checkpoints."""
     model: Any = found.model
     artifacts: dict[str, Any] = {"tokenizer": found.tokenizer} if found.tokenizer else {}
     if model.source is None:
@@ -86,10 +86,10 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
     Args:
         source: The checkpoint file or run directory.
         target: The directory, which must be empty or not exist; `timm:DIRECTORY` for timm's format.
-        classes: See `fourfold.load`.
+        classes: Your own classes that the checkpoint may name, or their import paths.
 
     Returns:
-        Lines that describe the result.
+        Lines to print that describe the result.
 
     Raises:
         InputError: `target` is not empty; the checkpoint cannot be read; or the target library does

@@ -36,8 +36,9 @@ class ImageClassification(Task[ViT, ImageBatch]):
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
         label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
         teacher: Checkpoint or run directory of a trained classifier, the teacher. The last head of
-            the model is trained on the teacher's predictions and the first head on the labels. A
-            model without a distillation token has one head, which is trained on both.
+            the model is trained on the teacher's predictions, and the first head on the labels. A
+            model without a distillation token has one head, which is trained on both. None trains
+            on the labels only.
         distillation: Loss of the teacher's predictions, hard or soft; see `distillation_loss`.
         teacher_weight: Weight w of the loss of the teacher's predictions; the weight of the labels
             is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
@@ -88,7 +89,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
                 self.scores["top1_distillation"] = MulticlassAccuracy(n_classes, average="micro")
 
     def on_fit_start(self) -> None:
-        """Load the teacher, since only training uses the teacher.
+        """Load the teacher, which only training uses.
 
         Raises:
             InputError: See `Teacher`.
@@ -97,7 +98,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
             self.teacher_model = Teacher(self.teacher, self.artifacts)
 
     def on_test_start(self) -> None:
-        """Create the confusion matrix, since only a test reports the matrix."""
+        """Create a confusion matrix, unless there are more than MAX_CONFUSION_CLASSES classes."""
         n_classes = self.config.n_classes
         assert n_classes is not None  # the model is built
         if n_classes <= MAX_CONFUSION_CLASSES:
@@ -113,7 +114,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return self.model.logits_per_head(self.model.hidden(images))
 
     def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
-        """Return the loss of the labels and the teacher's predictions, and the number of images."""
+        """Return the loss, summed over the batch, and the number of images.
+
+        With a teacher, the loss is the weighted mean of the loss of the labels and the loss of the
+        teacher's predictions.
+        """
         heads = self.head_logits(batch.images)
         logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
         loss = classification_loss(
@@ -126,7 +131,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return loss, len(batch.images)
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
-        """Update the loss, without label smoothing, the accuracies and the confusion matrix."""
+        """Update the loss, which has no label smoothing, and the metrics in `scores`."""
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
@@ -137,9 +142,9 @@ class ImageClassification(Task[ViT, ImageBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss and the accuracies; in a test also the confusion matrix.
 
-        top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
-        with two heads also has top1_class and top1_distillation. The rows of the confusion matrix
-        are the true classes.
+        top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. For a model
+        with two heads, top1_class and top1_distillation are the accuracies of the single heads. The
+        rows of the confusion matrix are the true classes.
         """
         scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
         return {"loss": self.loss.compute(), **scores}
@@ -165,6 +170,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return media
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """Return class probabilities (B, K)."""
+        """Return class probabilities (B, K) in fp32."""
         logits: Tensor = self.model(batch.images)
         return logits.float().softmax(-1)

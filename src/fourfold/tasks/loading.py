@@ -35,7 +35,7 @@ def load_task(
     Args:
         path: A checkpoint file written by `fourfold fit` or `fourfold import`.
         expect: Name of a task class, or several names. The task must be an instance of one of these
-            classes.
+            classes; None accepts every class.
         classes: Your own task classes that the checkpoint may name, or their import paths.
 
     Raises:
@@ -55,7 +55,14 @@ def task_from_checkpoint(
     expect: str | tuple[str, ...] | None = None,
     classes: Classes = (),
 ) -> "Task[Any, Any]":
-    """Build the task in the content of a checkpoint; see `load_task`."""
+    """Build the task in a checkpoint that has been read.
+
+    Args:
+        content: Content of the checkpoint.
+        path: The checkpoint, for the messages of errors.
+        expect: See `load_task`.
+        classes: See `load_task`.
+    """
     path = Path(path)
     check_content(content, path)
     saved = content["fourfold"]
@@ -82,7 +89,7 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 
     Args:
         name: Import path of the class in the checkpoint.
-        path: The checkpoint, for the message.
+        path: The checkpoint, for the messages of errors.
         classes: The user's classes that may be used, or their import paths.
 
     Raises:

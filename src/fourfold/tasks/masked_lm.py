@@ -1,4 +1,7 @@
-"""Masked language modelling task (BERT), with next-sentence prediction if the model has a head."""
+"""Masked language modelling task (BERT), with next-sentence prediction if the model has a head.
+
+Shapes: B rows, T tokens, D width of the model, N masked tokens of the batch.
+"""
 
 import math
 from dataclasses import dataclass
@@ -47,17 +50,23 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         self.next_correct = Mean()
 
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-        """Return hidden states (B, T, D), and the input of the head at the masked positions."""
+        """Return hidden states, and the operands of the vocabulary logits at masked positions.
+
+        Returns:
+            Hidden states (B, T, D), and a tuple (x, weight, bias) for logits x @ weight.T + bias,
+            with x (N, D); the bias may be None.
+        """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         return h, self.model.head.output(h.flatten(0, 1)[_masked_positions(batch)])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
-        """Return the cross-entropy of masked tokens, and their number; plus the next-sentence loss.
+        """Return the loss, summed over the masked tokens, and the number of masked tokens.
 
-        BERT adds the means of both losses. Here the next-sentence loss of a row is weighted by the
-        number of masked tokens in the row, so one count normalizes both losses, and a row has the
-        same weight in every micro-batch. The result is BERT's sum if all rows have the same number
-        of masked tokens.
+        The loss is the cross-entropy of the masked tokens plus the next-sentence loss, if the model
+        and the data have one. BERT adds the means of both losses. Here the next-sentence loss of a
+        row is weighted by the number of masked tokens in the row, so the number of masked tokens
+        normalizes both losses, and a row has the same weight in every micro-batch. The result is
+        the same as BERT's if all rows have the same number of masked tokens.
         """
         h, output = self._encode(batch)
         targets = batch.targets.flatten()[_masked_positions(batch)]
@@ -69,7 +78,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return loss, len(targets)
 
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
-        """Update likelihood and accuracy of the masked tokens, and of the next sentence."""
+        """Update perplexity and accuracy of masked tokens, and next-sentence accuracy."""
         h, output = self._encode(batch)
         targets = batch.targets.flatten()[_masked_positions(batch)]
         if len(targets):
@@ -79,7 +88,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             self.next_correct.update((logits.argmax(-1) == batch.is_next).sum(), len(logits))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, accuracy and ppl_token; next_sentence_accuracy if there are pairs."""
+        """Return loss, accuracy and ppl_token; for sentence pairs also next_sentence_accuracy."""
         metrics: dict[str, Any] = self.ppl.compute()
         # The condition depends on the model only, so that all ranks take part in `compute`.
         if self.model.next_sentence is not None:
@@ -89,7 +98,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
-        """Return the first rows with their masked tokens and the predicted tokens."""
+        """Return texts with their true and predicted masked tokens, and attention maps."""
         tokenizer = self.tokenizer
         masked = batch.targets != IGNORE_INDEX
         predicted = self.predict_step(batch, 0)
@@ -113,7 +122,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
-        """Return `ids` (B, T) with the most probable token at each masked position."""
+        """Return the batch's `ids` (B, T) with the most probable token at each masked position."""
         _, output = self._encode(batch)
         positions = _masked_positions(batch)
         predicted = batch.ids.flatten().clone()
@@ -122,9 +131,9 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 
 
 def _masked_positions(batch: MaskedBatch) -> Tensor:
-    """Return the indices (N,) of the targets in the flattened batch.
+    """Return the indices (N,) of the masked tokens in the flattened batch of B * T tokens.
 
-    The DataModule computes them on the CPU, since `nonzero` would synchronize with a GPU.
+    Usually the DataModule has computed the indices on the CPU, since `nonzero` waits for a GPU.
     """
     if batch.target_positions is not None:
         return batch.target_positions

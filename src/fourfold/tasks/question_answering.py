@@ -26,7 +26,7 @@ from fourfold.tasks.base import Task
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
-    The DataModule has a method `questions(split)`, as in `fourfold.data.QuestionData`.
+    The DataModule has a method `questions(split)` like that of `fourfold.data.QuestionData`.
 
     Args:
         config: Config of the model.
@@ -57,12 +57,15 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
-        """Take the artifacts from the data, and the option `allow_no_answer` from the artifacts."""
+        """Take the artifacts (the DataModule's values that inference requires, by name).
+
+        The artifact `allow_no_answer` tells whether questions may have no answer, as in SQuAD 2.0.
+        """
         super().setup(stage)
         self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
 
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Return the logits of first and last token, each (B, T) in fp32; -inf at padding."""
+        """Return the answer's start logits and end logits, each (B, T) in fp32; -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits: Tensor = self.model(batch.ids, segments, batch.mask)
         logits = upcast_fp32(logits)
@@ -70,12 +73,12 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return start, end
 
     def step(self, batch: SpanBatch) -> tuple[Tensor, int]:
-        """Return the mean cross-entropy of first and last token, summed over B windows, and B."""
+        """Return the mean of start and end cross-entropy, summed over the windows, and B."""
         losses = self._losses(batch, *self.logits(batch))
         return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """Return the loss (B,) of each window, for logits (B, T)."""
+        """Return the loss (B,) of each window from its start and end logits, both (B, T)."""
         start_loss = F.cross_entropy(start, batch.starts, reduction="none")
         return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 
@@ -101,8 +104,12 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             batch: The batch.
             start: Logits of the first token (B, T).
             end: Logits of the last token (B, T).
-            data: The split that the rows of the batch belong to.
+            data: Dataset of the split that the batch belongs to, as `questions` returns it.
             n_best: Largest number of spans for each window.
+
+        Returns:
+            For each window its answers, the best first. A window without any allowed span has one
+            answer, the empty text with score -inf.
         """
         width = start.shape[1]
         positions = torch.arange(width, device=start.device)
@@ -134,7 +141,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return {"loss": self.loss.compute(), **scores}
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, list[Answer]]]:
-        """Return the number of each window's question, and the best answers in the window."""
+        """Return for each window the number of its question in the split, and its best answers."""
         data = self.datamodule.questions("test")
         answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
         questions = [data.windows[row].question for row in batch.rows.tolist()]
@@ -154,10 +161,10 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
         """Return the best answers to each question over all windows, by the question's id.
 
-        The empty text stands for "no answer"; see `rank_answers`.
+        An answer has the keys `text` and `score`; the empty text stands for "no answer".
 
         Args:
-            outputs: Outputs of `predict_step`.
+            outputs: Outputs of `predict_step` for all batches.
         """
         data = self.datamodule.questions("test")
         pairs = (

@@ -18,10 +18,10 @@ MAX_LAYERS = 6  # side by side in a figure
 
 
 def shortest_row(batch: Any) -> Any:
-    """Return the shortest row of a batch, without padding and with at most MAX_TOKENS tokens.
+    """Return a batch of only the shortest row, without padding and with at most MAX_TOKENS tokens.
 
     Args:
-        batch: A batch with `ids` (B, T). Each tensor (B, T) in the batch is cut to the same tokens.
+        batch: A batch with `ids` (B, T), and optionally a `mask` (B, T), True = real token.
     """
     mask = getattr(batch, "mask", None)
     if mask is None:
@@ -43,8 +43,8 @@ def self_attention(
 
     Args:
         model: The model.
-        tokenizer: The tokenizer that names rows and columns.
-        batch: A batch with `ids` (B, T), and optionally a `mask`.
+        tokenizer: The tokenizer, whose tokens label the rows and columns of the maps.
+        batch: A batch with `ids` (B, T), and optionally a `mask` (B, T), True = real token.
         forward: A function that runs the model on a batch with one row.
     """
     row = shortest_row(batch)
@@ -59,9 +59,9 @@ def cross_attention(
 
     Args:
         model: The model.
-        rows: Names of the target tokens.
-        columns: Names of the source tokens; empty for images.
-        forward: A function that runs the model on one row.
+        rows: Target tokens, which label the rows of the maps.
+        columns: Source tokens, which label the columns; empty for images.
+        forward: A function that runs the model on a batch with one row.
     """
     maps = attention_maps(model, "cross_attn", forward)
     return layer_maps(maps, rows, columns, name="decoder layer")
@@ -70,7 +70,14 @@ def cross_attention(
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return the attention maps of all layers, or of MAX_LAYERS evenly spaced layers."""
+    """Return the attention maps of at most MAX_LAYERS evenly spaced layers, with labels.
+
+    Args:
+        maps: The map of each layer.
+        rows: Labels of the rows of each map, or an empty list.
+        columns: Labels of the columns of each map, or an empty list.
+        name: Title of a map, to which the number of the layer is appended.
+    """
     n_layers = min(len(maps), MAX_LAYERS)
     layers = sorted({round(i * (len(maps) - 1) / max(1, n_layers - 1)) for i in range(n_layers)})
     return AttentionMaps(
@@ -79,17 +86,21 @@ def layer_maps(
 
 
 def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return the tokens of the vocabulary with these ids."""
+    """Return the token of each id; an empty text for an id that the vocabulary does not have."""
     return [tokenizer.backend.id_to_token(i) or "" for i in ids]
 
 
 def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:
-    """Return the true class, the predicted class and the probability of the latter for each row.
+    """Return the table of predictions for the examples of a batch.
 
     Args:
         class_names: Names of the classes.
         labels: True classes (B,).
         outputs: Class probabilities (B, K).
+
+    Returns:
+        For each example a list: name of the true class, name of the predicted class, and
+        probability of the predicted class.
     """
     probabilities, predicted = outputs.max(-1)
     rows = zip(labels.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)

@@ -1,6 +1,6 @@
 """Base class of sequence-to-sequence tasks: smoothed loss, perplexity, beam search and BLEU.
 
-Shapes: B rows, S source tokens or patches, T target tokens, C channels.
+Shapes: B rows, S source tokens, T target tokens, C channels, D width of the model.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from fourfold.tasks.samples import MAX_TOKENS, cross_attention, token_names
 class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
 
-    The DataModule has a method `references(split)`, which returns one reference text, or several,
-    for each row. A subclass sets the model. A subclass whose batches are not a `PairBatch` also
-    overrides `as_pairs`.
+    The DataModule has a method `references(split)`, which returns a reference text, or a list of
+    several, for each example of the split. A subclass sets `model_class` and the other class
+    variables of `Task`. A subclass whose batches are not a `PairBatch` also overrides `as_pairs`.
 
     Args:
         config: Config of the model.
@@ -35,11 +35,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         schedule: Options of the schedule.
         label_smoothing: Probability mass taken from the target (Vaswani et al. 2017, section 5.4).
         label_smoothing_type: Distribution of the mass of `label_smoothing` over the vocabulary:
-            uniform, off_target or off_target_pad.
-        num_beams: Beam width; 1 is greedy search.
+            uniform (over all tokens), off_target (over all tokens but the target) or off_target_pad
+            (over all tokens but the target and the padding token).
+        num_beams: Beam width in tests and predictions; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
-        length_penalty_type: Formula of the penalty: gnmt ((5 + n) / 6) ** alpha, power n ** alpha,
-            or none.
+        length_penalty_type: Divisor of the log-probability of a text with n tokens: gnmt for
+            ((5 + n) / 6) ** alpha, power for n ** alpha, or none for 1.
         val_num_beams: Beam width in validation; 0 disables generation and BLEU in validation.
         init_from: See `Task`.
         tuning: See `Task`.
@@ -69,7 +70,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return self.tokenizer.bos_id if given is None else given
 
     def as_pairs(self, batch: Any) -> PairBatch:
-        """Return a batch as pairs of sources and targets."""
+        """Return the sources and targets of a batch, by default the batch itself."""
         pairs: PairBatch = batch
         return pairs
 
@@ -88,7 +89,11 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return loss, (targets != IGNORE_INDEX).sum()
 
     def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return hidden states (B T, D), matrix and bias of the head, and targets (B T,)."""
+        """Run the model with the true previous tokens as the decoder's input.
+
+        Returns:
+            Hidden states (B T, D), matrix and bias (or None) of the head, and targets (B T,).
+        """
         memory = self.model.encode(batch.src, batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
@@ -102,7 +107,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return h, weight, bias, targets.flatten()
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
-        """Update the perplexity (without smoothing), and the scores of generated texts."""
+        """Update the perplexity (without label smoothing) and the scores of generated texts."""
         pairs = self.as_pairs(batch)
         output = self._teacher_forced(pairs)
         self.ppl.update(*token_scores(*output), targets=output[-1])
@@ -114,20 +119,23 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             self.scores.update(rows, hypotheses, [references[row] for row in rows])
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, perplexity, accuracy, BLEU, chrF, exact match and the signature of BLEU."""
+        """Return loss, perplexity, accuracy, BLEU, chrF, exact match and sacreBLEU's signature.
+
+        A validation with `val_num_beams` 0 returns only loss, perplexity and accuracy.
+        """
         metrics: dict[str, Any] = self.ppl.compute()
         if self.val_num_beams or split == "test":
             metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""))
         return metrics
 
     def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:
-        """Return the row number and the generated text of each source."""
+        """Return each source's number in the split, and its generated text."""
         pairs = self.as_pairs(batch)
         texts = self.generate_texts(pairs.src, pairs.src_mask, self.num_beams)
         return list(zip(pairs.rows.tolist(), texts, strict=True))
 
     def sample_outputs(self, batch: BatchT, split: str) -> dict[str, Media]:
-        """Return generated texts beside references, and cross-attention of the shortest source."""
+        """Return a table of generated texts, and cross-attention maps of the shortest source."""
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
@@ -144,7 +152,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Return the cross-attention maps of the shortest source and its generated text."""
+        """Return the cross-attention maps of the shortest source (or first image) and its text."""
         tokenizer = self.tokenizer
         if batch.src.ndim == 2:
             row = int(batch.src_mask.sum(1).argmin())

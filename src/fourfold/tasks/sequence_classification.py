@@ -1,6 +1,6 @@
-"""Tasks of sentence and sentence-pair classification or regression (GLUE), with two model types.
+"""Tasks of sentence and sentence-pair classification or regression (GLUE): encoder or causal LM.
 
-Shapes: B rows, T tokens, K classes.
+Shapes: B sentences or pairs, T tokens, K classes, D width of the model.
 """
 
 from dataclasses import dataclass, field
@@ -77,12 +77,15 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return upcast_fp32(logits)
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the cross-entropy of the classes or the squared error of the numbers, and B."""
+        """Return the loss, summed over the batch, and B.
+
+        The loss is the cross-entropy, or the squared error if the model has one class.
+        """
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
         return loss, len(batch.ids)
 
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Return the loss, summed over the batch."""
+        """Return the loss, summed over the batch, from logits (B, K) and labels (B,)."""
         if self.config.n_classes == 1:
             return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
         return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
@@ -94,14 +97,14 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the scores; in a test of classes also the confusion matrix."""
+        """Return the loss and the scores; a test of a classifier adds the confusion matrix."""
         metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
         return metrics
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return the first texts with their labels, and attention maps of the shortest text."""
+        """Return texts with true and predicted labels, and attention maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         outputs = self.predict_step(batch, 0)
         columns = ["text", "true", "predicted"]
@@ -116,7 +119,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return {"samples": Table(columns, rows), "attention": attention}
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        """Return class probabilities (B, K), or the number (B, 1)."""
+        """Return class probabilities (B, K), or numbers (B, 1) if the model has one class."""
         logits = self.logits(batch)
         return logits if self.config.n_classes == 1 else logits.softmax(-1)
 
@@ -133,7 +136,7 @@ class CausalSequenceClassification(SequenceClassification):
         schedule: Options of the schedule; the default is linear decay to 0.
         label_smoothing: Probability mass that is spread evenly over all classes.
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
-            row is the mean over the tokens of the row, as in the paper's code.
+            text is the mean over the tokens of the text, as in the paper's code.
         init_from: See `Task`.
         tuning: See `Task`.
     """
@@ -152,7 +155,7 @@ class CausalSequenceClassification(SequenceClassification):
         )
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss of the classifier plus the weighted language-model loss, and B."""
+        """Return the summed loss of the classifier plus the weighted language-model loss, and B."""
         h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
         logits = upcast_fp32(self.model.classify(h, batch.mask))
         loss = self._loss(logits, batch.labels, self.label_smoothing)

@@ -1,7 +1,7 @@
 """Token classification task: named entities (W-NUT, CoNLL) and parts of speech.
 
-Shapes: B rows, T tokens, K classes. A row is a sentence, or a chunk of a sentence that is longer
-than the model reads.
+Shapes: B rows, T tokens, K classes. A row is a sentence, or a chunk of a sentence that is too long
+    for the model.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ ChunkId = tuple[int, int]  # number of a sentence, and of the chunk in it
 class TokenClassification(Task[TokenClassifier, TokenBatch]):
     """Classification of each word, evaluated by the F1 of entities.
 
-    The DataModule has a method `chunk_keys(split)`, which returns the `ChunkId` of each row.
+    The DataModule has a method `chunk_keys(split)`, which returns the `ChunkId` of each row: the
+    number of the sentence in the split, and the number of the chunk in the sentence.
 
     Args:
         config: Config of the model.
@@ -66,7 +67,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return loss, (labels != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
-        """Update the loss, and the scores with the tags of each row."""
+        """Update the loss, and the scores with the true and predicted tags of each row."""
         logits = self.logits(batch)
         is_word = batch.labels != IGNORE_INDEX
         losses = F.cross_entropy(logits[is_word], batch.labels[is_word], reduction="sum")
@@ -79,7 +80,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
 
     def _tags(self, classes: Tensor, is_word: Tensor) -> list[list[str]]:
-        """Return the tags of the words in each row, for classes (B, T)."""
+        """Return the tags of the words in each row, for the classes (B, T) of all tokens."""
         names = self.artifacts["class_names"]
         return [
             [names[k] for k in row[words].tolist()]
@@ -99,7 +100,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return metrics
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
-        """Return the first texts with their tags, and attention maps of the shortest text."""
+        """Return texts with true and predicted tags, and attention maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         is_word = batch.labels != IGNORE_INDEX
         true = self._tags(batch.labels, is_word)
@@ -112,7 +113,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
-        """Return the `ChunkId` of each row, and the tags of its words joined by spaces."""
+        """Return each row's `ChunkId` and the predicted tags of its words, joined by spaces."""
         chunks = self.datamodule.chunk_keys("test")
         tags = self._tags(self.logits(batch).argmax(-1), batch.labels != IGNORE_INDEX)
         return [

@@ -50,8 +50,8 @@ class Translation(Seq2SeqTask[PairBatch]):
 class TextToText(Translation):
     """Text-to-text tasks with T5 (Raffel et al. 2019).
 
-    The decoder's input begins with the tokenizer's begin token; without one, with its padding
-    token, as the released weights expect.
+    The decoder's input begins with the begin token of the tokenizer. If the tokenizer has none, the
+    input begins with the padding token, as the released weights expect.
 
     Args:
         config: Config of the model.
@@ -60,8 +60,8 @@ class TextToText(Translation):
         schedule: Options of the schedule; the default is 0.1 / sqrt(step) after 10,000 steps, a
             tenth of the paper's rate for AdaFactor (section 3.1.2). The rate of the first 10,000
             steps, which is constant in the paper, grows linearly here.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper uses none, and
-            4 beams with alpha 0.6 (section 3.7).
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper uses no
+            label smoothing, and beam search with 4 beams and alpha 0.6 (section 3.7).
     """
 
     model_class = T5
@@ -81,10 +81,11 @@ class CompositeTranslation(Translation):
 
     Args:
         config: Config of the model.
-        optimizer: Options of the optimizer; the default is Adam, whose rate of 0.05 is a factor on
-            the schedule.
+        optimizer: Options of the optimizer; the default is Adam with `lr` 0.05, by which the rates
+            of the schedule are multiplied.
         schedule: Options of the schedule; the default is that of Vaswani et al. 2017 with a longer
-            warm-up. Its largest rate is 9e-6 at width 768, which preserves pre-trained weights.
+            warm-up. The largest learning rate is 9e-6 at width 768, which preserves pre-trained
+            weights.
         label_smoothing: See `Seq2SeqTask`, as for all further arguments.
     """
 

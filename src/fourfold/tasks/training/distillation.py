@@ -23,7 +23,7 @@ class Teacher:
 
     Args:
         path: A checkpoint or a run directory, whose best checkpoint is taken.
-        artifacts: Artifacts of the student's data.
+        artifacts: Artifacts of the student's data, such as class names and image size.
 
     Raises:
         InputError: There is no such checkpoint; the model is not an image classifier; or the model
@@ -53,7 +53,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, height, width), on their device."""
+        """Compute logits (B, K) of images (B, C, height, width) on the device of the images."""
         model = self.model.to(images.device)
         logits: Tensor = model(images.to(next(model.parameters()).dtype))
         return logits

@@ -1,4 +1,4 @@
-"""Fine-tuning of a model: frozen layers, gradual unfreezing and LoRA."""
+"""Freezing of layers, gradual unfreezing and LoRA, applied to a model."""
 
 from torch import nn
 
@@ -9,11 +9,15 @@ from fourfold.models.finetuning.lora import add_lora, is_lora
 
 
 def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
-    """Freeze layers and add low-rank updates, in place.
+    """Freeze layers of a model and add low-rank updates, in place.
+
+    Args:
+        model: The model.
+        tuning: Options of fine-tuning; the defaults change nothing.
 
     Raises:
-        InputError: The model has fewer layers than `freeze`, or no linear layer with a name in
-            `lora_targets`.
+        InputError: The model has fewer layers than `tuning.freeze`, or no linear layer with a name
+            in `tuning.lora_targets`.
     """
     if tuning.freeze:
         ids, head = layer_ids(model)
@@ -35,7 +39,13 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
 
 
 def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
-    """Return the parameters that are still frozen in an epoch of gradual unfreezing."""
+    """Return the parameters that gradual unfreezing still freezes in an epoch.
+
+    Args:
+        model: The model.
+        tuning: Options of fine-tuning; without gradual unfreezing, the list is empty.
+        epoch: Number of the epoch, from 0.
+    """
     if tuning.gradual_unfreezing_epochs is None:
         return []
     ids, head = layer_ids(model)
@@ -44,7 +54,15 @@ def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[
 
 
 def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
-    """Freeze the running statistics of batch norms in layers that are still frozen in an epoch."""
+    """Freeze the running statistics of batch norms in layers that are frozen in an epoch.
+
+    Without gradual unfreezing, nothing is changed.
+
+    Args:
+        model: The model.
+        tuning: Options of fine-tuning.
+        epoch: Number of the epoch, from 0.
+    """
     if tuning.gradual_unfreezing_epochs is None:
         return
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]

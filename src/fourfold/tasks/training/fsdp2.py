@@ -1,10 +1,10 @@
 """FSDP2 strategy: weights, gradients and optimizer states sharded over devices (Zhao et al. 2023).
 
-The weights of a block are gathered before the block runs and resharded afterwards. A task's step
-does not only call `model.forward`, but also uses hidden states, and a tied embedding as the matrix
-of the loss. Therefore the whole step is registered as one forward method of the model. The weights
-outside of the blocks stay gathered from the beginning of the step until their gradients are
-computed.
+The weights of a block are gathered before the block runs and resharded afterwards. The training
+step of a task does not only call `model.forward`: the loss also uses hidden states, and multiplies
+them by the output matrix, which may be a tied embedding. Therefore the whole step is registered as
+one forward method of the model. The weights outside of the blocks stay gathered from the beginning
+of the step until their gradients are computed.
 """
 
 from collections.abc import Mapping
@@ -32,11 +32,14 @@ UNSUPPORTED = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
 
 
 class FSDP2(ModelParallelStrategy):
-    """Strategy `--trainer.strategy fsdp2`: Lightning's ModelParallelStrategy with data parallelism.
+    """Strategy `--trainer.strategy fsdp2`: ModelParallelStrategy without tensor parallelism.
 
     Checkpoints are single files, as in a training with one process. In evaluation all weights stay
     gathered on each device: ranks have different numbers of batches and generate texts of different
-    lengths, so they cannot gather the blocks at the same time.
+    lengths, so the ranks cannot gather a block at the same time.
+
+    Args:
+        **options: Further options of Lightning's ModelParallelStrategy.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -60,10 +63,10 @@ class FSDP2(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, model: nn.Module) -> None:
-        """Shard the weights of a model, in place, after copying those of the first process.
+        """Copy the weights of the first process to all processes, and shard the weights in place.
 
         Raises:
-            InputError: A parameter is a scalar, which has no rows to shard.
+            InputError: A parameter is a scalar, which has no dimension to shard.
         """
         for name, parameter in model.named_parameters():
             if parameter.dim() == 0:
@@ -105,7 +108,7 @@ class FSDP2(ModelParallelStrategy):
     # Evaluation with gathered weights.
 
     def _gather_weights(self, gather: bool) -> None:
-        """Gather all weights until the next call, or reshard them."""
+        """Gather all weights on each device if `gather` is True, otherwise shard them again."""
         # Tensors created in inference mode could never be trained.
         with torch.inference_mode(False):
             for module in self._sharded_model.modules():
@@ -130,22 +133,22 @@ class FSDP2(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Let Lightning call `load_optimizer_state_dict`."""
+        """True, so that Lightning calls `load_optimizer_state_dict`."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the full state dict on the first rank, and an empty dict on the other ranks."""
+        """Return the complete state dict on the first rank, and an empty dict on other ranks."""
         self._gather_weights(False)  # a callback may save before `on_validation_end`
         return super().lightning_module_state_dict()
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read the checkpoint file on every rank."""
+        """Read the complete checkpoint file on every rank; `weights_only` is ignored."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this rank's shard of the weights."""
+        """Load this rank's shard of the weights in a checkpoint; `strict` is ignored."""
         assert self.lightning_module is not None
         module, options = _state_dict_functions()
         module.set_model_state_dict(
@@ -153,10 +156,11 @@ class FSDP2(ModelParallelStrategy):
         )
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the full state on the first rank, and an empty dict on the other ranks.
+        """Return the optimizer's complete state on the first rank, and an empty dict on others.
 
-        Parameters are numbered in the order of the optimizer, as in torch. Lightning numbers
-        parameters in the order of the model, which is another order if there are several groups.
+        Parameters are numbered in the order of the optimizer's parameter groups, as in torch.
+        Lightning's own strategy numbers parameters in the order of the model, which is another
+        order if there are several groups.
         """
         assert self.lightning_module is not None
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
@@ -168,7 +172,7 @@ class FSDP2(ModelParallelStrategy):
         return _rename_parameters(state, {name: number for number, name in enumerate(names)})
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's shard of the optimizer states."""
+        """Load this rank's shard of the optimizer states in a checkpoint."""
         task = self.lightning_module
         assert task is not None
         module, options = _state_dict_functions()
@@ -180,9 +184,12 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
-    """Return torch's module for sharded state dicts, and its options for full state dicts.
+    """Return torch's module for sharded state dicts, and a StateDictOptions for full state dicts.
 
-    The import takes half a second, so only FSDP2 imports the module.
+    The import takes half a second, so the module is imported only when FSDP2 is used.
+
+    Args:
+        **options: Further options of StateDictOptions.
     """
     from torch.distributed.checkpoint import state_dict
 
@@ -190,7 +197,12 @@ def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
 
 
 def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with other names for its parameters."""
+    """Return an optimizer's state with other names for its parameters.
+
+    Args:
+        state: State dict of an optimizer.
+        names: New name (or number) of each parameter by its present number (or name).
+    """
     groups = [
         {**group, "params": [names[p] for p in group["params"]]} for group in state["param_groups"]
     ]

@@ -1,8 +1,8 @@
-"""Normalization of the loss by the targets of all micro-batches and processes of a step.
+"""Normalization of the loss by the number of targets in all micro-batches and processes.
 
 The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
 over all micro-batches and processes, divided by the number of all targets, so that the gradient
-does not depend on the division of the rows into micro-batches and processes.
+does not depend on the division of the examples into micro-batches and processes.
 """
 
 from collections.abc import Iterable
@@ -23,13 +23,14 @@ REFERENCE_COUNT = 1024.0
 
 
 class LossNormalizer:
-    """Counter of the targets and of nonfinite losses of an optimizer step.
+    """Normalizer of loss and gradients by the number of targets of an optimizer step.
 
-    The same all-reduce also carries the loss for logging, and a flag that asks all processes to
-    stop, since one message is faster than three.
+    A single all-reduce sums four numbers over the processes, since one message is faster than four:
+    targets, the loss for logging, nonfinite losses, and requests to stop.
 
     Attributes:
-        mean: Loss of the last optimizer step, over all its micro-batches and processes.
+        mean: Mean loss of the targets of the last optimizer step, over all its micro-batches and
+            processes.
         nonfinite: True if the loss of the last micro-batch was not finite.
         stop_requested: True if this process is to stop; set by a callback.
         stop_requested_anywhere: True if some process was to stop at the last optimizer step; the
@@ -49,12 +50,14 @@ class LossNormalizer:
     def scale_loss(self, total: Tensor, count: Tensor | int, trainer: Trainer) -> Tensor:
         """Return the loss of a micro-batch, scaled for the backward pass.
 
-        The scale cancels two divisions: Lightning divides the loss by the number of micro-batches,
-        and DDP divides the gradient by the number of processes.
+        Without gradient accumulation, the loss is divided by the number of targets of the step;
+        with it, `finalize_gradients` completes the division. The scale also cancels two divisions:
+        Lightning divides the loss by the number of micro-batches, and DDP divides the gradient by
+        the number of processes.
 
         Args:
             total: Sum of the loss over the targets of the micro-batch.
-            count: Number of these targets.
+            count: Number of targets of the micro-batch.
             trainer: The Trainer, which knows the numbers of processes and micro-batches.
         """
         self.nonfinite = ~total.detach().isfinite()
@@ -69,11 +72,16 @@ class LossNormalizer:
     def finalize_gradients(self, parameters: Iterable[nn.Parameter], trainer: Trainer) -> None:
         """Divide the gradients by the number of targets of the optimizer step.
 
-        With gradient accumulation this number is known only after the last micro-batch.
+        With gradient accumulation, this number is known only after the last micro-batch. Without,
+        `scale_loss` has already divided the loss, and the gradients are not changed.
+
+        Args:
+            parameters: Parameters whose gradients are changed in place.
+            trainer: The Trainer.
 
         Raises:
             InputError: The first step has no targets.
-            TrainingStopped: A loss of the step is not finite in any of the processes.
+            TrainingStopped: A loss of the step is not finite, in this or another process.
         """
         assert self._sums is not None  # `scale_loss` was called
         is_accumulated = trainer.accumulate_grad_batches > 1
@@ -106,10 +114,10 @@ def sum_over_ranks(x: Tensor, trainer: Trainer) -> Tensor:
 
 
 def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
-    """Warn of parameters without a gradient.
+    """Warn of trainable parameters that have no gradient, so the loss does not depend on them.
 
     Raises:
-        InputError: A parameter has no gradient, for which DDP would wait forever.
+        InputError: There are such parameters, and DDP would wait for their gradients forever.
     """
     unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if not unused:
@@ -128,6 +136,6 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the Euclidean norm of all gradients; for sharded gradients, over all ranks."""
+    """Return the Euclidean norm of all gradients, including the shards of other ranks."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -11,8 +11,12 @@ def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | N
     """Return the number of optimizer steps of the whole training; None if it has no end.
 
     The number of batches comes from the DataModule, since `trainer.estimated_stepping_batches`
-    would create a DataLoader and lose its restored position. For a plain LightningDataModule, which
-    has no restored position, the number comes from the Trainer.
+    would create a DataLoader and lose the restored position in the data. For a plain
+    LightningDataModule, which has no restored position, the number comes from the Trainer.
+
+    Args:
+        trainer: The Trainer, which limits the steps and epochs.
+        schedule: Options of the schedule, for the check whether the schedule needs the number.
 
     Raises:
         InputError: `trainer.max_steps` is 0; or the schedule needs the number of steps, but the
