@@ -8,15 +8,16 @@ from pathlib import Path
 
 @contextmanager
 def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a temporary path in the folder of `file`, and rename it to `file` at the end.
+    """Context that yields a temporary path, whose file is renamed to `file` when the block ends.
 
-    The temporary file is deleted if the block raises. The folder is not $TMPDIR, because a rename
-    is atomic within one file system only.
+    If the block raises, the temporary file is deleted. The temporary file is in the folder of
+    `file` and not in $TMPDIR, because a rename is atomic within one file system only.
 
     Args:
         file: Final path.
-        suffix: Part of the temporary name that differs between processes that write the same file.
-            Without a suffix, the file that a killed process left is overwritten.
+        suffix: End of the temporary file's name. Processes that may write `file` at the same time
+            need different suffixes. With one fixed suffix, the temporary file that a killed process
+            left is overwritten by the next call.
     """
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:
@@ -27,6 +28,6 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a text file completely or not at all."""
+    """Write `text` to a UTF-8 file, completely or not at all."""
     with atomic_path(file, f".{os.getpid()}") as temporary:  # all ranks may write the same file
         temporary.write_text(text, encoding="utf-8")

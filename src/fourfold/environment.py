@@ -19,7 +19,14 @@ COMPARED_PACKAGES = ("torch", "transformers", "timm", "x-transformers")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return processor, threads, GPU, versions of Python and packages, and the commit."""
+    """Return processor, threads, GPU, versions of Python and of `COMPARED_PACKAGES`, and commit.
+
+    Args:
+        device: Device of the computation; the entry "gpu" is None if the device is a CPU.
+
+    Returns:
+        Entries by name; None for a package that is not installed, and for an unknown commit.
+    """
     description: dict[str, Any] = {
         "processor": processor(),
         "threads": torch.get_num_threads(),
@@ -31,10 +38,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def provenance(about: dict[str, Any]) -> dict[str, Any]:
-    """Return `about` extended by date, machine, commit and package versions.
+    """Return the provenance of a result: `about` with date, machine, commit and package versions.
 
     Args:
-        about: Further entries, such as command, data, runs and seconds.
+        about: Entries about the result itself, such as command, data, runs and seconds.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}
@@ -42,17 +49,17 @@ def provenance(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return date and time in UTC, in ISO format, to the second."""
+    """Return the present date and time in UTC, in ISO format, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed, by name."""
+    """Return the versions of `packages` by name; packages that are not installed are left out."""
     return {name: found for name in packages if (found := installed_version(name))}
 
 
 def hardware() -> str:
-    """Return the names of the processor and, if there is one, of the GPU."""
+    """Return the names of the processor and, if the machine has one, of the GPU."""
     gpus = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join([processor(), *gpus])
 
@@ -77,10 +84,14 @@ def installed_version(package: str) -> str | None:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the checkout, with "+" if files outside `results` are modified.
+    """Return the short hash of the commit of this package's git checkout.
 
     The value is cached at the first call. Files that a command writes into the checkout later do
     not change the value.
+
+    Returns:
+        The hash, with "+" at its end if tracked files outside `results` are modified; None if the
+        package is not in a git checkout of its own.
     """
 
     def git(*arguments: str) -> str | None:

@@ -37,14 +37,17 @@ class InputError(ValueError):
         super().__init__(f"{location}{subject}{message}")
 
     def in_file(self, file: str | PathLike[str], line: int | None = None) -> "InputError":
-        """Return the same error with a file, and optionally a line, as its location."""
+        """Return the same error with `file`, and `line` if given, as its location.
+
+        If the error already has a file, that location stays in the message after the new location.
+        """
         text = self.message if self.file is None else str(self)
         option = self.option if self.file is None else None
         return InputError(text, option=option, file=file, line=line)
 
 
 class TrainingStopped(RuntimeError):
-    """Error of a training that cannot continue although its input is valid, such as a NaN loss.
+    """Error of a training that cannot continue although the input is valid, such as a NaN loss.
 
     The command line prints the message in one line and exits with code 1.
     """

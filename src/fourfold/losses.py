@@ -1,8 +1,9 @@
 """Losses: cross-entropy of a large vocabulary, classification loss and distillation loss.
 
-Each loss is a sum over valid targets, divided by a normalizer that may be a global count.
-`linear_cross_entropy` takes hidden states and the output matrix, and never holds more than a slice
-of the (N, V) logits.
+`linear_cross_entropy` and `classification_loss` divide the sum over all targets by a normalizer,
+which may be the number of targets on all devices. `distillation_loss` returns the sum.
+`linear_cross_entropy` takes hidden states and the output matrix. The (N, V) logits are computed for
+one slice of the tokens at a time, so all logits are never in memory at once.
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
@@ -35,13 +36,21 @@ def upcast_fp32(x: Tensor) -> Tensor:
 def smoothing_weights(
     label_smoothing: float, label_smoothing_type: str, vocab_size: int
 ) -> tuple[float, float]:
-    """Compute the smoothed probability of the target and of each other token.
+    """Compute the probabilities of the target and of each other token after label smoothing.
 
-    Three conventions share one epsilon (introduced by Szegedy et al. 2016):
+    Three conventions for the two probabilities share the epsilon e of Szegedy et al. 2016:
 
     - uniform: 1 - e + e/V and e/V (torch, transformers).
     - off_target: 1 - e and e/(V-1) (fairseq, tensor2tensor).
-    - off_target_pad: 1 - e and e/(V-2), with 0 on the padding token 0 (The Annotated Transformer).
+    - off_target_pad: 1 - e and e/(V-2), but 0 for the padding token 0 (The Annotated Transformer).
+
+    Args:
+        label_smoothing: Epsilon e.
+        label_smoothing_type: Name of one of the conventions above.
+        vocab_size: Size V of the vocabulary.
+
+    Returns:
+        Probability of the target, and probability of each other token.
 
     Raises:
         InputError: `label_smoothing_type` is none of these three conventions.
@@ -69,20 +78,23 @@ def linear_cross_entropy(
     weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of softmax(hidden weight^T + bias), slice by slice.
+    """Compute the cross-entropy of softmax(hidden weight^T + bias) without all logits in memory.
 
-    The forward pass computes the gradients of a slice while its logits exist, so peak memory is
-    one slice of logits and the gradient of the matrix.
+    The tokens are divided into slices. The forward pass computes the logits of a slice, then the
+    gradients of that slice, and drops the logits. Peak memory is therefore the logits of one slice
+    and the gradient of `weight`.
 
     Args:
-        hidden: (N, D).
-        weight: (V, D), often the token embedding.
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D), often the token embedding.
         bias: (V,) or None.
-        targets: (N,) int64; `IGNORE_INDEX` (-100) does not count.
-        label_smoothing: Probability taken from the target.
-        label_smoothing_type: Tokens that receive it, see `smoothing_weights`.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
+        label_smoothing: Epsilon of label smoothing, the probability taken from the target.
+        label_smoothing_type: uniform, off_target or off_target_pad: the tokens that receive the
+            probability taken from the target, see `smoothing_weights`.
         weights: (N,) factor on the loss of each target; None means 1.
-        normalizer: Divisor of the sum; None means the number of valid targets.
+        normalizer: Divisor of the sum over all targets; None means the number of targets that are
+            not ignored.
 
     Returns:
         A scalar in fp32 (fp64 for fp64 inputs).
@@ -110,17 +122,19 @@ def linear_cross_entropy(
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the negative log-likelihood of targets and the most likely tokens, slice by slice.
+    """Compute the negative log-likelihood of each target, and the most likely token in its place.
+
+    As in `linear_cross_entropy`, the logits of one slice of the tokens are in memory at a time.
 
     Args:
-        hidden: (N, D).
-        weight: (V, D).
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
         bias: (V,) or None.
         targets: (N,) int64.
 
     Returns:
-        The negative log-likelihood (N,) in nats, fp32 (fp64 for fp64 inputs), 0 where the target
-        is `IGNORE_INDEX`; and the most likely token of each position, (N,) int64.
+        The negative log-likelihood of each target, (N,) in nats, fp32 (fp64 for fp64 inputs), 0
+        where the target is `IGNORE_INDEX`; and the most likely token of each position, (N,) int64.
     """
     x, w, dtype = matmul_operands(hidden, weight)
     nll = torch.empty(len(x), dtype=dtype, device=x.device)
@@ -143,13 +157,14 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of classes in fp32, for hard labels or those of mixup and CutMix.
+    """Compute the cross-entropy of class logits in fp32, with class numbers or probabilities.
 
     Args:
         logits: (B, K).
-        labels: (B,) int64, or (B, K) probabilities.
-        label_smoothing: Probability spread evenly over all K (Szegedy et al. 2016).
-        normalizer: Divisor of the sum; None means B.
+        labels: Class numbers (B,) int64, or class probabilities (B, K) such as those of MixUp and
+            CutMix.
+        label_smoothing: Probability spread evenly over all K classes (Szegedy et al. 2016).
+        normalizer: Divisor of the sum over the batch; None means B.
 
     Returns:
         A scalar.
@@ -176,7 +191,7 @@ def distillation_loss(
         distillation_type: hard, the cross-entropy of the teacher's most likely class (Touvron et
             al. 2020, eq. 3); or soft, t^2 KL(softmax(teacher / t) || softmax(student / t))
             (Hinton et al. 2015; Touvron et al. 2020, eq. 2).
-        temperature: t of the soft loss.
+        temperature: t of the soft loss; not used by the hard loss.
 
     Returns:
         A scalar.

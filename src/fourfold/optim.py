@@ -23,17 +23,21 @@ class OptimizerConfig:
 
     Args:
         name: adam, adamw or sgd.
-        lr: Peak learning rate; for the noam schedule a factor on its formula (1 in the paper).
-        betas: Decay rates of the two moments (adam, adamw).
-        eps: Added to the root of the second moment (adam, adamw).
-        weight_decay: Decoupled and multiplied by the learning rate (adamw), or L2 (adam, sgd).
-        weight_decay_params: Parameters with weight decay: matrices (all of two or more dimensions;
-            GPT-2, BERT), linear (weights of linear and patch layers only: ViT, DeiT) or all.
-        momentum: Momentum of sgd.
+        lr: Peak learning rate. With the noam schedule, `lr` is a factor on that schedule's formula
+            (1 in the paper).
+        betas: Decay rates of the first and second moments (adam, adamw).
+        eps: Term added to the root of the second moment (adam, adamw).
+        weight_decay: Strength of the weight decay: decoupled and multiplied by the learning rate
+            (adamw), or an L2 penalty (adam, sgd).
+        weight_decay_params: Parameters with weight decay. "matrices": all parameters of two or more
+            dimensions (GPT-2, BERT); "linear": only the weights of linear layers and of the patch
+            convolution (ViT, DeiT); "all": all parameters.
+        momentum: Momentum of sgd; not used by the other optimizers.
         bias_correction: Correct the bias of the moments towards their initial 0 (Kingma and Ba
             2014, section 3). False for BERT's code (google-research/bert, optimization.py), whose
             first steps are larger.
-        layer_decay: Ratio of the learning rates of a layer and the next one (ELECTRA, BEiT).
+        layer_decay: Learning rate of a layer divided by that of the next layer towards the head
+            (ELECTRA, BEiT); 1 gives all layers the same learning rate.
 
     Raises:
         InputError: A value is outside its range, or `bias_correction` is false for another
@@ -75,12 +79,13 @@ def parameter_groups(
 
     Args:
         model: The model.
-        config: Weight decay, layer decay, and the parameters with weight decay.
-        layer_ids: Layer index of each parameter by name, and the layer index of the head; required
-            if `config.layer_decay` is not 1.
+        config: Options of the optimizer, of which the learning rate, the weight decay and the layer
+            decay are used.
+        layer_ids: Mapping from the name of each parameter to the index of its layer, and the index
+            of the head; required if `config.layer_decay` is not 1, otherwise unused.
 
     Returns:
-        Groups for a torch optimizer, each with its weight decay and learning rate.
+        Parameter groups for a torch optimizer: dicts with the keys params, weight_decay and lr.
     """
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)
@@ -121,7 +126,8 @@ def make_optimizer(
     Args:
         model: The model.
         config: Optimizer and its hyper-parameters.
-        layer_ids: See `parameter_groups`.
+        layer_ids: Mapping from the name of each parameter to the index of its layer, and the index
+            of the head; required if `config.layer_decay` is not 1.
         fused: Use torch's fused implementation, which is three times as fast on a CPU.
 
     Raises:
@@ -146,7 +152,7 @@ def make_optimizer(
 
 
 def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
-    """Start every parameter at `LAST_STEP`, where Adam's updates have no bias correction."""
+    """Set Adam's step count of every parameter to `LAST_STEP`, where the bias correction is 1."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}

@@ -14,15 +14,18 @@ from fourfold.errors import InputError
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning-rate schedule, which advances once per optimizer step.
+    """Options of a learning-rate schedule, which advances once per optimizer step.
 
     Args:
-        name: constant, linear (RoBERTa), linear_from_start (falls from step 0 on, also during the
-            warm-up; BERT's code), cosine, inverse_sqrt (fairseq) or noam (Vaswani et al. 2017).
-        warmup_steps: Steps of linear growth at the start.
-        total_steps: Step at which linear and cosine schedules reach `min_lr`; None means the end
-            of the run.
-        min_lr: Final learning rate, reached at the last step (cosine) or one step later (linear).
+        name: constant, cosine, inverse_sqrt (fairseq), noam (the formula of Vaswani et al. 2017),
+            linear (falls from the peak at the end of the warm-up; RoBERTa) or linear_from_start
+            (follows, after the warm-up, the line that falls from the peak at the first step;
+            BERT's code).
+        warmup_steps: Number of steps at the start in which the learning rate grows linearly.
+        total_steps: Number of steps of a linear or cosine schedule, warm-up included; None means
+            the number of optimizer steps of the run. Other schedules have no end.
+        min_lr: Final learning rate of a linear or cosine schedule. cosine reaches `min_lr` at the
+            last step, linear would reach `min_lr` one step later.
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
@@ -56,14 +59,17 @@ FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Build the function from the number of finished steps to the factor on the peak rate.
+    """Build the function that gives the factor on the peak learning rate at each step.
 
     Args:
-        config: The schedule.
+        config: Options of the schedule.
         lr: Peak learning rate.
-        total_steps: Number of optimizer steps of the run, which sets the end of the schedule if
-            `config.total_steps` is None; None if unknown.
-        d_model: D, for noam.
+        total_steps: Number of optimizer steps of the run, used if `config.total_steps` is None;
+            None if the number is unknown.
+        d_model: Model width, used by noam only.
+
+    Returns:
+        Function from the number of finished optimizer steps to the factor of the next step.
 
     Raises:
         InputError: `config.min_lr` is above `lr`.
@@ -108,5 +114,13 @@ def learning_rate_factor(
 def make_schedule(
     optimizer: Optimizer, config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> LambdaLR:
-    """Build a torch scheduler; arguments as for `learning_rate_factor`."""
+    """Build a torch scheduler that sets the learning rates of an optimizer.
+
+    Args:
+        optimizer: Optimizer whose learning rates are scheduled.
+        config: Options of the schedule.
+        lr: Peak learning rate.
+        total_steps: Number of optimizer steps of the run; None if the number is unknown.
+        d_model: Model width, used by noam only.
+    """
     return LambdaLR(optimizer, learning_rate_factor(config, lr, total_steps, d_model))

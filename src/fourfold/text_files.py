@@ -1,7 +1,8 @@
-r"""Text and JSON files: paths under $FOURFOLD_DATA, compressed files, members of zip archives.
+r"""Readers of text and JSON files, also compressed, in zip archives and under $FOURFOLD_DATA.
 
 Lines end with "\n" only. Real corpora contain U+0085 and U+2028 inside sentences. `str.splitlines`
-would split such sentences, and shift all later lines of one language against the other language.
+would split such sentences. In a parallel corpus, all later lines of one language would then be
+paired with wrong lines of the other language.
 """
 
 import bz2
@@ -23,7 +24,11 @@ _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFil
 
 
 def resolve(path: str) -> Path:
-    """Return the file or folder at `path`, or at a relative path under $FOURFOLD_DATA.
+    """Find an existing file or folder, in the working directory or under $FOURFOLD_DATA.
+
+    Args:
+        path: Absolute path, or a relative path. A relative path that does not exist in the working
+            directory is looked up under the folder $FOURFOLD_DATA.
 
     Raises:
         InputError: There is no file or folder at either place.
@@ -38,10 +43,14 @@ def resolve(path: str) -> Path:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the decompressed content of a file; `archive.zip/member` reads from an archive.
+    """Return the decompressed content of a file, or of a member of a zip archive.
+
+    Args:
+        path: Path for `resolve` (the suffixes .gz, .xz and .bz2 are decompressed), or
+            archive.zip/member.
 
     Raises:
-        InputError: The file is missing, a folder, an archive of files, or corrupted.
+        InputError: The file is missing or corrupted, or is a folder or an archive of files.
     """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
@@ -63,10 +72,14 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_text(path: str) -> str:
-    """Return the content of a UTF-8 file.
+    """Return the content of a UTF-8 file without its byte order mark.
+
+    Args:
+        path: Path of the file, as for `read_bytes`.
 
     Raises:
-        InputError: As `read_bytes`, or the file is empty or not UTF-8.
+        InputError: The file cannot be read (see `read_bytes`), has only white space, or is not
+            UTF-8.
     """
     data = read_bytes(path)
     try:
@@ -83,8 +96,11 @@ def read_text(path: str) -> str:
 def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file without line endings.
 
+    Args:
+        path: Path of the file, as for `read_bytes`.
+
     Raises:
-        InputError: As `read_text`.
+        InputError: The file cannot be read, is empty, or is not UTF-8.
     """
     lines = read_text(path).split("\n")
     if not lines[-1]:
@@ -93,12 +109,12 @@ def read_lines(path: str) -> list[str]:
 
 
 def parse_json(text: str, file: str, line: int | None = None) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON text and return its value.
 
     Args:
         text: Content of a file, or one line of a file.
         file: Path of the file, for error messages.
-        line: Number of the line; None if `text` is the whole file.
+        line: Number of the line in the file, from 1; None if `text` is the whole file.
 
     Raises:
         InputError: The JSON is invalid, is nested too deeply, or contains a number with too many

@@ -1,4 +1,4 @@
-"""Pretrained tokenizers: `tokenizer.json`, BERT's `vocab.txt`, GPT's vocabulary and merges."""
+"""`make_tokenizer`: loads `tokenizer.json`, BERT's and GPT's files, or trains a tokenizer."""
 
 from collections.abc import Sequence
 
@@ -30,10 +30,11 @@ def make_tokenizer(
     """Load the tokenizer of `config` from its files, or train it on `texts`.
 
     Args:
-        config: Tokenizer to load or train.
-        texts: Training texts, unused if `config` names files.
-        mask: The tokenizer needs a mask token (masked language models).
-        special: Names of the special tokens, as for `train_tokenizer`.
+        config: Options of the tokenizer. The tokenizer is loaded if `config.file` is not None.
+        texts: Training texts, unused if the tokenizer is loaded.
+        mask: True if the tokenizer needs a mask token (masked language models).
+        special: Names of the special tokens of a trained tokenizer in the order of their ids; None
+            selects the default names of `train_tokenizer`.
 
     Raises:
         InputError: If a file is missing or invalid, or if a mask token is needed and missing.
@@ -69,7 +70,7 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
 
 
 def _load_bert(file: str, lowercase: bool) -> Tokenizer:
-    """Load BERT's `vocab.txt`, in which the line number is the id."""
+    """Load BERT's `vocab.txt`, in which the number of a token's line, from 0, is the token's id."""
     vocab: dict[str, int] = {}
     for line, token in enumerate(read_lines(file), start=1):
         if not token or token in vocab:
@@ -86,7 +87,14 @@ def _load_bert(file: str, lowercase: bool) -> Tokenizer:
 
 
 def _load_gpt(file: str, merges_file: str) -> Tokenizer:
-    """Load the two files of GPT-2, or of GPT-1, which marks ends of words."""
+    """Load a tokenizer from the vocabulary and the merges of GPT-2 or GPT-1.
+
+    The two are told apart by their tokens: only GPT-1's vocabulary marks ends of words with `</w>`.
+
+    Args:
+        file: JSON file with the id of each token.
+        merges_file: Text file with a merge in each line, a pair of tokens.
+    """
     vocab = parse_json(read_text(file), file)
     is_mapping = isinstance(vocab, dict) and all(type(i) is int for i in vocab.values())
     if not is_mapping or sorted(vocab.values()) != list(range(len(vocab))):

@@ -1,8 +1,8 @@
-"""Tokenizer: text to token ids and back, around a tokenizer of the `tokenizers` library.
+"""Tokenizer: text to token ids and back, with a tokenizer of the `tokenizers` library.
 
 Special tokens have five roles (padding, begin, end, unknown, mask), which are found by the names of
 the tokens. The JSON string of a tokenizer is therefore complete: no further file has to name the
-special tokens, for tokenizers that this package trains and for those of BERT and GPT-2.
+special tokens. This holds for tokenizers that this package trains and for those of BERT and GPT-2.
 """
 
 import json
@@ -50,7 +50,8 @@ class Tokenizer:
         eos_id: Id of the token that ends a text (BERT: `[SEP]`).
         unk_id: Id of the unknown token.
         mask_id: Id of the mask token, or None.
-        prepended_id: Id that the tokenizer's own template puts before a text (BART), or None.
+        prepended_id: Id of BOS if the template stored in `backend` puts BOS before each text
+            (BART), otherwise None.
         special_ids: Sorted ids of all special tokens.
 
     Raises:
@@ -110,14 +111,15 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def with_leading_space(self, text: str) -> str:
-        """Return `text` in the form in which a continuation of a sentence must be encoded.
+        """Return `text` in the form that `encode` needs for a text inside a sentence.
 
-        A byte-level tokenizer encodes a word inside a sentence together with the space before it.
+        A byte-level tokenizer encodes a word inside a sentence together with the space before the
+        word, so a missing space is added. Other tokenizers need no space.
         """
         return " " + text if self._is_byte_level and text[:1] != " " else text
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-        """Return the token ids of each word of each sentence; an empty word becomes `unk_id`."""
+        """Return the token ids of each word of each sentence; a word without tokens is `unk_id`."""
         texts = [
             [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
             for words in sentences
@@ -133,7 +135,11 @@ class Tokenizer:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the token ids of each text, and the characters [begin, end) of each token."""
+        """Return the token ids of each text, and the position of each token in the text.
+
+        Positions are pairs (begin, end) of character indices, the end exclusive. The ids have no
+        special tokens.
+        """
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
@@ -167,15 +173,16 @@ class Tokenizer:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of several rows of token ids, without special tokens."""
+        """Return the texts of several sequences of token ids, without special tokens."""
         plain = [[int(i) for i in row] for row in rows]
         return self.backend.decode_batch(plain, skip_special_tokens=True)
 
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
         """Mark the tokens at which a word begins, for whole-word masking.
 
-        With WordPiece, a word begins at each token without `##`. With other tokenizers, a word
-        begins at white space. Each special token is a word.
+        With WordPiece, a word begins at each token that does not begin with `##`. With other
+        tokenizers, a word begins at a token that begins with white space, and after a line break.
+        Each special token is a word.
 
         Args:
             ids: (B, T) or (T,) token ids.
@@ -191,7 +198,7 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two bool arrays (V,): a word begins with the token of an id; a word ends with it."""
+        """Two bool arrays (V,), indexed by token id: a word begins, or ends, with the token."""
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
         for token, i in self.vocabulary.items():
@@ -209,6 +216,10 @@ class Tokenizer:
     def from_str(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
         """Return the tokenizer of a JSON string.
 
+        Args:
+            text: JSON string, as written by `to_str` or read from a tokenizer.json.
+            name: Name of the tokenizer in error messages, usually its file.
+
         Raises:
             InputError: If the string is not a tokenizer.
         """
@@ -220,19 +231,25 @@ class Tokenizer:
         return cls(backend, name)
 
     def save(self, path: str | Path) -> None:
-        """Write `tokenizer.json`, which `transformers` reads too, atomically."""
+        """Write the tokenizer to the file `path`, in the tokenizer.json format of transformers.
+
+        Missing folders are created. The file is written completely or not at all.
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.backend.to_str(pretty=True))
 
 
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
-    """Split a text into chunks of about a million characters without changing its tokens.
+    """Split a text into chunks of about a million characters, which can be encoded in parallel.
+
+    The chunks are split where no token crosses the boundary, so their tokens are those of the text.
 
     Args:
         text: Text of any length.
-        metaspace: The tokenizer joins words with "▁", which it also puts before every chunk. Chunks
-            then end at a space, which is dropped.
+        metaspace: True if the tokenizer encodes spaces as "▁" and puts a "▁" before every text,
+            and so before every chunk. A chunk then ends before a space, and the space is dropped.
+            Otherwise a chunk ends after a line break.
     """
     boundary = re.compile(r"(?<=\S) (?=\S)" if metaspace else r"(?<=\S)\n(?=\S)")
     begin = 0

@@ -29,15 +29,20 @@ class TokenizerConfig:
             wordpiece (Devlin et al. 2019), unigram (Kudo 2018) or char. Decoding restores a text
             exactly, except with wordpiece, with lowercase, and for characters that did not occur in
             training.
-        vocab_size: Size of the vocabulary with special tokens; small texts and char may give fewer.
-            If bpe or wordpiece cannot hold all characters, the most frequent ones get three
-            quarters of the size; byte_bpe always holds the 256 bytes.
-        min_frequency: Minimum number of occurrences for a pair of tokens to be merged.
-        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). Of the files,
-            only `vocab.txt` needs this option, since all other files contain the setting.
-        file: Load instead of train: a `tokenizer.json`, BERT's `vocab.txt`, GPT's `vocab.json`
-            (with `merges`), or a fourfold checkpoint, whose tokenizer is used.
-        merges: GPT-2's `vocab.bpe` or GPT-1's `merges.txt`.
+        vocab_size: Size of the vocabulary with special tokens. Small texts and char may give a
+            smaller vocabulary. If the vocabulary of bpe or wordpiece is too small for all
+            characters of the texts, only the most frequent characters get entries, and about a
+            quarter of the size stays free for merged tokens; byte_bpe always holds the 256 bytes.
+        min_frequency: Minimum number of occurrences for a pair of tokens to be merged (bpe,
+            byte_bpe, wordpiece).
+        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). For a loaded
+            tokenizer, the option matters with a `vocab.txt` only, since all other files contain the
+            setting.
+        file: Path of a tokenizer to load: a `tokenizer.json`, BERT's `vocab.txt`, GPT's
+            `vocab.json` (with `merges`), or a fourfold checkpoint, whose tokenizer is used. None
+            means that a tokenizer is trained.
+        merges: Path of the merges that belong to a `vocab.json`: GPT-2's `vocab.bpe` or GPT-1's
+            `merges.txt`.
     """
 
     kind: Kind = "bpe"
@@ -57,12 +62,12 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a tokenizer on texts.
 
-    The result is the same in every process, except for the last digits of the scores of unigram.
+    The result is the same in every process, except for the last digits of unigram's scores.
 
     Args:
         config: Kind and size of the tokenizer.
         texts: Training texts.
-        mask: Add a mask token (masked language models).
+        mask: Add a mask token (masked language models); not used if `special` is given.
         special: Names of the special tokens in the order of their ids; None selects `<pad>`, `<s>`,
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
@@ -94,7 +99,7 @@ def train_tokenizer(
 
 
 def _use_metaspace(backend: Backend) -> None:
-    """Encode spaces as "▁", with one more at the start of a text, so that decoding is exact."""
+    """Make `backend` encode a space as "▁" and put a "▁" before each text; decoding is exact."""
     # The library's Metaspace decoder would drop a space at the start of a text.
     prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([prepend, replace])
@@ -112,13 +117,22 @@ def _add_lowercase(backend: Backend, lowercase: bool) -> None:
 
 
 def _characters(texts: Iterable[str]) -> list[str]:
-    """Return all characters, the most frequent first."""
+    """Return the distinct characters of the texts, the most frequent first."""
     counts = Counter(chain.from_iterable(texts))
     return sorted(counts, key=lambda char: (-counts[char], char))
 
 
 def _alphabet(characters: list[str], max_size: int) -> list[str]:
-    """Return all characters, or the most frequent ones if merges would have no entries left."""
+    """Return the characters that get an entry in the vocabulary.
+
+    Args:
+        characters: All characters, the most frequent first.
+        max_size: Maximum number of characters.
+
+    Returns:
+        All characters if at most `max_size`, otherwise the most frequent 3/4 `max_size` characters,
+        so that entries for merged tokens are left.
+    """
     return characters if len(characters) <= max_size else characters[: max_size * 3 // 4]
 
 
@@ -170,7 +184,7 @@ def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[
 
 
 def byte_level_backend(model: models.BPE) -> Backend:
-    """Return GPT-2's tokenizer, whose characters are bytes, with the given vocabulary."""
+    """Return a tokenizer that applies `model` to the bytes of words, as GPT-2's tokenizer does."""
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -178,7 +192,13 @@ def byte_level_backend(model: models.BPE) -> Backend:
 
 
 def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool) -> Backend:
-    """Return a tokenizer that splits words as BERT does; `lowercase` strips accents, too."""
+    """Return a tokenizer that splits text into words as BERT's tokenizer does.
+
+    Args:
+        model: Model that divides a word into tokens.
+        decoder: Decoder that joins the tokens to a text.
+        lowercase: Lower-case the text and strip its accents.
+    """
     backend = Backend(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -189,7 +209,14 @@ def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool
 def wordpiece_backend(
     vocab: dict[str, int], unk_token: str, special: Sequence[str], lowercase: bool
 ) -> Backend:
-    """Return BERT's tokenizer with the given vocabulary and special tokens."""
+    """Return a tokenizer that works as BERT's, with another vocabulary.
+
+    Args:
+        vocab: Id of each token.
+        unk_token: Token for words that the vocabulary cannot represent.
+        special: Special tokens, which are also in `vocab`.
+        lowercase: Lower-case the text and strip its accents.
+    """
     model = models.WordPiece(vocab, unk_token=unk_token, max_input_chars_per_word=100)
     backend = bert_backend(model, decoders.WordPiece(), lowercase)
     backend.add_special_tokens(list(special))

@@ -2,10 +2,10 @@
 
 `litdata.optimize` with a `TokensLoader` writes the chunks, and `index.json` lists the chunks. A
 chunk file begins with the number N of its items and with N + 1 offsets of items, all uint32. The
-ids of all items follow. The reader ignores the borders of items: a chunk is one sequence of ids,
-which is divided into rows of any length.
+ids of all items follow. This reader ignores the borders of items. For the reader, a chunk is one
+sequence of ids, which is divided into training examples ("rows") of any length.
 
-Shapes: B rows, W ids of a row.
+Shapes: B rows of a batch, W ids of a row.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ class ChunkCache:
     every process has closed the file.
 
     Args:
-        folder: Folder of the copies.
-        limit: Maximum size of the copies, in bytes.
+        folder: Folder of the copies of remote files.
+        limit: Maximum size of all copies together, in bytes.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -51,15 +51,16 @@ class ChunkCache:
         self.limit = limit
 
     def open(self, address: str, size: int, version: str = "") -> BinaryIO:
-        """Open a remote file, which is downloaded if the cache does not have it.
+        """Open the copy of a remote file for reading; a missing copy is downloaded first.
 
         Args:
-            address: Address of the file.
+            address: Address of the remote file.
             size: Size of the file in bytes.
-            version: Version of the file; another version at the same address is another file.
+            version: Any text that changes with the content of the file, such as a hash of the
+                index. A copy of another version is not used.
 
         Raises:
-            InputError: If the file cannot be downloaded, or has another size.
+            InputError: If the file cannot be downloaded, or has another size than `size`.
         """
         digest = hashlib.blake2b(f"{address} {version}".encode(), digest_size=8).hexdigest()
         copy = self.folder / f"{digest}-{address.rpartition('/')[2]}"
@@ -86,7 +87,10 @@ class ChunkCache:
                     raise InputError(message, file=address)
 
     def _evict(self, size: int) -> None:
-        """Delete partial copies of killed processes, and the oldest copies until `size` fits."""
+        """Delete copies until another `size` bytes fit, the least recently opened copies first.
+
+        Partial copies, which killed processes left, are always deleted.
+        """
         copies = []
         for file in self.folder.iterdir():
             if not _COPY.match(file.name):
@@ -105,12 +109,13 @@ class ChunkCache:
 
 
 def fetch(address: str, file: Path, size: int = 0) -> None:
-    """Download a file (s3://, gs://, azure://, hf://, local:) with litdata's downloaders.
+    """Download a remote file with litdata's downloaders.
 
     Args:
-        address: Address of the remote file.
+        address: Address of the remote file, beginning with s3://, gs://, azure://, hf:// or local:.
         file: Path of the copy, which must not exist yet.
-        size: Size in bytes if it is known; large files are downloaded in parallel parts.
+        size: Size of the file in bytes, from which litdata decides whether to download the file in
+            parallel parts; 0 if unknown.
 
     Raises:
         InputError: If litdata is not installed, or if the download fails.
@@ -144,15 +149,16 @@ _DTYPES = {"no_header_tensor": _TORCH_DTYPES, "no_header_numpy": _NUMPY_DTYPES}
 
 
 class TokenChunks:
-    """Chunks of one split, in a folder or in an object store.
+    """Chunks of token ids of one split, in a folder or in an object store.
 
     Args:
         address: Path of a folder, or an address that begins with s3://, gs://, azure://, hf:// or
-            local: (the files of a local: folder are copied to the cache like those of a store).
+            local:. The files of a local: folder are copied to the cache like those of a store.
         cache: Cache for copies of remote chunks.
 
     Raises:
-        InputError: If there is no index, or if it does not list uncompressed chunks of token ids.
+        InputError: If there is no index.json, or if index.json does not list uncompressed chunks of
+            token ids.
     """
 
     def __init__(self, address: str, cache: ChunkCache) -> None:
@@ -179,7 +185,7 @@ class TokenChunks:
             raise InputError("the index lists no chunks", file=path)
 
     def read_text(self, name: str) -> str:
-        """Return the content of a small file in the folder of the chunks.
+        """Return the content of the small text file `name` in the folder of the chunks.
 
         Raises:
             InputError: If there is no such file.
@@ -192,10 +198,13 @@ class TokenChunks:
             return read_text(str(copy))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise InputError if `tokenizer` gives other ids to tokens of the folder's tokenizer.
+        """Check that `tokenizer` has the same ids as the tokenizer with which chunks were encoded.
 
-        `tokenizer` may have further tokens. Nothing is checked if the folder has no tokenizer;
-        litdata writes none.
+        The tokenizer of the chunks is tokenizer.json in their folder. Without this file, which
+        litdata does not write, nothing is checked. `tokenizer` may have additional tokens.
+
+        Raises:
+            InputError: If a token of the chunks' tokenizer has another id, or none, in `tokenizer`.
         """
         try:
             text = self.read_text(TOKENIZER_FILE)
@@ -215,7 +224,12 @@ class TokenChunks:
         )
 
     def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
-        """Read at most `length` ids of a chunk from each position in `begins`.
+        """Read sequences of ids from a chunk.
+
+        Args:
+            chunk: Number of the chunk in the index.
+            begins: Position in the chunk, counted in ids, at which each sequence begins.
+            length: Number of ids of a sequence; a sequence at the end of the chunk is shorter.
 
         Raises:
             InputError: If the chunk is missing, or shorter than the index says.
@@ -246,7 +260,15 @@ class TokenChunks:
 
 
 def _ids_dtype(config: dict[str, Any]) -> np.dtype:
-    """Return the dtype of the ids; raise ValueError if items are more than plain ids."""
+    """Return the dtype of the token ids in the chunks.
+
+    Args:
+        config: Field "config" of index.json.
+
+    Raises:
+        ValueError: If the chunks are compressed or encrypted, or if items have several fields.
+        KeyError: If the items are not arrays of integers.
+    """
     (data_format,) = config["data_format"]
     serializer, _, number = data_format.partition(":")
     if config.get("compression") or config.get("encryption"):
@@ -255,22 +277,25 @@ def _ids_dtype(config: dict[str, Any]) -> np.dtype:
 
 
 class ChunkedRows(BatchedDataset):
-    """Base class of datasets with rows of W ids that cover each chunk.
+    """Base class of datasets whose rows (training examples) are W consecutive ids of a chunk.
 
-    The last row of a chunk may be shorter.
+    The rows cover each chunk. The last row of a chunk may have fewer ids.
 
     Args:
         chunks: Chunks of the split.
         step: Number of ids from the beginning of a row to the beginning of the next row.
         tokenizer: Tokenizer of the ids.
-        block_cross_document_attention: Return the document of each token in the batches.
-        order: Arguments of `ShuffleWindowOrder`.
+        block_cross_document_attention: Put the document number of each token in the batches, so
+            that the model can prevent attention between documents.
+        order: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Attributes:
+        order: Batch order, a `ShuffleWindowOrder`.
         overlap: Number of ids at the end of a row that the next row repeats; W is step + overlap.
 
     Raises:
-        InputError: If the cache is smaller than a window of chunks.
+        InputError: If the chunks are too short for a row, or if the cache of remote chunks is
+            smaller than the `shuffle_chunks` largest chunks together.
     """
 
     order: ShuffleWindowOrder
@@ -306,7 +331,13 @@ class ChunkedRows(BatchedDataset):
             )
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of rows, (B, W), padded with EOS, and the number of ids of each, (B,).
+        """Read the token ids of rows.
+
+        Args:
+            rows: (B,) row numbers in the split.
+
+        Returns:
+            Ids (B, W), padded with EOS, and the number of ids of each row without padding, (B,).
 
         Raises:
             InputError: If a chunk has ids that the tokenizer does not have.

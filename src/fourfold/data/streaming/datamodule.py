@@ -1,4 +1,4 @@
-"""StreamedCausalTextData and StreamedMaskedTextData: DataModules for text that exceeds the disk.
+"""StreamedCausalTextData and StreamedMaskedTextData: DataModules for text larger than the disk.
 
 The text is encoded once into chunks of token ids, which stay in an object store. litdata writes and
 downloads the chunks, but this package has its own reader. litdata's `StreamingDataset` and
@@ -9,15 +9,17 @@ deleted, and the rows after `load_state_dict` were compared with those of an uni
 * With a cache that holds all chunks, or without workers, all 39 resumed runs continued exactly.
 * With a cache of 25, 50 or 75 % of the data and 1 or 2 workers, 19 of 19 uninterrupted runs failed:
   `TokensLoader.close` raises KeyError for a chunk that was evicted (chunks of 2 kB and 1 MB). But
-  text that exceeds the disk needs a bounded cache.
-* A state saved at the last batch of an epoch with 0 workers gave no rows with 2, and vice versa.
+  text that is larger than the disk needs a bounded cache.
+* A state that was saved with 0 workers at the last batch of an epoch gave no rows when it was
+  loaded with 2 workers, and vice versa.
 * The order of rows depends on the number of workers and ranks, and the last tokens of each chunk
-  are dropped. An item has no row number, from which the masks of masked language models follow.
+  are dropped. Items have no row number, but this package computes the masks of masked language
+  models from row numbers.
 
-The order used here is a function of seed and epoch alone. A position in the data is therefore two
-numbers, for any number of workers and ranks.
+The order of this package is a function of seed and epoch alone. A position in the data is therefore
+two numbers, the epoch and the number of trained batches, for any number of workers and ranks.
 
-Shapes: B rows, T tokens of a row.
+Shapes: B rows (training examples) of a batch, T tokens of a row.
 """
 
 from collections.abc import Sequence
@@ -41,18 +43,20 @@ from fourfold.tokenization.training import TokenizerConfig
 
 
 class StreamedBlocks(ChunkedRows):
-    """Blocks of T targets that cover each chunk, for causal language models.
+    """Dataset for causal language models, whose rows are blocks of T targets of a chunk.
 
-    The first id of a chunk has no predecessor; every other id is a target once.
+    Every id of a chunk is a target once, except the first id, which has no predecessor.
 
     Args:
         chunks: Chunks of the split.
         step: Number of targets of a row, T.
         tokenizer: Tokenizer of the ids.
-        options: Further arguments of `ChunkedRows`.
+        block_cross_document_attention: Put the document number of each token in the batches, so
+            that the model can prevent attention between documents.
+        order: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Raises:
-        InputError: As `ChunkedRows`.
+        InputError: If the chunks are too short for a row, or if the cache is too small.
     """
 
     overlap = 1
@@ -74,18 +78,19 @@ class StreamedBlocks(ChunkedRows):
 
 
 class StreamedMaskedRows(ChunkedRows):
-    """Masked rows for masked language models: BOS, as many ids of a chunk as fit, EOS.
+    """Dataset for masked language models, whose rows are BOS, T - 2 ids of a chunk, and EOS.
 
     Rows begin and end anywhere in the text, also inside a sentence.
 
     Args:
         chunks: Chunks of the split.
         max_len: Number of tokens of a row, T, with BOS and EOS.
-        masking: Masking of the rows.
-        options: Arguments of `ChunkedRows`.
+        masking: Function that masks the tokens of a batch; its tokenizer is that of the ids.
+        options: Further keyword arguments of `ChunkedRows`: `block_cross_document_attention` and
+            those of the batch order.
 
     Raises:
-        InputError: As `ChunkedRows`.
+        InputError: If the chunks are too short for a row, or if the cache is too small.
     """
 
     def __init__(self, chunks: TokenChunks, max_len: int, masking: Masking, **options: Any) -> None:
@@ -107,29 +112,31 @@ class StreamedMaskedRows(ChunkedRows):
 
 
 class StreamedTextDataModule(TextDataModule):
-    """Base class of DataModules for encoded text in chunks.
+    """Base class of DataModules for text that is stored as chunks of token ids.
 
-    `scripts/stream_text.py` writes the chunks, or `litdata.optimize` with a `TokensLoader`. Every
-    machine reads all chunks once per epoch, and keeps up to `max_cache_gb` of them.
+    The chunks are written by `scripts/stream_text.py`, or by `litdata.optimize` with a
+    `TokensLoader`. Every machine reads all chunks once per epoch, and keeps copies of up to
+    `max_cache_gb`.
 
     Args:
-        train: Folder or address (s3://, gs://, azure://, hf://) with an index.json. A local folder
-            is read without copies.
-        val: As `train`.
-        test: As `val`.
-        tokenizer: Tokenizer to load; by default tokenizer.json beside the training chunks.
-        batch_size: Rows of a batch.
+        train: Folder or address (s3://, gs://, azure://, hf://) of the training chunks, with an
+            index.json. A local folder is read without copies.
+        val: Folder or address of the validation chunks; None means no validation.
+        test: Folder or address of the test chunks; None means no test.
+        tokenizer: Tokenizer to load, with the option `file`; by default the tokenizer.json in the
+            folder of the training chunks.
+        batch_size: Rows (training examples) of a batch.
         shuffle_chunks: Number of chunks whose rows are shuffled together.
         block_cross_document_attention: Prevent attention between documents of one row.
         cache: Folder for copies of chunks, which all processes of a machine share.
-        max_cache_gb: Maximum size of the copies in 10^9 bytes. If it holds `2 * shuffle_chunks`
-            chunks, no chunk is downloaded twice in an epoch.
-        seed: Seed of shuffling and masks, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        max_cache_gb: Maximum size of the copies in 10^9 bytes. If the cache has space for
+            `2 * shuffle_chunks` chunks, no chunk is downloaded twice in an epoch.
+        seed: Seed of shuffling and masks, which also depend on the epoch.
+        num_workers: Number of worker processes that prepare batches.
 
     Raises:
-        InputError: If an option is invalid; on setup, if an index is missing or invalid, or if the
-            chunks were encoded with another tokenizer.
+        InputError: If an option is invalid. `setup` raises the error if an index is missing or
+            invalid, or if the chunks were encoded with another tokenizer.
     """
 
     def __init__(
@@ -165,10 +172,12 @@ class StreamedTextDataModule(TextDataModule):
         raise AssertionError("chunks have no text, and their tokenizer is never trained")
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Read the indices, and load the tokenizer unless a checkpoint set it.
+        """Return the dataset of each split, after reading each index.json and the tokenizer.
+
+        The tokenizer is not read if a checkpoint has already set the tokenizer.
 
         Raises:
-            InputError: If no tokenizer is given, or if chunks were encoded with another one.
+            InputError: If no tokenizer is given, or if chunks were encoded with another tokenizer.
         """
         if self._tokenizer is None and self._tokenizer_config.file is None:
             if "train" not in self.split_sources:
@@ -198,7 +207,7 @@ class StreamedCausalTextData(StreamedTextDataModule):
     """Streamed text for causal language models; the target of each token is the next token.
 
     Args:
-        block_size: Number of tokens of a row.
+        block_size: Number of tokens of a row (training example).
         options: Arguments of `StreamedTextDataModule`.
 
     Raises:
@@ -222,9 +231,9 @@ class StreamedMaskedTextData(StreamedTextDataModule):
     Validation and test use the same masks in every epoch, so that their losses can be compared.
 
     Args:
-        max_len: Number of tokens of a row, special tokens included. Rows begin and end anywhere in
-            the text.
-        masking: Options of masking.
+        max_len: Number of tokens of a row (training example), special tokens included. Rows begin
+            and end anywhere in the text.
+        masking: Options of masking, such as the share of masked tokens.
         options: Arguments of `StreamedTextDataModule`.
 
     Raises:

@@ -1,9 +1,10 @@
 """ShuffleWindowOrder: batch order that shuffles chunks, and then rows within windows of chunks.
 
-A shuffle of all rows would read every chunk for each batch, and a permutation of 10^9 rows takes
-8 GB of memory. The content of a shuffle buffer would have to be stored in checkpoints. A
-`ShuffleWindowOrder` shuffles the chunks, and then the rows within each window of a few chunks.
-Every batch of every epoch is a function of seed and epoch.
+A chunk is a file with many rows (training examples). A shuffle of all rows would need many chunks
+for each batch, and a permutation of 10^9 rows takes 8 GB of memory. The content of a shuffle buffer
+would have to be stored in checkpoints. `ShuffleWindowOrder` avoids these costs: it shuffles the
+chunks, and then the rows within each window of a few chunks. Every batch is a function of the seed,
+the epoch and the number of the batch.
 """
 
 import hashlib
@@ -19,18 +20,21 @@ from fourfold.errors import InputError
 
 @dataclass(eq=False)
 class ShuffleWindowOrder:
-    """Batch order over the rows of chunks; implements `BatchOrder` with batches of equal size.
+    """Order of the rows of all chunks in batches of equal size; implements `BatchOrder`.
 
-    Batches continue across the ends of windows. Batches of 8, two of 4 or four of 2 in a step, on
-    one device or on several, therefore hold the same rows.
+    A batch at the end of a window continues with rows of the next window. Therefore one batch of 8
+    rows, two batches of 4 and four batches of 2, on one device or on several, hold the same rows.
 
     Args:
         chunk_rows: (chunks,) number of rows of each chunk.
         shuffle_chunks: Number of chunks in a window, whose rows are shuffled together.
-        max_rows: Rows of a batch.
-        seed: Seed of the order, together with the epoch.
-        shuffle: False gives all rows in their own order in every epoch (evaluation).
-        content: Bytes that identify the chunks, for the fingerprint.
+        max_rows: Number of rows in a batch; only the last batch of an epoch may have fewer.
+        seed: Seed of the order, which also depends on the epoch.
+        shuffle: False gives all rows in their stored order in every epoch (evaluation).
+        content: Bytes that identify the chunks, which are a part of the fingerprint.
+
+    Attributes:
+        equal_lengths: Always True: all batches except the last batch have the same shape.
 
     Raises:
         InputError: If there are no rows, or if a size is below 1.
@@ -66,7 +70,7 @@ class ShuffleWindowOrder:
         return -(-self.n_rows // self.max_rows)
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return the number of rows in the last `n` batches, which is the same in every epoch."""
+        """Return the number of rows in the last `n` batches of an epoch, equal for all epochs."""
         return self.n_rows - (self.n_batches - n) * self.max_rows
 
     def batches(self, epoch: int) -> "ShuffleWindowBatches":
@@ -74,17 +78,19 @@ class ShuffleWindowOrder:
         return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for equal orders; a resume compares it."""
+        """Return a hash that is equal for equal orders; a resumed run compares the hashes."""
         options = (self.shuffle_chunks, self.max_rows, self.seed, self.shuffle)
         data = self.chunk_rows.tobytes() + repr(options).encode() + self.content
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class ShuffleWindowBatches(Sequence[np.ndarray]):
-    """Batches of one epoch; memory holds the order of the chunks and the rows of one window.
+    """Sequence of the batches of one epoch, which are computed when they are requested.
+
+    Memory holds only the order of the chunks and the row numbers of one window.
 
     Args:
-        order: Order of all epochs.
+        order: Batch order whose batches are computed.
         epoch: Number of the epoch.
     """
 
@@ -103,7 +109,7 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return self.order.n_batches
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one batch, or a list of batches for a slice."""
+        """Return the batch at an integer index, or the list of batches of a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
@@ -122,7 +128,7 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return np.concatenate(slices)
 
     def _window(self, number: int) -> np.ndarray:
-        """Return all rows of a window, in their order in the epoch."""
+        """Return the numbers of all rows of window `number`, in their order in the epoch."""
         if self._last_window is None or self._last_window[0] != number:
             order = self.order
             first = number * order.shuffle_chunks

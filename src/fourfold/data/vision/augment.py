@@ -1,9 +1,9 @@
-"""Image augmentation: random transforms, MixUp and CutMix as functions of seed, epoch and row.
+"""Image augmentation: random transforms, MixUp and CutMix, as functions of seed and epoch.
 
-Crops and flips are computed for a batch at once, from counter-based random numbers of each image.
-Transforms of torchvision run for each image under a seed of that image, and the state of the global
-generator is restored afterwards. The number of workers, the batch size and a resume can therefore
-not change an image.
+The random numbers of an image are a function of the seed, the epoch and the number of the image.
+Crops and flips are computed for a whole batch at once. Transforms of torchvision run for each image
+under a seed of that image, and the state of the global generator is restored afterwards. The number
+of workers, the batch size and a resume can therefore not change an image.
 
 Shapes: B images, C channels, H height, W width, K classes.
 """
@@ -30,9 +30,10 @@ def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) ->
 
     Args:
         images: (B, C, H, W).
-        padding: Width of the border.
-        rows: (B,) long, upper edge of the crop in the padded image, from 0 to 2 * padding.
-        columns: (B,) long, left edge of the crop.
+        padding: Width in pixels of the border that is added on each side.
+        rows: (B,) long, pixel row of the crop's upper edge in the padded image, from 0 to
+            2 * padding.
+        columns: (B,) long, pixel column of the crop's left edge, in the same range.
 
     Returns:
         (B, C, H, W).
@@ -46,10 +47,10 @@ def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) ->
 class Augmentation:
     """Random transforms of single training images, from pixels to model input.
 
-    `MixupCutmix` mixes pairs of the resulting images.
+    `MixupCutmix` can mix pairs of the resulting images afterwards.
 
     Args:
-        config: Transform options.
+        config: Transform options; those of MixUp, CutMix and evaluation are not used.
         size: Height and width of the result.
         n_channels: 1 or 3.
         seed: Seed of the data.
@@ -88,9 +89,9 @@ class Augmentation:
         """Augment a batch.
 
         Args:
-            pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
+            pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
             epoch: Number of the epoch.
-            rows: (B,) row number of each image.
+            rows: (B,) number of each image in the split, from which its random numbers follow.
 
         Returns:
             (B, C, size, size) float32.
@@ -116,9 +117,10 @@ class Augmentation:
 def _apply_seeded(
     transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
-    """Transform each image under its own seed of the CPU's global generator.
+    """Transform each image under its own seed of the CPU's global generator; return a batch.
 
-    `torch.manual_seed` would also seed the GPU's generator, and with it dropout.
+    `torch.manual_seed` is avoided, because it would also seed the GPU's generator, which dropout
+    uses.
     """
     results = []
     with torch.random.fork_rng(devices=[]):
@@ -130,13 +132,13 @@ def _apply_seeded(
 
 @dataclass(eq=False)
 class MixupCutmix:
-    """MixUp or CutMix of pairs of images, as a function of seed, epoch and pair.
+    """MixUp or CutMix of pairs of images, as a function of seed, epoch and number of the pair.
 
     MixUp mixes both images of a pair with the same coefficient. With CutMix, both images of a pair
     exchange the same rectangle.
 
     Args:
-        config: Transform options; `mixup` or `cutmix` is above 0.
+        config: Transform options, of which `mixup` or `cutmix` must be above 0.
         n_classes: Number of classes K.
         seed: Seed of the data.
     """
@@ -148,13 +150,15 @@ class MixupCutmix:
     def __call__(
         self, images: Tensor, labels: Tensor, partners: Tensor, pairs: np.ndarray, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Mix the first B of R images with their partners.
+        """Mix the B images of a batch with their partners.
 
         Args:
-            images: (R, C, H, W).
-            labels: (R,) long.
-            partners: (B,) long, index of the partner of each of the first B images.
-            pairs: (B,) number of each pair, equal for both of its images.
+            images: (R, C, H, W), the images of the batch and then the partners that are not in the
+                batch.
+            labels: (R,) long, class of each image.
+            partners: (B,) long, index in `images` of the partner of each image of the batch.
+            pairs: (B,) number of the pair of each image, equal for both images of a pair. The
+                random numbers of a pair follow from its number.
             epoch: Number of the epoch.
 
         Returns:
@@ -170,10 +174,19 @@ class MixupCutmix:
         )
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """Return the share of the image itself in each pixel, (B, 1, H, W).
+        """Return the share of each image, as opposed to its partner's, in each pixel of the mix.
 
-        CutMix replaces a rectangle, which is clipped at the edges of the image. Without clipping,
-        the rectangle has a share of 1 - lam of the image.
+        CutMix replaces a rectangle, whose area is 1 - lam of the image, with lam drawn from a Beta
+        distribution. At the edges of the image the rectangle is clipped.
+
+        Args:
+            pairs: (B,) number of the pair of each image.
+            epoch: Number of the epoch.
+            height: Height H of the images.
+            width: Width W of the images.
+
+        Returns:
+            (B, 1, H, W).
         """
         config = self.config
         cutmix_probability = config.mixup_switch if config.mixup else 1.0

@@ -1,4 +1,4 @@
-"""CaptionData: DataModule for images with captions from JSON lines, or for described digits.
+"""CaptionData: DataModule for images with captions from JSON lines, or digits with captions.
 
 Shapes: N images, B images of a batch, T tokens.
 """
@@ -36,11 +36,11 @@ SLANTS = ("leaning right", "upright", "leaning left")
 
 @dataclass(frozen=True)
 class CaptionedImages:
-    """Split of N images with one or several captions each.
+    """N images of a split, with one or several captions each.
 
     Args:
-        images: Images, without classes.
-        texts: Captions of all images, in the order of the images.
+        images: Store of the images, whose labels are not used.
+        texts: Table with one column, the captions of all images in the order of the images.
         counts: (N,) number of captions of each image, at least 1.
     """
 
@@ -52,16 +52,17 @@ class CaptionedImages:
 def read_captions(
     source: str, table: str, folder: str, columns: tuple[str, str, str]
 ) -> dict[str, CaptionedImages]:
-    """Read the splits of a folder or zip archive with images and a JSON-lines file.
+    """Read captioned images from a folder or zip archive, which also holds a JSON-lines file.
 
     Args:
-        source: Folder or archive; a relative path may also lie under $FOURFOLD_DATA.
-        table: JSON-lines file in the source, with a line for each image.
-        folder: Folder of the images in the source; "" for the folder of the file.
-        columns: Keys of the image's path, of its split, and of its caption or list of captions.
+        source: Folder or zip archive; a relative path may also lie under $FOURFOLD_DATA.
+        table: Path of the JSON-lines file in the source. The file has a line for each image.
+        folder: Folder of the images in the source; "" means the source itself.
+        columns: Three keys of each line's JSON object: of the image's path in `folder`, of the name
+            of its split, and of its caption or list of captions.
 
     Returns:
-        "train", and "val" and "test" if the file has them.
+        Images of each split, by name: "train", and "val" and "test" if the file has such images.
 
     Raises:
         InputError: The source or an image is missing, or a line is invalid.
@@ -99,7 +100,16 @@ def read_captions(
 def _parse_record(
     record: Any, columns: tuple[str, str, str], location: str
 ) -> tuple[str, str, list[str]]:
-    """Return the path of the image, the canonical name of its split, and its captions."""
+    """Return the path of the image, its split ("train", "val" or "test"), and its captions.
+
+    Args:
+        record: Value of a line of the JSON-lines file.
+        columns: Keys of the image's path, of its split, and of its caption or list of captions.
+        location: File and line, for error messages.
+
+    Raises:
+        InputError: A key is missing, or a value is invalid.
+    """
     image = get_column(record, columns[0], location)
     name = get_column(record, columns[1], location)
     split = next((split for split, names in SPLIT_NAMES.items() if name in names), None)
@@ -116,10 +126,11 @@ def _parse_record(
 
 
 def digit_captions() -> dict[str, CaptionedImages]:
-    """Return scikit-learn's 1797 digits with three captions that describe number, stroke and slant.
+    """Return the splits of scikit-learn's 1797 digit images, with three captions for each image.
 
-    Stroke and slant are measured from the pixels. A third of the training images each is thin,
-    plain and bold, and a third each leans right, is upright and leans left.
+    The captions describe the digit, its stroke (thin, plain or bold) and its slant (leaning right,
+    upright or leaning left). Stroke and slant are measured from the pixels, with thresholds that
+    give each of the three strokes, and each of the three slants, a third of the training images.
     """
     splits = digits()
     measured = {name: _ink_and_slant(images) for name, images in splits.items()}
@@ -142,7 +153,12 @@ def digit_captions() -> dict[str, CaptionedImages]:
 
 
 def _ink_and_slant(images: ImageStore) -> np.ndarray:
-    """Return (N, 2): mean brightness, and the shift to the right of the ink per row downwards."""
+    """Measure the amount of ink and the slant of each image.
+
+    Returns:
+        (N, 2): the mean brightness from 0 to 255, and the number of pixels by which the ink moves
+        to the right from one pixel row to the row below.
+    """
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
     coordinate = torch.arange(pixels.shape[1], dtype=torch.float64)
@@ -160,12 +176,13 @@ class CaptionDataset(BatchedDataset):
     """Dataset of the images of one split, each with one of its captions.
 
     Args:
-        images: Images, with the order of the batches.
-        ids: Captions from BOS to EOS, in the order of the images.
-        texts: The captions as texts, in the same order, for evaluation.
+        images: Dataset of the images, whose batch order this dataset uses, too.
+        ids: Token ids of all captions in the order of the images, each caption with BOS and EOS.
+        texts: The same captions as texts, in the same order, for evaluation.
         counts: (N,) number of captions of each image.
         pad_id: Id of the padding token.
-        seed: Seed of the choice of a caption in each epoch; None chooses the first caption.
+        seed: Seed of the random choice of a caption of each image in each epoch; None always
+            chooses the first caption.
     """
 
     images: ImageDataset
@@ -190,11 +207,18 @@ class CaptionDataset(BatchedDataset):
         return int(self.ids.lengths.max())
 
     def prepare(self) -> None:
-        """Fill the cache of the images."""
+        """Decode all images into memory, if the `cache` option of the images requires it."""
         self.images.prepare()
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
-        """Return the images of `rows`, each with its caption of this epoch."""
+        """Return a batch of images, each with the caption that is chosen for this epoch.
+
+        Args:
+            rows: (B,) numbers of the images in the split.
+            epoch: Number of the epoch.
+            position: Number of batches of the epoch that are done after this batch; stored in the
+                returned batch.
+        """
         captions = self.first[rows]
         if self.seed is not None:
             counts = self.counts[rows]
@@ -207,35 +231,38 @@ class CaptionDataset(BatchedDataset):
 class CaptionData(TextDataModule):
     """DataModule for images with one or several captions each.
 
-    Training samples one caption for each image and epoch. The loss of an evaluation uses the first
-    caption of each image, so that the loss is reproducible. Generated captions are compared with
-    all captions of an image. Without a `val` split there is no validation; without a `test` split,
-    the `val` split is tested.
+    In training, one caption of each image is sampled in each epoch. In evaluation, the loss is
+    computed with the first caption of each image, so that the loss is reproducible. Generated
+    captions are compared with all captions of an image. Without a `val` split there is no
+    validation. Without a `test` split, the `val` split is tested.
 
     Args:
-        source: "digits" (built in: scikit-learn's digits, described in words), or a folder or zip
-            archive; a relative path may also lie under $FOURFOLD_DATA.
-        captions: JSON-lines file in the source, with a line for each image.
-        images: Folder of the images in the source; "" for the folder of the JSON-lines file.
-        image_column: Key of the image's file name.
-        split_column: Key of train, val or test.
-        caption_column: Key of the caption, or of a list of captions.
-        batch_size: Images per training batch; each image is contrasted with all of its captions.
+        source: "digits" (built in: scikit-learn's digits, described in words), or the path of a
+            folder or zip archive. A relative path may also lie under $FOURFOLD_DATA.
+        captions: Path of a JSON-lines file in the source. The file has a line for each image.
+        images: Folder of the images in the source; "" means the source itself.
+        image_column: Key of the image's file name in a JSON line.
+        split_column: Key of the name of the image's split in a JSON line: train, val or test.
+        caption_column: Key of the caption, or of the list of captions, in a JSON line.
+        batch_size: Images per training batch. A contrastive loss (CLIP) compares each image with
+            all captions of the batch.
         eval_batch_size: Images per validation or test batch; None means `batch_size`.
-        tokenizer: Tokenizer, by default a BPE trained on the training captions. BOS and EOS must
-            be different tokens.
+        tokenizer: Tokenizer to train or load, by default a BPE trained on the training captions.
+            BOS and EOS must be different tokens.
         max_len: Maximum length of a caption in tokens, BOS and EOS included.
-        too_long: "error" or "truncate".
+        too_long: Treatment of longer captions: "error" or "truncate".
         transform: Image transforms; flipped images may contradict their captions.
-        n_channels: 1 or 3, to which images are converted; None means 1 for digits, otherwise 3.
+        n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
+            digits, otherwise 3.
         cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
             decodes all images once if their pixels take at most 2 GiB.
-        seed: Seed of order, captions and augmentation, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        seed: Seed of the order of the images, the choice of captions and the augmentation, all of
+            which also depend on the epoch.
+        num_workers: Number of worker processes that prepare batches.
 
     Raises:
-        InputError: An option is out of range; in `setup`, files cannot be read, or captions are
-            too long.
+        InputError: An option is out of range. `setup` raises the error if files cannot be read or
+            captions are too long.
     """
 
     batch_class = CaptionBatch
@@ -281,7 +308,10 @@ class CaptionData(TextDataModule):
         self._n_channels = n_channels
 
     def read(self) -> dict[str, CaptionedImages]:
-        """Read the captions of all splits, and the size of the training images."""
+        """Return the captioned images of each split, and prepare the image transforms.
+
+        The split "test" is the split "val" if the source has "val" only.
+        """
         files = (self.source, self.captions_file, self.images_folder, self.columns)
         splits = digit_captions() if self.source == "digits" else read_captions(*files)
         if "val" in splits:
@@ -293,11 +323,20 @@ class CaptionData(TextDataModule):
         return splits
 
     def training_texts(self, raw: CaptionedImages) -> Sequence[str]:
-        """Return the captions of the training split."""
+        """Return the captions of the training split `raw`, to train the tokenizer."""
         return raw.texts.columns[0]
 
     def encode(self, name: str, raw: CaptionedImages, tokenizer: Tokenizer) -> CaptionDataset:
-        """Tokenize the captions of a split."""
+        """Tokenize the captions of a split, and return the dataset of the split.
+
+        Args:
+            name: Name of the split; only "train" is augmented and samples captions.
+            raw: Captioned images of the split.
+            tokenizer: Tokenizer of the captions.
+
+        Raises:
+            InputError: The tokenizer has one token for BOS and EOS, or a caption is too long.
+        """
         if tokenizer.bos_id == tokenizer.eos_id:
             message = f"must have different tokens for BOS and EOS, got id {tokenizer.eos_id}"
             raise InputError(f"{message} for both", option="data.tokenizer")
@@ -316,7 +355,7 @@ class CaptionData(TextDataModule):
         )
 
     def references(self, split: str) -> list[list[str]]:
-        """Return all captions of each image of a split, not truncated."""
+        """Return all captions of each image of the split `split`, not truncated."""
         dataset = self.split(split)
         assert isinstance(dataset, CaptionDataset)
         starts = dataset.first.tolist()
@@ -324,6 +363,10 @@ class CaptionData(TextDataModule):
         return [list(dataset.texts[i:j]) for i, j in zip(starts, ends, strict=True)]
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer, the maximum length and the settings of the evaluation transform."""
+        """Return the values that inference needs besides the model.
+
+        The values are the tokenizer as a JSON string, the maximum length of a caption in tokens,
+        and the settings of the evaluation transform.
+        """
         text_artifacts = super().artifacts()  # reads the data
         return {**text_artifacts, "max_len": self.max_len, **self._evaluation.artifacts()}

@@ -25,17 +25,19 @@ AUTO_CACHE_BYTES = 2 << 30  # largest cache with cache="auto"
 
 @dataclass(eq=False)
 class ImageDataset(BatchedDataset):
-    """Split of N images whose batches are model input.
+    """Dataset of one split of N images, whose batches hold transformed images and labels.
 
     Args:
-        images: Images and labels.
-        transform: `Augmentation`, which also shuffles the images, or `EvalTransform`.
+        images: Store of the images and labels.
+        transform: Transform from pixels to model input. The images are shuffled in each epoch if
+            the transform is an `Augmentation`, but not if it is an `EvalTransform`.
         batch_size: Number of images in a batch.
-        seed: Seed of the order.
+        seed: Seed of the order of the images.
         cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
             decodes all images once if their pixels take at most 2 GiB.
-        mix: MixUp or CutMix of each batch, for training.
-        aug_repeats: Copies of each sampled image in a training epoch.
+        mix: MixUp or CutMix of each training batch; None does not mix images.
+        aug_repeats: Number of copies of each sampled image in a training epoch (repeated
+            augmentation).
     """
 
     images: ImageStore
@@ -58,7 +60,7 @@ class ImageDataset(BatchedDataset):
             self.order = LengthBucketedOrder(ones, shuffle=is_train, **bounds)
 
     def prepare(self) -> None:
-        """Decode all images if `cache` requires it, once for all worker processes.
+        """Decode all images into memory that worker processes share, if `cache` requires it.
 
         Raises:
             InputError: `cache` is "memory", but the images have different sizes.
@@ -88,17 +90,21 @@ class ImageDataset(BatchedDataset):
         return self.images.pixels(row, self.transform.n_channels)
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> ImageBatch:
-        """Return the images of `rows` after the transforms of an epoch.
+        """Return a batch of transformed images with their labels.
 
-        With repeated augmentation, row i + k N is copy k of image i. Each copy has its own random
-        transforms.
+        Args:
+            rows: (B,) numbers of the images in the split. With repeated augmentation, i + k N is
+                copy k of image i, and each copy has its own random transforms.
+            epoch: Number of the epoch, on which the random transforms depend.
+            position: Number of batches of the epoch that are done after this batch; stored in the
+                returned batch.
         """
         transform = self._mixed if self.mix else self._transformed
         images, labels = transform(rows, epoch)
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
     def _transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, H, W) and labels (B,)."""
+        """Return the transformed images `rows`, (B, C, H, W), and their labels (B,)."""
         stored = torch.from_numpy(rows % len(self.images))
         pixels: Tensor | list[Tensor]
         if self.decoded is None:
@@ -108,9 +114,9 @@ class ImageDataset(BatchedDataset):
         return self.transform(pixels, epoch, rows), self.images.labels[stored]
 
     def _mixed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, H, W) and class probabilities (B, K).
+        """Return the images `rows`, mixed with their partners, and class probabilities (B, K).
 
-        Partners in other batches are read as well.
+        Partners that are in other batches are read as well. The images are (B, C, H, W).
         """
         partners = self.order.mix_partners(rows, epoch)
         needed = np.concatenate([rows, np.setdiff1d(partners, rows)])
@@ -130,12 +136,13 @@ def check_channels(n_channels: int | None) -> None:
 def make_transforms(
     config: TransformConfig, train: ImageStore, n_channels: int | None, seed: int
 ) -> tuple[Augmentation, EvalTransform]:
-    """Return the transforms of training and of evaluation.
+    """Return the random transform of training and the deterministic transform of evaluation.
 
     Args:
-        config: Transform options; the first image decides the size if the options do not.
+        config: Transform options. If `config.size` is None, the size is that of the first training
+            image.
         train: Training images.
-        n_channels: Number of channels; None means that of the stored images.
+        n_channels: Number of channels of the model input; None means that of the stored images.
         seed: Seed of the augmentation.
 
     Raises:
@@ -155,38 +162,44 @@ def make_transforms(
 class ImageData(ResumableDataModule):
     """DataModule for images with one class each.
 
-    A folder holds Parquet files (train.parquet or train-*.parquet, likewise for val and test), or
-    the folders train, val and test with a folder for each class, or class folders only. MNIST's IDX
-    files are read by torchvision: `source: torchvision:MNIST`.
-
-    If there is no validation split, a share of the training split is held out for validation. If
-    there is neither a validation nor a test split, shares for both are held out. If there is a
-    validation split and no test split, the validation split is tested, as is common for ImageNet.
+    If the source has no validation split, a share of the training split is held out for validation.
+    If the source has neither a validation nor a test split, shares for both are held out. If the
+    source has a validation split and no test split, the validation split is tested, as is common
+    for ImageNet.
 
     Args:
-        source: "digits" (built in), a path, "torchvision:NAME" or "datasets:NAME"; a relative path
-            may also lie under $FOURFOLD_DATA.
+        source: "digits" (built in), "torchvision:NAME", "datasets:NAME" (Hugging Face), or the path
+            of a Parquet file or a folder, also under $FOURFOLD_DATA. The folder holds Parquet files
+            (train.parquet or train-*.parquet, likewise for val and test), or the folders train, val
+            and test with a subfolder for each class, or class folders only. MNIST's IDX files are
+            read with "torchvision:MNIST".
         batch_size: Images per training batch.
         eval_batch_size: Images per validation or test batch; None means `batch_size`.
         transform: Image transforms.
-        n_channels: 1 or 3, to which images are converted; None means 1 for digits, otherwise 3.
-        val_fraction: Share of each class that is held out for validation.
-        test_fraction: Share of each class that is held out for the test.
-        n_train: Number of training images to keep, with equal shares of each class; None keeps all.
-        aug_repeats: Copies of each sampled training image in an epoch, each with its own random
-            transforms. The length of an epoch does not change (repeated augmentation).
+        n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
+            digits, otherwise 3.
+        val_fraction: Share of each class that is held out for validation, if there is no such
+            split.
+        test_fraction: Share of each class that is held out for the test, if there is neither a
+            validation nor a test split.
+        n_train: Number of training images to keep, with the same share of each class; None keeps
+            all images.
+        aug_repeats: Number of copies of each sampled training image in an epoch, each with its own
+            random transforms (repeated augmentation). The length of an epoch does not change, so
+            fewer distinct images are sampled.
         split_seed: Seed of the splits. Runs with different values of `seed` have the same splits.
         cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
             decodes all images once if their pixels take at most 2 GiB.
-        image_column: Column of the images in Parquet files and `datasets`.
-        label_column: Column of the labels in Parquet files and `datasets`.
+        image_column: Name of the image column of Parquet files and of datasets of `datasets`.
+        label_column: Name of the label column of Parquet files and of datasets of `datasets`.
         download: Let torchvision download a missing dataset.
-        seed: Seed of order, augmentation and mixing, together with the epoch.
-        num_workers: Worker processes that prepare batches.
+        seed: Seed of the order of the images, the augmentation and the mixing, all of which also
+            depend on the epoch.
+        num_workers: Number of worker processes that prepare batches.
 
     Raises:
-        InputError: An option is out of range; in `setup`, the images cannot be read or split. An
-            image that cannot be decoded is only found when it is decoded.
+        InputError: An option is out of range. `setup` raises the error if the images cannot be read
+            or split. An image that cannot be decoded is only found when it is used.
     """
 
     batch_class = ImageBatch
@@ -232,7 +245,7 @@ class ImageData(ResumableDataModule):
             open_source(self.source, *self.columns, self.download)
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Open the source, hold out missing splits, and make the datasets."""
+        """Open the source, hold out missing splits, and return the dataset of each split."""
         opened = open_source(self.source, *self.columns, self.download)
         _check_classes(opened["train"])
         stores = self._complete_splits(opened)
@@ -298,7 +311,7 @@ class ImageData(ResumableDataModule):
         return self._evaluation.n_channels
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the class names and the settings of the evaluation transform."""
+        """Return the values that inference needs: class names and evaluation transform settings."""
         class_names = self.class_names  # reads the data
         return {"class_names": list(class_names), **self._evaluation.artifacts()}
 

@@ -25,11 +25,15 @@ PIL_MODES = {1: "L", 3: "RGB"}  # number of channels to mode of Pillow
 
 
 class UnreadableImage(InputError):
-    """An image that cannot be decoded.
+    """Error for an image that cannot be decoded.
 
-    A DataLoader builds the exception of a worker process anew, with the printed traceback as its
-    message. The constructor keeps only the original message of such a traceback, so that messages
-    are the same with and without workers.
+    If the error is raised in a worker process of a DataLoader, torch calls the constructor again in
+    the main process, with the printed traceback as the message. The constructor keeps only the
+    original message of such a traceback, so that messages are the same with and without workers.
+
+    Args:
+        message: Reason, or the traceback from a worker process.
+        file: Location of the image.
     """
 
     def __init__(self, message: str, *, file: str | None = None) -> None:
@@ -46,8 +50,8 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
     transformers apply it.
 
     Args:
-        image: Encoded bytes, the path of a file, or an opened image.
-        n_channels: 1 or 3.
+        image: Encoded bytes, the path of a file, or an opened Pillow image.
+        n_channels: Number of channels C: 1 for grayscale, 3 for RGB.
         location: Location of the image, for error messages.
 
     Returns:
@@ -86,20 +90,20 @@ Labels = Sequence[int] | np.ndarray | Tensor
 
 
 class UnlabelledImages(InputError):
-    """All labels are -1, as in test splits whose labels are not published."""
+    """Error for a split whose labels are all -1, as in test splits with unpublished labels."""
 
 
 class ImageStore:
     """N labelled images of one split; each image is decoded when it is requested.
 
-    This class stores opened images. Subclasses store files, members of an archive, Arrow columns
-    or the items of a dataset.
+    This class stores opened Pillow images. Subclasses store paths of files, names of members of an
+    archive, an Arrow column or a dataset.
 
     Args:
-        images: N images, in the form of the subclass.
+        images: N images in the form that the class stores.
         labels: N class numbers.
-        class_names: K names of classes.
-        origin: File, folder or dataset, for error messages.
+        class_names: Names of the K classes.
+        origin: File, folder or dataset from which the images come, for error messages.
         n_channels: Number of channels of the stored images.
 
     Raises:
@@ -133,22 +137,26 @@ class ImageStore:
         return len(self.labels)
 
     def subset(self, rows: np.ndarray) -> "ImageStore":
-        """Return the images with the given row numbers, numbered from 0."""
+        """Return a store of the images with the numbers `rows`, numbered anew from 0."""
         chosen = copy.copy(self)
         chosen.rows = self.rows[rows]
         chosen.labels = self.labels[torch.from_numpy(rows)]
         return chosen
 
     def location(self, row: int) -> str:
-        """Return the location of an image, for error messages."""
+        """Return the location of image number `row`, for error messages."""
         return f"{self.origin}, row {self.rows[row]}"
 
     def encoded(self, row: int) -> bytes | Path | Image.Image:
-        """Return an image as encoded bytes, as the path of a file, or opened."""
+        """Return image number `row` as encoded bytes, path of a file, or opened Pillow image."""
         return self.images[self.rows[row]]
 
     def pixels(self, row: int, n_channels: int) -> Tensor:
-        """Return an image as (C, H, W) uint8.
+        """Decode an image and return the pixels, (C, H, W) uint8.
+
+        Args:
+            row: Number of the image in this store.
+            n_channels: Number of channels C, 1 or 3, to which the image is converted.
 
         Raises:
             UnreadableImage: The image cannot be decoded.
@@ -156,11 +164,14 @@ class ImageStore:
         return decode(self.encoded(row), n_channels, self.location(row))
 
     def quick_hash(self, row: int) -> int:
-        """Return a number that is equal for identical images, and computed faster than `digest`."""
+        """Return a number that is equal for identical images, without reading image `row`.
+
+        Different images may have equal numbers. This class returns 0 for all images.
+        """
         return 0
 
     def digest(self, row: int) -> bytes:
-        """Return a hash of the content, equal for identical images only."""
+        """Return a hash of the content of image number `row`, equal for identical images only."""
         image = self.encoded(row)
         if isinstance(image, Image.Image):
             content = repr((image.mode, image.size)).encode() + image.tobytes()
@@ -170,18 +181,18 @@ class ImageStore:
 
 
 class FileStore(ImageStore):
-    """Images in files of their own; `images` are the paths."""
+    """Store of images in files of their own; the argument `images` is the list of their paths."""
 
     def location(self, row: int) -> str:
         return str(self.images[self.rows[row]])
 
     def quick_hash(self, row: int) -> int:
-        """Return the size in bytes: files of a unique size are never read to find copies."""
+        """Return the size of the file in bytes; files of a unique size need no `digest`."""
         return self.images[self.rows[row]].stat().st_size
 
 
 class ZipStore(ImageStore):
-    """Images in the zip archive `origin`; `images` are the names of its members."""
+    """Store of images in the zip archive `origin`; `images` is the list of names of members."""
 
     def location(self, row: int) -> str:
         return f"{self.origin}/{self.images[self.rows[row]]}"
@@ -192,7 +203,13 @@ class ZipStore(ImageStore):
 
 @functools.lru_cache(maxsize=8)
 def open_zip(archive: str, process: int) -> zipfile.ZipFile:
-    """Open an archive once in each process, since forked processes would share its file offset.
+    """Open a zip archive once in each process, and return the same object in later calls.
+
+    Forked processes need objects of their own, since they would share the offset in the file.
+
+    Args:
+        archive: Path of the archive.
+        process: Id of the process, which is part of the key of the `lru_cache`.
 
     Raises:
         InputError: The archive cannot be read.
@@ -204,7 +221,7 @@ def open_zip(archive: str, process: int) -> zipfile.ZipFile:
 
 
 class ColumnStore(ImageStore):
-    """Encoded images in an Arrow column of {bytes, path}, the storage of `datasets.Image`."""
+    """Store of images in an Arrow column of structs (bytes, path), as in `datasets.Image`."""
 
     def encoded(self, row: int) -> bytes | Path:
         cell = self.images[int(self.rows[row])].as_py() or {}
@@ -216,7 +233,7 @@ class ColumnStore(ImageStore):
 
 
 class DatasetStore(ImageStore):
-    """Images of a map-style dataset whose items start with an opened image, as torchvision's do."""
+    """Store of a map-style dataset whose items are tuples that begin with a Pillow image."""
 
     def encoded(self, row: int) -> Image.Image:
         return self.images[int(self.rows[row])][0]
@@ -225,21 +242,22 @@ class DatasetStore(ImageStore):
 def stratified_split(
     images: ImageStore, fraction: float, seed: int
 ) -> tuple[ImageStore, ImageStore]:
-    """Split a store in two, with equal shares of each class and no image on both sides.
+    """Split a store in a rest and a held-out part, with about the same share of each class.
 
-    Identical images, which collected photographs often contain, stay on one side even if their
-    labels differ. Libraries that split by row leak such images into the held-out side.
+    Identical images, which collected photographs often contain, stay in one part even if their
+    labels differ. Otherwise the held-out part would contain copies of training images.
 
     Args:
         images: Store to split.
-        fraction: Share of each class in the second store.
-        seed: Seed of the choice.
+        fraction: Share of each class to hold out, between 0 and 1.
+        seed: Seed of the random choice of the held-out images.
 
     Returns:
-        The first and the second store, each with its rows in their old order.
+        The store of the remaining images and the store of the held-out images, each with its images
+        in their old order.
 
     Raises:
-        InputError: The fraction is not between 0 and 1, or a side would be empty.
+        InputError: `fraction` is not between 0 and 1, or no image would be held out.
     """
     if not 0 < fraction < 1:
         message = f"the share to hold out must be between 0 and 1, got {fraction}"

@@ -56,18 +56,19 @@ def digits() -> Splits:
 
 
 def open_source(source: str, image_column: str, label_column: str, download: bool) -> Splits:
-    """Open the splits of a source.
+    """Open the splits of an image classification dataset.
 
     Args:
-        source: "digits", "torchvision:CIFAR10", "datasets:NAME", "datasets:NAME:CONFIGURATION", or
-            the path of a Parquet file, of a folder with Parquet files, or of class folders. A
-            relative path may also lie under $FOURFOLD_DATA.
-        image_column: Name of the image column of Parquet files and `datasets`.
-        label_column: Name of the label column of Parquet files and `datasets`.
+        source: "digits", "torchvision:NAME" (such as "torchvision:CIFAR10"), "datasets:NAME" or
+            "datasets:NAME:CONFIGURATION" (Hugging Face), or the path of a Parquet file, of a folder
+            with Parquet files, or of a folder with class folders. A relative path may also lie
+            under $FOURFOLD_DATA.
+        image_column: Name of the image column of Parquet files and of datasets of `datasets`.
+        label_column: Name of the label column of Parquet files and of datasets of `datasets`.
         download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
 
     Returns:
-        "train", and "val" and "test" if the source has them.
+        Store of each split, by name: "train", and "val" and "test" if the source has these splits.
 
     Raises:
         InputError: The source does not exist, is empty or cannot be read.
@@ -95,9 +96,15 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
 def _open_each(
     sources: Mapping[str, Any], open_split: Callable[[Any, list[str] | None], ImageStore]
 ) -> Splits:
-    """Open the splits whose source is not None; all have the classes of the training split.
+    """Open several splits, and check that all have the classes of the training split.
 
     A test split without labels, such as ImageNet's, is skipped with a warning.
+
+    Args:
+        sources: Source of each split, by name, with "train" first; None means that there is no such
+            split.
+        open_split: Function that opens the source of one split. Its second argument is the list of
+            the training split's class names, or None for the training split itself.
     """
     splits: Splits = {}
     for split, source in sources.items():
@@ -123,7 +130,7 @@ def _open_each(
 
 @contextmanager
 def _loading(origin: str) -> Iterator[None]:
-    """Turn the errors of a library that loads `origin` into InputError."""
+    """Context that turns errors of libraries, while they load dataset `origin`, into InputError."""
     try:
         yield
     except InputError:
@@ -141,7 +148,13 @@ def _loading(origin: str) -> Iterator[None]:
 
 
 def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
-    """Open class folders; without `class_names`, the classes are the subfolders by name."""
+    """Open a folder that holds a subfolder of images for each class.
+
+    Args:
+        folder: Folder with the subfolders.
+        class_names: Names of the classes in the order of their numbers; None means the names of all
+            subfolders in alphabetical order.
+    """
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     def is_image(file: str) -> bool:
@@ -162,7 +175,7 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return True for files and folders of operating systems and editors."""
+    """Return True for names of hidden files and folders, which systems and editors create."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -170,9 +183,16 @@ def _is_hidden(name: str) -> bool:
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-    """Load files such as train.parquet and data/train-00000-of-00002.parquet, for each split.
+    """Load a dataset of `datasets` for each split that has Parquet files.
 
     Splits are loaded one by one, since a common schema would hide that their class names differ.
+
+    Args:
+        path: A Parquet file, which becomes the training split, or a folder with files such as
+            train.parquet or data/train-00000-of-00002.parquet.
+
+    Returns:
+        Dataset of each split, by name; empty if there are no such files.
     """
     loaded = {}
     for split, names in SPLIT_NAMES.items():

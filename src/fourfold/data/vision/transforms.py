@@ -40,26 +40,29 @@ class TransformConfig:
             big_vision).
         flip: Flip half of the images horizontally.
         aa: "rand-m9-n2" for RandAugment (Cubuk et al. 2020) with magnitude 9 and 2 operations, or
-            "imagenet" or "cifar10" for the policy that AutoAugment (Cubuk et al. 2019) found there;
-            None disables both. As in timm and big_vision, magnitude 10 rotates by 30 degrees:
-            torchvision's scale has 31 steps, of which magnitude 9 is step 27. The operations are
-            torchvision's. Unlike the operations of timm, they include Identity, but neither Invert
-            nor SolarizeAdd, and Posterize keeps 4 bits at magnitude 9.
+            "imagenet" or "cifar10" for the AutoAugment policy (Cubuk et al. 2019) of that dataset;
+            None disables both. Magnitudes of RandAugment go from 0 to 10 as in timm and big_vision,
+            where 10 rotates by 30 degrees; magnitude M is step 3 M of torchvision's scale, which
+            goes to 30. The operations are torchvision's. They differ from timm's in three points:
+            Identity is included, Invert and SolarizeAdd are not, and Posterize keeps 4 bits at
+            magnitude 9.
         color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, the
             colors are changed in addition to `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
         mixup: Parameter of the Beta distribution of MixUp (Zhang et al. 2018); 0 disables it.
         cutmix: Parameter of the Beta distribution of CutMix (Yun et al. 2019); 0 disables it.
         mixup_switch: Probability of CutMix if both are enabled.
-        crop_pct: Side of the evaluation crop divided by the resized shorter side. None means 0.875
-            after training with `random_resized_crop`, which makes objects look larger, and
-            otherwise 1.
+        crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
+            side of the image is resized. None means 0.875 if `train_crop` is "random_resized_crop",
+            which makes objects look larger in training, and otherwise 1.
         crop_mode: "center" resizes the shorter side and crops the center in evaluation; "squash"
             resizes both sides to the same length, as the processors of ViT and DeiT in transformers
             do.
         interpolation: "bilinear" or "bicubic".
-        mean: Mean of each channel in [0, 1], or one number for all channels.
-        std: Standard deviation of each channel, or one number for all channels.
+        mean: Mean that normalization subtracts from each channel, or one number for all channels;
+            pixels are scaled to [0, 1] before.
+        std: Standard deviation by which normalization divides each channel, or one number for all
+            channels.
 
     Raises:
         InputError: A value is out of range.
@@ -106,13 +109,13 @@ class TransformConfig:
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
-        """Number of operations and magnitude of RandAugment, or None."""
+        """Number of operations and magnitude of RandAugment; None if `aa` is not RandAugment."""
         match = re.fullmatch(r"rand-m(\d+(?:\.\d+)?)-n(\d+)", self.aa or "")
         return (int(match[2]), float(match[1])) if match else None
 
     @property
     def effective_crop_pct(self) -> float:
-        """Value of `crop_pct`, or its default."""
+        """Value of `crop_pct`; if that is None, the default that follows from `train_crop`."""
         if self.crop_pct is not None:
             return self.crop_pct
         return 0.875 if self.train_crop == "random_resized_crop" else 1.0
@@ -122,8 +125,9 @@ class Normalize:
     """Conversion of uint8 pixels to floats with about zero mean and unit variance.
 
     Args:
-        mean: Mean of each channel in [0, 1], or one number for all channels.
-        std: Standard deviation of each channel, or one number for all channels.
+        mean: Mean of each channel for pixels in [0, 1], or one number for all channels.
+        std: Standard deviation of each channel for pixels in [0, 1], or one number for all
+            channels.
         n_channels: Number of channels.
 
     Raises:
@@ -146,7 +150,12 @@ class Normalize:
 
 
 def resized_side(size: int, crop_pct: float) -> int:
-    """Return the length to which the shorter side is resized before a center crop of `size`."""
+    """Return the length in pixels to which the shorter side is resized before a center crop.
+
+    Args:
+        size: Side of the crop in pixels.
+        crop_pct: Side of the crop divided by the resized shorter side.
+    """
     return math.floor(size / crop_pct + 1e-6)  # undoes the rounding of ratios such as 224 / 400
 
 
@@ -164,7 +173,8 @@ def resize_and_crop(
         size: Height and width of the result.
         interpolation: "bilinear" or "bicubic".
         crop_pct: Side of the crop divided by the resized shorter side.
-        crop_mode: "center", or "squash" to resize the longer side to the same length.
+        crop_mode: "center" keeps the aspect ratio; "squash" resizes the longer side to the same
+            length as the shorter side.
 
     Returns:
         (B, C, size, size) uint8.
@@ -206,9 +216,9 @@ class EvalTransform:
         """Transform a batch of images.
 
         Args:
-            pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
-            epoch: Unused, present because `Augmentation` has this argument.
-            rows: Unused, as `epoch`.
+            pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
+            epoch: Unused; `Augmentation` has the same argument.
+            rows: Unused; `Augmentation` has the same argument.
 
         Returns:
             (B, C, size, size) float32.
@@ -220,7 +230,10 @@ class EvalTransform:
         )
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the settings from which `eval_transform` builds the same transform."""
+        """Return the settings from which `eval_transform` builds the same transform.
+
+        Checkpoints store the settings, because inference needs them besides the model.
+        """
         config = self.config
         return {
             "image_size": self.size,
@@ -238,7 +251,8 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     """Return the evaluation transform of a trained model as a function of one image.
 
     Args:
-        artifacts: Artifacts of the model's DataModule, as its checkpoint holds them.
+        artifacts: Values that the checkpoint of the model stores for inference, as returned by
+            `artifacts` of its DataModule.
 
     Returns:
         Function from an image file, or an opened image, to the model's input (C, H, W) float32. The
