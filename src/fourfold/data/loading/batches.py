@@ -1,12 +1,12 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks, with the shape of each field.
 
 Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The last two
-fields of a batch tell the position in the training data after the batch is trained: `epoch`, and
+fields of every batch are the position in the training data after the batch is trained: `epoch`, and
 `position`, the number of trained batches of that epoch over all ranks. Since each batch carries its
 position, prefetching cannot disturb a resume.
 
-Shapes: B rows, S source tokens, T target tokens or tokens, C channels, H height, W width,
-    K classes.
+Shapes: B examples, S source tokens, T target tokens (or tokens, if there is only one text),
+    C channels, H height, W width, K classes.
 """
 
 from typing import NamedTuple
@@ -15,25 +15,30 @@ from torch import Tensor
 
 
 class PairBatch(NamedTuple):
-    """Sentence pairs; `src` ends with EOS, and `tgt` (BOS to EOS) is both input and target."""
+    """Sentence pairs for translation.
+
+    `src` ends with EOS. `tgt` begins with BOS and ends with EOS; the decoder's input is `tgt`
+    without its last column, and the target is `tgt` without its first column.
+    """
 
     src: Tensor  # (B, S) long
     tgt: Tensor  # (B, T+1) long
     src_mask: Tensor  # (B, S) bool, True = real token
     tgt_mask: Tensor  # (B, T+1) bool, True = real token
-    rows: Tensor  # (B,) long, row numbers in the split
+    rows: Tensor  # (B,) long, numbers of the examples in the split
     epoch: int = 0
     position: int = 0
 
 
 class CausalBatch(NamedTuple):
-    """Text for causal language modelling; targets are the next tokens.
+    """Text for causal language modelling; the target of each token is the next token.
 
-    `n_bytes` and `n_words` are the size of the targets' text, for perplexity per byte and per word.
+    `n_bytes` and `n_words` are the numbers of bytes and words in the text of all targets of the
+    batch, for perplexity per byte and per word.
     """
 
     ids: Tensor  # (B, T) long
-    targets: Tensor  # (B, T) long, IGNORE_INDEX without a target
+    targets: Tensor  # (B, T) long, IGNORE_INDEX where there is no target
     documents: Tensor | None = None  # (B, T) long, number of each token's document
     n_bytes: int = 0
     n_words: int = 0
@@ -42,15 +47,15 @@ class CausalBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """Text for masked language modelling; targets are the original tokens at masked positions."""
+    """Text for masked language modelling; targets are the original tokens at selected positions."""
 
     ids: Tensor  # (B, T) long
-    targets: Tensor  # (B, T) long, IGNORE_INDEX without a target
+    targets: Tensor  # (B, T) long, IGNORE_INDEX where there is no target
     segments: Tensor | None = None  # (B, T) long, 0 = A, 1 = B
     mask: Tensor | None = None  # (B, T) bool, True = real token; None = no padding
     documents: Tensor | None = None  # (B, T) long, number of each token's document
     is_next: Tensor | None = None  # (B,) long, 1 = B follows A
-    target_positions: Tensor | None = None  # (N,) long, indices of the targets in (B * T,)
+    target_positions: Tensor | None = None  # (N,) long, indices of the N targets in (B * T,)
     epoch: int = 0
     position: int = 0
 
@@ -60,36 +65,36 @@ class ImageBatch(NamedTuple):
 
     images: Tensor  # (B, C, H, W) float
     labels: Tensor  # (B,) long or (B, K) float
-    rows: Tensor  # (B,) long, row numbers in the split
+    rows: Tensor  # (B,) long, numbers of the examples in the split
     epoch: int = 0
     position: int = 0
 
 
 class SequenceBatch(NamedTuple):
-    """Sentences or sentence pairs with one label each."""
+    """Sentences or sentence pairs, each with one label."""
 
     ids: Tensor  # (B, T) long
     labels: Tensor  # (B,) long for classification, float for regression
     segments: Tensor  # (B, T) long, 0 = A, 1 = B
     mask: Tensor  # (B, T) bool, True = real token
-    rows: Tensor  # (B,) long, row numbers in the split
+    rows: Tensor  # (B,) long, numbers of the examples in the split
     epoch: int = 0
     position: int = 0
 
 
 class TokenBatch(NamedTuple):
-    """Sentences with one tag for each word, at the word's first token."""
+    """Sentences with one tag for each word; the label of a word's first token is the word's tag."""
 
     ids: Tensor  # (B, T) long
     labels: Tensor  # (B, T) long, IGNORE_INDEX at other tokens
     mask: Tensor  # (B, T) bool, True = real token
-    rows: Tensor  # (B,) long, row numbers in the split
+    rows: Tensor  # (B,) long, numbers of the examples in the split
     epoch: int = 0
     position: int = 0
 
 
 class SpanBatch(NamedTuple):
-    """Questions, each with a window of its context that may contain the answer span."""
+    """Questions, each with a window of its context; the answer may lie outside the window."""
 
     ids: Tensor  # (B, T) long
     starts: Tensor  # (B,) long, first token of the answer; 0 if it is not in the window
@@ -97,17 +102,17 @@ class SpanBatch(NamedTuple):
     segments: Tensor  # (B, T) long, 0 = question, 1 = context
     mask: Tensor  # (B, T) bool, True = real token
     context: Tensor  # (B, T) bool, True where an answer may begin or end
-    rows: Tensor  # (B,) long, row numbers in the split
+    rows: Tensor  # (B,) long, numbers of the examples in the split
     epoch: int = 0
     position: int = 0
 
 
 class CaptionBatch(NamedTuple):
-    """Images with one text each, from BOS to EOS."""
+    """Images, each with one text from BOS to EOS."""
 
     images: Tensor  # (B, C, H, W) float
     ids: Tensor  # (B, T) long
     mask: Tensor  # (B, T) bool, True = real token
-    rows: Tensor  # (B,) long, row numbers in the split
+    rows: Tensor  # (B,) long, numbers of the examples in the split
     epoch: int = 0
     position: int = 0

@@ -1,8 +1,8 @@
-"""Counter-based random numbers as a pure function of (seed, epoch, row), for masks and crops.
+"""Counter-based random bits, floats and integers: pure functions of seed, epoch and example.
 
-A generator for each row would cost more time than the masking, and a generator for each process
-would make the result depend on the number of workers. Counters passed through a mixing function
-have neither problem.
+Masks and crops draw from them. A NumPy generator for each example would cost more time than the
+masking, and a generator for each process would make the result depend on the number of workers.
+Counters passed through a mixing function have neither problem.
 """
 
 import numpy as np
@@ -20,14 +20,15 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
-    """Generate `n` random 64-bit integers for each row.
+    """Generate `n` random 64-bit integers for each example.
 
     Args:
-        seed: Seed; equal seeds give equal numbers.
+        seed: Seed of the data.
         epoch: Number of the epoch.
-        rows: (B,) row numbers.
-        n: Numbers per row.
-        stream: Number of the stream; different streams are independent.
+        rows: (B,) numbers of the examples in the split.
+        n: Number of integers for each example.
+        stream: Number of one of several independent sequences; each random choice, such as the
+            selection of targets, uses its own.
 
     Returns:
         (B, n) uint64.
@@ -41,17 +42,39 @@ def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np
 
 
 def unit(bits: np.ndarray) -> np.ndarray:
-    """Convert random 64-bit integers to float64 numbers in [0, 1)."""
+    """Convert random 64-bit integers to float64 numbers in [0, 1), in the same shape."""
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
-    """Generate (B, n) float64 numbers in [0, 1); arguments as in `bits`."""
+    """Generate `n` random float64 numbers in [0, 1) for each example.
+
+    Args:
+        seed: Seed of the data.
+        epoch: Number of the epoch.
+        rows: (B,) numbers of the examples in the split.
+        n: Number of floats for each example.
+        stream: Number of one of several independent sequences.
+
+    Returns:
+        (B, n) float64.
+    """
     return unit(bits(seed, epoch, rows, n, stream))
 
 
 def integers(
     seed: int, epoch: int, rows: np.ndarray, high: np.ndarray | int, stream: int = 0
 ) -> np.ndarray:
-    """Generate one integer in [0, high) for each row, (B,) int64; arguments as in `bits`."""
+    """Generate one random integer in [0, high) for each example.
+
+    Args:
+        seed: Seed of the data.
+        epoch: Number of the epoch.
+        rows: (B,) numbers of the examples in the split.
+        high: Exclusive upper bound, one for all examples or (B,).
+        stream: Number of one of several independent sequences.
+
+    Returns:
+        (B,) int64.
+    """
     return (uniform(seed, epoch, rows, 1, stream)[:, 0] * high).astype(np.int64)

@@ -1,4 +1,4 @@
-"""ResumableDataModule and BatchedDataset: base classes of data with exact resume."""
+"""ResumableDataModule and BatchedDataset: base classes of DataModules and of their datasets."""
 
 import os
 import warnings
@@ -19,13 +19,14 @@ from fourfold.errors import InputError
 
 
 class BatchedDataset(Dataset[Any]):
-    """Dataset of one split that makes complete batches.
+    """Dataset of one split that returns complete batches instead of single examples.
 
-    Padding, masking and cropping are array operations on a whole batch, not on single rows.
-    Subclasses set `order` and implement `batch`.
+    Padding, masking and cropping are therefore array operations on a whole batch. An example (such
+    as a sentence, an image or a block of tokens) is called a row, since it becomes one row of a
+    batch. Subclasses set `order` and implement `batch`.
 
     Attributes:
-        order: Rows of each batch.
+        order: Division of the rows into the batches of each epoch.
     """
 
     order: BatchOrder
@@ -35,25 +36,31 @@ class BatchedDataset(Dataset[Any]):
 
     @property
     def has_static_shape(self) -> bool:
-        """True if all batches except the last have one shape, for which one graph is compiled."""
+        """True if all batches but the last have one shape; torch.compile needs only one graph."""
         return self.order.equal_lengths
 
     @property
     def max_length(self) -> int:
-        """Number of tokens in the longest row."""
+        """Number of tokens of the longest example."""
         # Datasets with another order override this property.
         assert isinstance(self.order, LengthBucketedOrder)
         return int(self.order.lengths.max(initial=0))
 
     def prepare(self) -> None:
-        """Prepare data that worker processes share, such as a cache, before they are started."""
+        """Prepare data that worker processes share, such as a cache, before the workers start."""
 
     @abstractmethod
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
-        """Return the batch of the given rows, with `epoch` and `position` as its last fields.
+        """Return a batch of examples, with `epoch` and `position` as its last fields.
 
         Random masks or crops must depend only on the arguments and a seed. Then any process returns
         the same batch at any time, which exact resume relies on.
+
+        Args:
+            rows: (B,) numbers of the examples in the split.
+            epoch: Number of the epoch, from 0.
+            position: Number of batches of this epoch, over all ranks, that are trained once this
+                batch is trained.
         """
 
     def __getitem__(self, key: SampleKey) -> NamedTuple:
@@ -65,11 +72,11 @@ class BatchedDataset(Dataset[Any]):
 
 
 def batch_sizes(train: int, other: int | None) -> dict[str, int]:
-    """Return the number of rows in a batch of each split: "train", "val" and "test".
+    """Return the batch size of each split, with the keys "train", "val" and "test".
 
     Args:
-        train: Number of rows in a training batch.
-        other: Number of rows in a validation or test batch; None means `train`.
+        train: Number of examples in a training batch.
+        other: Number of examples in a validation or test batch; None means `train`.
 
     Raises:
         InputError: If a size is below 1.
@@ -86,27 +93,29 @@ def _identity(batch: Any) -> Any:
 class ResumableDataModule(LightningDataModule):
     """Base class of DataModules whose training resumes at the exact batch after an interruption.
 
-    A subclass implements `build`, which returns a `BatchedDataset` for each split, and `artifacts`;
-    it sets `batch_class`. This class makes the DataLoaders, shuffles, divides the batches among the
-    ranks, and stores the position in the data in each checkpoint. The Trainer needs
+    A subclass sets `batch_class` and implements two methods: `build`, which returns a
+    `BatchedDataset` for each split, and `artifacts`, which returns the values that inference needs
+    besides the model. This base class makes the DataLoaders, shuffles, divides the batches among
+    the ranks, and stores the position in the data in each checkpoint. The Trainer needs
     `use_distributed_sampler=False`, and a callback that calls `mark_trained` after each training
     batch; the command line sets both.
 
     Args:
-        seed: Seed of shuffling, masking and cropping, together with the epoch.
-        num_workers: Worker processes that prepare batches; batches do not depend on the number.
+        seed: Seed of shuffling, masking and cropping; each epoch combines the seed with its number.
+        num_workers: Number of worker processes that prepare batches; the batches do not depend on
+            this number.
 
     Attributes:
-        batch_class: Class of the batches, which a task checks against its own.
-        split_sources: Sources of the splits that the user named.
-        splits: Datasets by split, after `setup`.
-        position: Position after the last trained batch.
+        batch_class: Class of the batches; a task accepts only batches of its own class.
+        split_sources: Source of each split, such as its files; empty by default.
+        splits: Dataset of each split; empty before `setup`.
+        position: Position in the training data after the last trained batch.
 
     Raises:
         InputError: If `seed` or `num_workers` is negative.
 
     Example:
-        Next-byte prediction on one text file; `Bytes` makes batches, `ByteData` is the DataModule.
+        Next-byte prediction on one text: `Bytes` is the dataset, and `ByteData` is the DataModule.
 
         >>> from fourfold.data.loading.batches import CausalBatch
         >>> class Bytes(BatchedDataset):
@@ -159,26 +168,38 @@ class ResumableDataModule(LightningDataModule):
 
     @abstractmethod
     def build(self) -> dict[str, BatchedDataset]:
-        """Read the data and return the datasets that exist among "train", "val" and "test"."""
+        """Read the data and return the dataset of each split.
+
+        The keys are "train", "val" and "test"; a split that does not exist is left out.
+        """
 
     @abstractmethod
     def artifacts(self) -> dict[str, Any]:
-        """Return plain values that inference needs besides the model, such as class names."""
+        """Return the values that inference needs besides the model, such as class names.
+
+        Checkpoints store these values, which must therefore be of plain Python types.
+        """
 
     @property
     def tests_on_val(self) -> bool:
-        """True if the test split is the validation split."""
+        """True if the validation and the test split have the same source, such as the same file."""
         val, test = (self.split_sources.get(name) for name in ("val", "test"))
         # Equal fractions hold out different rows.
         return val is not None and not isinstance(val, float) and val == test
 
     def setup(self, stage: str | None = None) -> None:
-        """Build the splits at the first call; later calls do nothing."""
+        """Build the datasets of all splits at the first call; later calls do nothing.
+
+        Lightning's `stage` is ignored.
+        """
         if not self.splits:
             self.splits = self.build()
 
     def split(self, name: str) -> BatchedDataset:
-        """Return the dataset of a split.
+        """Return the dataset of a split; the first call reads the data.
+
+        Args:
+            name: "train", "val" or "test".
 
         Raises:
             InputError: If the data have no such split.
@@ -190,14 +211,17 @@ class ResumableDataModule(LightningDataModule):
         return self.splits[name]
 
     def n_train_batches(self) -> int:
-        """Return the number of batches that each rank takes in an epoch."""
+        """Return the number of training batches that each rank takes in a complete epoch.
+
+        `limit_train_batches` is ignored.
+        """
         return len(EpochSampler(self.split("train").order, world_size=self._rank_and_size()[1]))
 
     def _rank_and_size(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _max_train_steps(self) -> int | None:
-        """Return the steps of an epoch if `limit_train_batches` limits them."""
+        """Return the maximum steps of an epoch by `limit_train_batches`; None without a limit."""
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
         if isinstance(limit, int):
             return limit
@@ -232,10 +256,14 @@ class ResumableDataModule(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return the training batches, from the restored position if a run is resumed.
+        """Return the DataLoader of the training batches.
+
+        If a run is resumed, the batches begin at the position that was restored from the
+        checkpoint.
 
         Raises:
-            InputError: If the checkpoint to resume holds no position in these data.
+            InputError: If the checkpoint to resume was written with other data, so that it holds no
+                position in these data.
         """
         trainer = self.trainer
         if trainer and trainer.ckpt_path and trainer.state.fn == "fit":
@@ -250,30 +278,44 @@ class ResumableDataModule(LightningDataModule):
         return self._loader("train", self._resume_from or Position())
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """Return the validation batches, or no loader if there is no such split."""
+        """Return the DataLoader of the validation batches; an empty list without such a split."""
         self.setup()
         return self._loader("val", Position()) if "val" in self.splits else []
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return the test batches."""
+        """Return the DataLoader of the test batches."""
         return self._loader("test", Position())
 
     predict_dataloader = test_dataloader
 
     def mark_trained(self, epoch: int, position: int) -> None:
-        """Record the position of the last trained batch, which the batch itself carries."""
+        """Record the position in the training data after a batch has been trained.
+
+        Args:
+            epoch: Field `epoch` of the batch.
+            position: Field `position` of the batch: the number of batches of that epoch that are
+                trained, over all ranks.
+        """
         self.position = Position(epoch, position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position with the seed and the fingerprint of the order it refers to."""
+        """Return the state for a checkpoint: the position, the seed, and a hash of the batch order.
+
+        `load_state_dict` compares seed and hash, since a position has a meaning only in one order.
+        """
         order = self.split("train").order.fingerprint()
         return {**self.position._asdict(), "seed": self.seed, "order": order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the position of a checkpoint.
+        """Restore the position in the training data from a checkpoint.
+
+        Nothing is restored in evaluation, which reads all batches of any data.
+
+        Args:
+            state_dict: Return value of `state_dict`, as stored in the checkpoint.
 
         Raises:
-            InputError: If seed, data or batch sizes differ from those of the checkpoint.
+            InputError: If seed, training data or batch sizes differ from those of the checkpoint.
         """
         if self.trainer is not None and self.trainer.state.fn != "fit":
             return  # evaluation reads all batches of whatever data it is given
@@ -290,6 +332,6 @@ class ResumableDataModule(LightningDataModule):
         self._resume_from = self.position
 
     def teardown(self, stage: str) -> None:
-        """Forget the position of the checkpoint: a second `fit` starts at the first batch."""
+        """Forget the restored position after a fit: a second fit starts at the first batch."""
         if stage == "fit":
             self._resume_from = None

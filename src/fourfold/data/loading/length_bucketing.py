@@ -1,8 +1,9 @@
-"""Length-bucketed batches, repeated augmentation, and the protocol of batch orders.
+"""Batch orders: length-bucketed batches, repeated augmentation, and the protocol of all orders.
 
-A batch order divides the rows of a split into batches, as a pure function of seed and epoch. An
+A batch order divides the examples of a split into batches, as a pure function of seed and epoch. An
 order keeps no random state. A position in the data is therefore two numbers: the epoch, and the
-number of batches of that epoch that are done.
+number of batches of that epoch that are trained. An example is called a row, since it becomes one
+row of a batch.
 """
 
 import hashlib
@@ -15,18 +16,20 @@ import numpy as np
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 
-# Distinct rows whose copies are interleaved before the next rows follow.
+# Number of images whose copies are interleaved before the next images follow.
 ROWS_PER_REPEAT_GROUP = 16
 
 
 class BatchOrder(Protocol):
-    """Protocol of a batch order: the batches of each epoch, in the same number in every epoch.
+    """Protocol of a batch order, which divides the rows of a split into the batches of each epoch.
+
+    A row is an example of the split. Every epoch has the same number of batches.
 
     Attributes:
         seed: Seed of the shuffling.
         shuffle: Shuffle rows and batches anew in each epoch; otherwise all epochs are equal.
-        equal_lengths: All rows have the same length. Every batch except the last batch has then
-            the same number of rows.
+        equal_lengths: True if all rows have the same length. Then every batch, except perhaps the
+            last, has the same number of rows.
     """
 
     seed: int
@@ -42,34 +45,43 @@ class BatchOrder(Protocol):
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, valid in every epoch, on the rows in the last `n` batches."""
+        """Return a lower bound, valid in every epoch, on the total rows of the last `n` batches."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Return the batches of an epoch, each an array of row numbers; may be computed lazily."""
+        """Return the batches of an epoch, each an array of row numbers.
+
+        The returned sequence may compute a batch only when the batch is accessed.
+        """
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for equal orders; a resume compares it."""
+        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
 
 
 @dataclass(eq=False)
 class LengthBucketedOrder:
-    """Length-bucketed batches: rows of similar length, bounded by padded tokens, rows, or both.
+    """Order of batches whose rows (examples) have similar lengths, for little padding.
 
-    Rows of equal length are shuffled among each other, the sorted rows are divided greedily, and
-    the batches are shuffled. The boundaries depend only on the sorted lengths. Every epoch has
-    therefore the same number of batches, each with other rows. If all lengths are equal, rows are
-    not sorted: one batch of 8 rows, two batches of 4 or four batches of 2 then hold the same rows,
-    for any number of devices.
+    In each epoch the rows are shuffled and then sorted by length, so that only rows of equal length
+    change places. The sorted rows are divided greedily into batches, and the batches are shuffled.
+    The boundaries between batches depend only on the sorted lengths. Every epoch therefore has the
+    same number of batches, but each batch has other rows.
+
+    If all lengths are equal, the shuffled rows are divided as they are, and the batches are not
+    shuffled. One batch of 8 rows then holds the same rows as two consecutive batches of 4 rows, so
+    that one device and two devices train on the same rows in each step.
 
     Args:
-        lengths: Length of each row; ones if rows need no padding.
-        max_tokens: Upper bound on the padded tokens of a batch (rows x longest row).
-        max_rows: Upper bound on the rows of a batch.
-        seed: Determines the order, together with the epoch.
-        shuffle: False gives the same batches in the same order in every epoch (evaluation).
+        lengths: (rows,) length of each row; all ones if rows need no padding.
+        max_tokens: Upper bound on the tokens of a batch, padding included (number of rows times
+            length of the longest row); None if only `max_rows` bounds a batch.
+        max_rows: Upper bound on the rows of a batch; None if only `max_tokens` bounds a batch.
+        seed: Seed of the shuffling; each epoch combines the seed with its number.
+        shuffle: Shuffle in each epoch; otherwise every epoch has the same batches in the same order
+            (evaluation).
 
     Raises:
-        InputError: If there are no rows, no bound, or a row longer than `max_tokens`.
+        InputError: If there are no rows, if both bounds are None or one is below 1, or if a row is
+            longer than `max_tokens`.
 
     Example:
         >>> order = LengthBucketedOrder(np.array([3, 1, 2, 3]), max_tokens=6, shuffle=False)
@@ -101,7 +113,7 @@ class LengthBucketedOrder:
         self._partner_index: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
-        """Divide ascending lengths greedily, and return the boundaries between batches."""
+        """Divide ascending lengths greedily; return the start of every batch but the first."""
         boundaries = []
         start = 0
         n_rows = len(ascending)
@@ -127,7 +139,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, valid in every epoch, on the rows in the last `n` batches."""
+        """Return a lower bound, valid in every epoch, on the total rows of the last `n` batches."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())
@@ -158,10 +170,19 @@ class LengthBucketedOrder:
         return rng.permutation(self.n_rows)
 
     def mix_partners(self, rows: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the partner of each row for MixUp and CutMix, in an epoch of equal lengths.
+        """Return the row with which MixUp or CutMix mixes each of the given rows.
 
-        Partners are neighbours in the order, so they share a batch if batch sizes are even, and
-        stay partners if they are odd. A row that is left over at the end is its own partner.
+        Two partners are neighbours in the shuffled order of the epoch: its first and second row,
+        its third and fourth row, and so on. Partners are therefore in one batch if batch sizes are
+        even, and may be in two consecutive batches if batch sizes are odd. A row that is left over
+        at the end is its own partner. The method needs rows of equal lengths and shuffling.
+
+        Args:
+            rows: (B,) row numbers.
+            epoch: Number of the epoch.
+
+        Returns:
+            (B,) row numbers of the partners.
         """
         assert self.equal_lengths
         assert self.shuffle
@@ -175,26 +196,26 @@ class LengthBucketedOrder:
         return np.where(partner < len(order), order[np.minimum(partner, len(order) - 1)], rows)
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for equal orders; a resume compares it."""
+        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
         data = self.lengths.tobytes() + repr(bounds).encode()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class RepeatedAugmentationOrder(LengthBucketedOrder):
-    """Batches for repeated augmentation: each sampled row comes several times in an epoch.
+    """Batch order of repeated augmentation: each sampled image comes several times in an epoch.
 
-    The order is that of timm's RepeatAugSampler, for any number of ranks. The length of an epoch
-    does not change, since each epoch samples one in `aug_repeats` of the rows anew. All copies of a
-    row are in one global batch, except at the boundary of a batch. Copies are never neighbours,
-    because MixUp would mix a row with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et
-    al. 2019 (arXiv:1902.05509) describe the method; DeiT uses three copies (Touvron et al. 2020,
-    Table 9).
+    An epoch has as many rows as the split has images, since each epoch samples only one in
+    `aug_repeats` of the images anew, as timm's RepeatAugSampler does. All copies of an image are
+    trained in the same step, which may have several ranks, unless the boundary between two steps
+    separates them. Two copies of an image are never partners in `mix_partners`, because MixUp would
+    mix the image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
+    (arXiv:1902.05509) describe the method; DeiT uses three copies (Touvron et al. 2020, Table 9).
 
     Args:
-        n_rows: Number of rows N.
-        aug_repeats: Copies of each sampled row; copy k of row i has the number i + k N.
-        options: Options of `LengthBucketedOrder`.
+        n_rows: Number of images N in the split.
+        aug_repeats: Copies of each sampled image; copy k of image i has the row number i + k N.
+        options: Keyword arguments of `LengthBucketedOrder`: bounds, `seed` and `shuffle`.
     """
 
     def __init__(self, n_rows: int, aug_repeats: int, **options: Any) -> None:
@@ -203,7 +224,7 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
 
     def _shuffled(self, rng: np.random.Generator) -> np.ndarray:
         n_sampled = -(-self.n_rows // self.aug_repeats)
-        # An even number, so that the last row of one copy and the first of the next differ.
+        # An even number, so that `mix_partners` never pairs two copies of an image.
         n_sampled += n_sampled % 2 if self.aug_repeats > 1 else 0
         sampled = rng.permutation(self.n_rows)[:n_sampled]
         copy, index = np.divmod(np.arange(self.aug_repeats * len(sampled)), len(sampled))
@@ -211,6 +232,6 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
         return (sampled[index] + copy * self.n_rows)[order][: self.n_rows]
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for equal orders; a resume compares it."""
+        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
         text = f"{super().fingerprint()} {self.aug_repeats}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -2,7 +2,7 @@
 
 The array saves the memory of a Python object for each sentence of a corpus.
 
-Shapes: B rows, T tokens of the longest row.
+Shapes: B selected rows, T tokens of the longest of these rows.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ class RaggedArray:
     """Array of rows of different lengths; row i is `ids[offsets[i] : offsets[i + 1]]`.
 
     Args:
-        ids: Elements of all rows, concatenated.
-        offsets: (rows + 1,) start of each row, and the number of elements at the end.
+        ids: Elements of all rows, such as token ids, concatenated.
+        offsets: (rows + 1,) index in `ids` of the start of each row, followed by the length of
+            `ids`.
 
     Example:
         >>> rows = RaggedArray.from_lengths(np.array([5, 6, 7]), np.array([1, 2]))
@@ -52,17 +53,26 @@ class RaggedArray:
         return self.ids[np.repeat(starts, lengths) + steps]
 
     def take(self, rows: np.ndarray) -> "RaggedArray":
-        """Return the given rows, in the given order."""
+        """Return an array of the rows with the given numbers, in the given order."""
         lengths = self.lengths[rows]
         return RaggedArray.from_lengths(self._gather(self.offsets[:-1][rows], lengths), lengths)
 
     def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
-        """Truncate every row to its first `max_len` elements; an array has one limit per row."""
+        """Truncate every row to its first `max_len` elements.
+
+        Args:
+            max_len: Maximum length of all rows, or an array (rows,) with one maximum for each row.
+        """
         lengths = np.minimum(self.lengths, max_len)
         return RaggedArray.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
-        """Add the id `before` at the start of every row and the id `after` at its end, if given."""
+        """Add one id at the start, at the end, or at both ends of every row.
+
+        Args:
+            before: Id to add at the start; None adds none.
+            after: Id to add at the end; None adds none.
+        """
         both = ((before, self.offsets[:-1]), (after, self.offsets[1:]))
         added = [(value, positions) for value, positions in both if value is not None]
         if not added:
@@ -73,7 +83,7 @@ class RaggedArray:
         return RaggedArray.from_lengths(ids, self.lengths + len(added))
 
     def concat_rows(self, other: "RaggedArray") -> "RaggedArray":
-        """Concatenate every row with the row of `other` that has the same number."""
+        """Append to every row the row of `other` with the same number."""
         starts = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
         lengths = np.stack([self.lengths, other.lengths], axis=1)
         both = RaggedArray(np.concatenate([self.ids, other.ids]), self.offsets)
@@ -81,14 +91,14 @@ class RaggedArray:
         return RaggedArray.from_lengths(ids, lengths.sum(1))
 
     def padded(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor]:
-        """Return the given rows as a batch with padding on the right.
+        """Return the rows with the given numbers as a batch with padding on the right.
 
         Args:
             rows: (B,) row numbers.
             pad_id: Id of the padding.
 
         Returns:
-            ids (B, T) long and mask (B, T) bool, True = real token.
+            Ids (B, T) long, and mask (B, T) bool, True = real token.
         """
         lengths = self.lengths[rows]
         mask = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, T)

@@ -15,7 +15,7 @@ class Position(NamedTuple):
 
     Args:
         epoch: Number of the epoch, from 0.
-        batch: Number of batches of that epoch, over all ranks, that are trained.
+        batch: Number of batches of that epoch, over all ranks, that are already trained.
     """
 
     epoch: int = 0
@@ -23,12 +23,13 @@ class Position(NamedTuple):
 
 
 class SampleKey(NamedTuple):
-    """Key by which the sampler requests one row of a dataset.
+    """Key with which the sampler requests one example of a dataset.
 
     Args:
         epoch: Number of the epoch, which seeds masking and augmentation.
-        position: `Position.batch` after the batch to which the row belongs.
-        row: Number of the row.
+        position: Number of batches of the epoch, over all ranks, that are trained once the batch of
+            this example is trained.
+        row: Number of the example in the split.
     """
 
     epoch: int
@@ -37,29 +38,32 @@ class SampleKey(NamedTuple):
 
 
 class EpochSampler(Sampler[list[SampleKey]]):
-    """Batch sampler of one rank over the batches of a `BatchOrder`.
+    """Batch sampler of one rank (process) over the batches of a `BatchOrder`.
 
-    Each step of an epoch takes the next `world_size` batches of the order, one for each rank. The
-    last step divides the remaining rows among the ranks. Every rank takes therefore the same number
-    of steps, and no row comes twice. If the last step of some epoch could have fewer rows than
-    ranks, the second to last step takes its rows in every epoch.
+    Each step of an epoch takes the next `world_size` batches of the order, one for each rank. In
+    training, the last step divides all remaining examples among the ranks. Therefore every rank
+    takes the same number of steps, and no example comes twice. If the last step of some epoch could
+    have fewer examples than ranks, then in every epoch the examples of the last step are added to
+    the second to last step.
 
-    In evaluation, batches stay complete: a row is always padded with the same rows, and its results
-    are bitwise equal on any number of devices. The rows of batches are divided among the ranks only
-    if there are fewer batches than ranks.
+    In evaluation (an order that does not shuffle), batches stay complete. An example is therefore
+    always padded with the same examples, and its results are bitwise equal on any number of
+    devices. Only if there are fewer batches than ranks, examples are divided among the ranks.
 
     Args:
-        order: Batches of each epoch.
+        order: Division of the examples of a split into batches.
         rank: Number of this process.
         world_size: Number of processes.
-        start: Position to start from; later epochs start at their first batch.
+        start: Epoch, and number of batches of that epoch, over all ranks, to skip since they are
+            already trained. Later epochs start at their first batch.
         max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
-        repeat_first_epoch: Use the batches of epoch 0 in every epoch. If the order does not
-            shuffle, every epoch uses them in any case.
+        repeat_first_epoch: Use the batches of epoch 0 in every epoch. An order that does not
+            shuffle has the same batches in every epoch in any case.
 
     Raises:
-        InputError: On all ranks, while iterating, if the last training step has fewer rows than
-            ranks: in the whole split, or behind the position where another number of ranks stopped.
+        InputError: While iterating, on all ranks, if the last training step has fewer examples than
+            ranks. Either the split is too small, or a run resumes with another number of ranks and
+            too few examples of the epoch remain.
     """
 
     def __init__(
@@ -86,16 +90,20 @@ class EpochSampler(Sampler[list[SampleKey]]):
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration; Lightning calls it before each epoch.
+        """Set the number of the epoch for the next iteration; Lightning calls this method.
 
-        In the first epoch of a resumed run, Lightning calls this method after `__iter__`. Lightning
-        also calls the method on evaluation samplers, with the epoch of training. Evaluation
-        samplers read epoch 0 each time, so that all validations have the same masks.
+        Lightning calls the method before each epoch, except in the first epoch of a resumed run,
+        where the call comes after `__iter__`. Lightning also calls the method of evaluation
+        samplers, with the epoch of training. Evaluation samplers ignore that number and read epoch
+        0 each time, so that all validations have the same masks.
         """
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Return the steps of a full epoch; after a resume Lightning counts from its start."""
+        """Return the number of steps in a complete epoch of this rank, even after a resume.
+
+        Lightning counts the steps of a resumed epoch from the start of the epoch.
+        """
         starts = self._step_starts()
         if self.order.shuffle:
             return len(starts)
@@ -121,13 +129,19 @@ class EpochSampler(Sampler[list[SampleKey]]):
                 yield [SampleKey(epoch, end, row) for row in rows.tolist()]
 
     def _rows_of_rank(self, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the rows of this rank in a step, which may be none in evaluation."""
+        """Return this rank's share of the batches of a step, as row numbers.
+
+        In evaluation the share may be empty.
+        """
         if not self.order.shuffle and self.order.n_batches >= self.world_size:
             return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)
         return _divide_among_ranks(batches, self.world_size, self.order.equal_lengths)[self.rank]
 
     def _step_starts(self, first: int = 0) -> range:
-        """Return the first batch of each step, which are the same in every epoch."""
+        """Return the number of the first batch of each step, from batch `first` of an epoch on.
+
+        The numbers are the same in every epoch.
+        """
         starts = range(first, self.order.n_batches, self.world_size)
         if self.order.shuffle and len(starts) > 1:
             n_last = self.order.n_batches - starts[-1]
@@ -141,10 +155,18 @@ def _divide_among_ranks(
 ) -> list[np.ndarray]:
     """Divide batches into one share for each rank.
 
-    If there are more batches than ranks and all rows have one length, the batches are concatenated
-    and divided evenly. If lengths differ, the smallest batches are joined instead, since a long row
-    would pad many short rows. If there are fewer batches than ranks, the largest batch is halved
-    until there are enough.
+    If there are more batches than ranks and all examples have one length, the batches are
+    concatenated and divided evenly. If lengths differ, the smallest batches are joined instead,
+    since a long example would pad many short examples. If there are fewer batches than ranks, the
+    largest batch is halved until there is one for each rank.
+
+    Args:
+        batches: Row numbers of each batch of one step.
+        world_size: Number of ranks.
+        equal_lengths: True if all examples have the same length.
+
+    Returns:
+        Row numbers of each rank's share.
     """
     if equal_lengths and len(batches) > world_size:
         return np.array_split(np.concatenate(batches), world_size)

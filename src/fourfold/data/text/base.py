@@ -1,4 +1,4 @@
-"""Base classes of the text DataModules: tokenizer, documents and labelled text."""
+"""TextDataModule, DocumentDataModule and LabelledDataModule: bases of the text DataModules."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,23 +26,25 @@ PATH_FIELDS = ("file", "merges")  # fields of TokenizerConfig that may change wh
 class TextDataModule(ResumableDataModule):
     """Base class of the text DataModules, which load or train a tokenizer and encode the text.
 
-    A subclass implements `read`, `training_texts` and `encode`, and sets `batch_class`.
+    A subclass implements `read`, `training_texts` and `encode`, and sets `batch_class`, the class
+    of its batches.
 
     All ranks use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
 
     Args:
         train: Files of the training split (plain, .gz, .xz, .bz2, `archive.zip/member`), also
-            looked up under $FOURFOLD_DATA; or the name of a split of the hub.
-        val: As `train`, or a fraction of the training rows to hold out.
-        test: As `val`.
+            looked up under $FOURFOLD_DATA; or the name of a split of a Hugging Face dataset.
+        val: Files or split for validation, in the form of `train`; or a fraction of the training
+            examples to hold out.
+        test: Files, split or fraction for the test, in the form of `val`.
         tokenizer: Tokenizer to train or to load; by default a WordPiece.
-        seed: Seed of shuffling, masking and cropping, together with the epoch.
+        seed: Seed of shuffling, masking and cropping; each epoch combines the seed with its number.
         num_workers: Number of worker processes that prepare batches.
 
     Attributes:
         needs_mask: True if the tokenizer must have a mask token.
-        special: Special tokens of a trained tokenizer, in the order of their ids; None selects the
-            default order.
+        special: Names of the special tokens of a trained tokenizer, in the order of their ids; None
+            selects the default names.
     """
 
     needs_mask: ClassVar[bool] = False
@@ -64,24 +66,39 @@ class TextDataModule(ResumableDataModule):
 
     @abstractmethod
     def read(self) -> dict[str, Any]:
-        """Return the text of each split before tokenization, in a type of the subclass."""
+        """Read the text of each split, before tokenization.
+
+        Returns:
+            Text of each split, such as a `TextTable`; the subclass chooses the type. The keys are
+            "train", "val" and "test", without the splits that do not exist.
+        """
 
     @abstractmethod
     def training_texts(self, raw: Any) -> Sequence[str]:
-        """Return the texts on which the tokenizer is trained; `raw` is the training split."""
+        """Return the texts on which the tokenizer is trained.
+
+        Args:
+            raw: Text of the training split, as `read` returns it.
+        """
 
     @abstractmethod
     def encode(self, name: str, raw: Any, tokenizer: Tokenizer) -> BatchedDataset:
-        """Return the dataset of the split `name`; `raw` is the text of that split."""
+        """Encode the text of one split, and return the dataset of this split.
+
+        Args:
+            name: Name of the split: "train", "val" or "test".
+            raw: Text of the split, as `read` returns it.
+            tokenizer: Tokenizer of the text.
+        """
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Return the encoded datasets of all splits.
+        """Read and encode the text, and return the dataset of each split.
 
         The tokenizer is loaded or trained, unless a checkpoint has already set the tokenizer.
 
         Raises:
-            InputError: If the tokenizer must be trained and there is no training split; or as the
-                readers of the text.
+            InputError: If the tokenizer must be trained and there is no training split; or as
+                `read` and `encode`.
         """
         raw = self.read()
         tokenizer = self._tokenizer or self._make_tokenizer(raw)
@@ -92,12 +109,13 @@ class TextDataModule(ResumableDataModule):
     def batch_order(
         self, name: str, lengths: np.ndarray, **bounds: int | None
     ) -> LengthBucketedOrder:
-        """Return the order of the batches of a split.
+        """Return the division of the examples of a split into batches of similar length.
 
         Args:
             name: Name of the split; only the split "train" is shuffled.
-            lengths: (rows,) tokens of each row; ones if rows need no padding.
-            bounds: `max_tokens` and `max_rows` of `LengthBucketedOrder`.
+            lengths: (examples,) number of tokens of each example; all ones if no padding is needed.
+            bounds: `max_tokens` (maximum tokens of a batch, padding included), `max_rows` (maximum
+                examples of a batch), or both.
         """
         return LengthBucketedOrder(lengths, seed=self.seed, shuffle=name == "train", **bounds)
 
@@ -126,11 +144,11 @@ class TextDataModule(ResumableDataModule):
         return self.tokenizer.vocab_size
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer as a JSON string; inference needs the tokenizer and the model."""
+        """Return the tokenizer as a JSON string, which inference needs besides the model."""
         return {"tokenizer": self.tokenizer.to_str()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, the tokenizer and its config."""
+        """Return the state for a checkpoint: position in the data, tokenizer and its config."""
         return super().state_dict() | {
             "tokenizer": self.tokenizer.to_str(),
             "tokenizer_config": asdict(self._tokenizer_config),
@@ -139,9 +157,15 @@ class TextDataModule(ResumableDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the tokenizer and the position in the data from a checkpoint.
 
+        If the restored tokenizer differs from the tokenizer that was trained on the data, the data
+        are encoded again.
+
+        Args:
+            state_dict: Return value of `state_dict`, as stored in the checkpoint.
+
         Raises:
-            InputError: If the tokenizer of `data` differs from the tokenizer of the checkpoint; or
-                as `ResumableDataModule.load_state_dict`.
+            InputError: If the options of the tokenizer, or the file from which it was loaded, do
+                not agree with the checkpoint; or as `ResumableDataModule.load_state_dict`.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -165,21 +189,24 @@ class DocumentDataModule(TextDataModule):
 
     Args:
         source: builtin (Python's documentation, no network), files or hub.
-        column: Column of tables and hub datasets with the text; each row is a document.
+        column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
         documents: Unit of plain text that is one document: file, line or paragraph.
-        hub: Dataset for source hub.
-        train_rows: Train on this number of documents only, sampled from all training documents.
-        batch_size: Rows of a batch. If each row is one document, `batch_size` times the maximum
-            length of a row bounds the padded tokens of a batch.
-        block_cross_document_attention: Prevent attention between documents of one row.
-        too_long: Treatment of longer documents if each row is one document: error, truncate, or
-            drop (training only).
-        options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .csv or .tsv are
-            tables. If `val` or `test` is a fraction, whole documents are held out; if there is only
-            one document, its end is held out.
+        hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
+        train_rows: Number of training documents, sampled from all training documents; None takes
+            all of them.
+        batch_size: Number of sequences in a batch. If each sequence is one document, the number
+            varies, and `batch_size` times the maximum length of a document bounds the tokens of a
+            batch, padding included.
+        block_cross_document_attention: Prevent attention between documents of one sequence.
+        too_long: Treatment of documents that exceed the maximum length, if each sequence is one
+            document: error, truncate, or drop (in training; otherwise truncate).
+        options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .json, .csv or .tsv
+            are tables. If `val` or `test` is a fraction, whole documents are held out; if there is
+            only one document, its end is held out.
 
     Raises:
-        InputError: If an option is invalid; on setup, if text is missing, empty or corrupted.
+        InputError: If an option is invalid; when the data are read, if text is missing, empty or
+            corrupted.
     """
 
     def __init__(
@@ -203,11 +230,11 @@ class DocumentDataModule(TextDataModule):
         self.too_long = too_long
 
     def read(self) -> dict[str, TextTable]:
-        """Read the documents of each split."""
+        """Read the documents of each split, as a table with one column."""
         return self.text.read()
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
-        """Return the documents of the training split."""
+        """Return the documents of the training split, on which the tokenizer is trained."""
         return raw.columns[0]
 
 
@@ -215,9 +242,9 @@ class LabelledDataModule(TextDataModule):
     """Base class of the DataModules for classification, tagging and question answering.
 
     Args:
-        max_len: Maximum tokens of a row, special tokens included.
-        batch_size: Rows of a training batch.
-        eval_batch_size: Rows of a validation or test batch, by default `batch_size`.
+        max_len: Maximum number of tokens of an example, special tokens included.
+        batch_size: Number of examples in a training batch.
+        eval_batch_size: Number of examples in a validation or test batch; None means `batch_size`.
         options: Arguments of `TextDataModule`.
 
     Raises:
@@ -236,5 +263,5 @@ class LabelledDataModule(TextDataModule):
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer and the maximum length of a row in tokens."""
+        """Return what inference needs: the tokenizer, and the maximum tokens of an example."""
         return super().artifacts() | {"max_len": self.max_len}

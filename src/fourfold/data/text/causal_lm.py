@@ -1,6 +1,6 @@
 """CausalTextData: DataModule for causal language modelling, with datasets of blocks and documents.
 
-Shapes: B rows, T tokens.
+Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,14 @@ from fourfold.tokenization.training import TokenizerConfig
 class TokenStream:
     """Token stream: all documents, concatenated, with an EOS at the start and after each document.
 
-    Each token therefore has a predecessor and is a target exactly once, and every document follows
-    an EOS. Target p is token p + 1, and target p belongs to the document of input p.
+    At position p of the stream, the input is token p and the target is token p + 1. Every token of
+    a document is therefore a target once, and every document follows an EOS. A position belongs to
+    the document of its target, so the EOS before a document is the first input of this document.
 
     Args:
         documents: Token ids of the documents.
-        texts: Texts of the documents.
-        eos_id: Id of the separator.
+        texts: Texts of the documents, whose bytes and words are counted.
+        eos_id: Id of EOS.
     """
 
     def __init__(self, documents: RaggedArray, texts: Sequence[str], eos_id: int) -> None:
@@ -51,20 +52,34 @@ class TokenStream:
         return len(self.ids) - 1
 
     def document(self, positions: np.ndarray) -> np.ndarray:
-        """Return the number of the document at each position of the stream, in the same shape."""
+        """Return the number of the document to which each position belongs.
+
+        Args:
+            positions: Positions in the stream, in any shape.
+
+        Returns:
+            Document numbers from 0, in the shape of `positions`.
+        """
         return np.searchsorted(self.offsets, positions, side="right") - 1
 
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
-        """Return the bytes and words of the text of targets [begin, end), summed over rows.
+        """Return the number of bytes and of words in the text of all targets of a batch.
 
         The text of a document is divided evenly among its tokens, EOS included. The counts of one
         row are therefore approximate, but rows that cover the stream add up to the exact counts.
+
+        Args:
+            begins: (B,) position of the first target of each row.
+            ends: (B,) position after the last target of each row.
+
+        Returns:
+            Number of UTF-8 bytes, and number of whitespace-separated words.
         """
         n_bytes, n_words = (self._counts_before(ends) - self._counts_before(begins)).sum(1)
         return int(n_bytes), int(n_words)
 
     def _counts_before(self, positions: np.ndarray) -> np.ndarray:
-        """Return the bytes and the words before each position, (2, B)."""
+        """Return the numbers of bytes and of words before each position, as an array (2, B)."""
         documents = np.minimum(self.document(positions), len(self.offsets) - 2)
         n_tokens = np.diff(self.offsets)[documents]
         offset = positions - self.offsets[documents]
@@ -74,17 +89,21 @@ class TokenStream:
 
 @dataclass(eq=False)
 class BlockDataset(BatchedDataset):
-    """Dataset of blocks of tokens that cover a stream, or of equally many random crops of it.
+    """Dataset of blocks of T tokens, which cover a token stream or begin at random positions.
+
+    The number of blocks is the same in both cases.
 
     Args:
         stream: Tokens of all documents.
-        block_size: Tokens of a row, T.
-        context: Tokens that a block repeats from the previous block, as inputs without a target.
-        crops: Sample blocks at random positions in every epoch, instead of covering the stream.
-        block_cross_document_attention: Return the document of each token in the batches.
-        max_rows: Maximum rows of a batch.
-        seed: Seed of the order and of the crops, together with epoch and row.
-        shuffle: Shuffle the rows in each epoch.
+        block_size: Number T of tokens in a block.
+        context: Number of tokens at the beginning of a block that repeat the end of the previous
+            block, as inputs without a target.
+        crops: Sample the positions of the blocks in every epoch, instead of covering the stream.
+        block_cross_document_attention: Put the document number of each token into the batches, so
+            that the model can prevent attention between documents.
+        max_rows: Maximum number of blocks in a batch.
+        seed: Seed of the shuffling and of the crops; each epoch combines the seed with its number.
+        shuffle: Shuffle the blocks in each epoch.
     """
 
     stream: TokenStream
@@ -134,16 +153,17 @@ class BlockDataset(BatchedDataset):
 
 @dataclass(eq=False)
 class DocumentDataset(BatchedDataset):
-    """Dataset with one document per row, from EOS to EOS.
+    """Dataset of documents, each from EOS to EOS and one in each row of a batch.
 
-    Padding is on the right, where causal attention never looks. The batches therefore have no mask.
+    The batches need no padding mask: the padding follows the document, and causal attention never
+    sees later positions.
 
     Args:
         documents: Token ids of the documents, with an EOS before and after each document.
-        n_bytes: (rows,) UTF-8 bytes of the text of each document.
-        n_words: (rows,) words of the text of each document.
+        n_bytes: (documents,) number of UTF-8 bytes in the text of each document.
+        n_words: (documents,) number of words in the text of each document.
         eos_id: Id of EOS, which is also the padding.
-        order: Order of the batches.
+        order: Division of the documents into batches.
     """
 
     documents: RaggedArray
@@ -163,20 +183,22 @@ class DocumentDataset(BatchedDataset):
 class CausalTextData(DocumentDataModule):
     """DataModule for causal language models; the target of each token is the next token.
 
-    The sums of `n_bytes` and `n_words` over the batches of a validation or test split are the UTF-8
-    bytes and the whitespace-separated words of the text. The EOS after each document is a target
-    and counts as a token, but not as a byte or a word.
+    Each batch has the fields `n_bytes` and `n_words`. Their sums over the batches of a validation
+    or test split are the numbers of UTF-8 bytes and of whitespace-separated words in the text. The
+    EOS after each document is a target and counts as a token, but not as a byte or a word.
 
     Args:
         source: builtin (Python's documentation, no network), files or hub.
         documents: Unit of plain text that is one document: file, line or paragraph.
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
-        block_size: Tokens of a row; with batching documents the maximum length, EOS included.
-        batching: blocks (the text is divided into rows, each token once per epoch), crops (equally
-            many rows at random positions, as in nanoGPT) or documents (one per row, in batches of
-            similar length).
-        eval_context: Tokens that a validation or test row repeats from the previous row, as inputs
-            without a target.
+        block_size: Number of tokens in a block or crop; if `batching` is documents, the maximum
+            number of tokens in a document, EOS included.
+        batching: blocks (consecutive blocks, in which each token is a target once per epoch), crops
+            (equally many blocks at random positions in training, as in nanoGPT, and consecutive
+            blocks in evaluation) or documents (each example is one document, and a batch holds
+            documents of similar length).
+        eval_context: Number of tokens at the beginning of a validation or test block that repeat
+            the end of the previous block, as inputs without a target.
         options: Arguments of `DocumentDataModule`.
 
     Raises:
@@ -207,7 +229,13 @@ class CausalTextData(DocumentDataModule):
         self.eval_context = eval_context
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
-        """Return the dataset of the split `name`: blocks, crops or documents."""
+        """Encode one split, and return its dataset of blocks, crops (training only) or documents.
+
+        Args:
+            name: Name of the split: "train", "val" or "test".
+            raw: Documents of the split.
+            tokenizer: Tokenizer of the text.
+        """
         documents = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))
         shuffle = name == "train"
         if self.batching == "documents":

@@ -10,12 +10,14 @@ from fourfold.text_files import resolve
 
 
 class GlueTask(NamedTuple):
-    """Columns and classes of a GLUE task.
+    """Columns and classes of the files of one GLUE task.
 
     Args:
-        text: Columns of the one or two sentences; a number counts from 0 in a table without header.
-        label: Column of the class or score.
-        classes: Labels in the order of GLUE's class numbers; empty for a regression.
+        text: Column of the sentence, or the two columns of a sentence pair: names in the header, or
+            numbers from 0 in files without a header.
+        label: Column of the class or of the score, as a name or a number.
+        classes: Class names in the files, in the order of GLUE's class numbers; empty if the task
+            is a regression.
     """
 
     text: tuple[str | int, ...]
@@ -47,12 +49,13 @@ class GlueData(SequenceData):
     dev.tsv.
 
     Args:
-        task: Name of the task.
+        task: Name of the task, such as "SST-2".
         folder: Folder with `TASK/train.tsv` and `TASK/dev.tsv`, plain or .gz; also looked up under
             $FOURFOLD_DATA.
-        dev: Name without suffix of the file for validation and test; by default dev, or dev_matched
-            for MNLI, which also has dev_mismatched.
-        options: Arguments of `SequenceData`.
+        dev: Name without suffix of the file for validation and test, such as "dev_mismatched" of
+            MNLI; None means "dev_matched" for MNLI and "dev" for the other tasks.
+        options: Arguments of `LabelledDataModule`, and `train_rows` and `n_separators` of
+            `SequenceData`.
 
     Raises:
         InputError: If the task is unknown; otherwise as `SequenceData`.
@@ -82,7 +85,7 @@ class GlueData(SequenceData):
         )
 
     def _read_split(self, names: list[str]) -> TextTable:
-        """Read one file, or its compressed copy beside it."""
+        """Read the file `names[0]`, or its copy with the suffix .gz if this copy exists."""
         try:
             resolve(names[0] + ".gz")
         except InputError:

@@ -1,6 +1,6 @@
-"""MaskedTextData: DataModule for masked language modelling, with datasets of rows and of pairs.
+"""MaskedTextData: DataModule for masked LMs, with datasets of packed sentences and of pairs.
 
-Shapes: B rows, T tokens.
+Shapes: B sequences, T tokens of the longest sequence.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,18 @@ _PAIR_STREAM = 4  # stream of the counter-based random numbers; Masking uses 1 t
 def pack_sentences(
     sentences: Sentences, max_len: int, bos_id: int, eos_id: int, *, cross_documents: bool
 ) -> RaggedArray:
-    """Pack whole sentences into rows: FULL-SENTENCES or DOC-SENTENCES (Liu et al. 2019, 4.2).
+    """Pack whole sentences into sequences from BOS to EOS (Liu et al. 2019, section 4.2).
 
     Args:
         sentences: Encoded sentences of all documents.
-        max_len: Maximum tokens of a row, BOS and EOS included.
-        bos_id: Id of the first token of a row.
-        eos_id: Id of the last token of a row, and of the token between documents of a row.
-        cross_documents: Rows may contain sentences of several documents.
+        max_len: Maximum number of tokens of a sequence, BOS and EOS included.
+        bos_id: Id of the first token of a sequence.
+        eos_id: Id of the last token of a sequence, and of the token between two documents.
+        cross_documents: Let a sequence contain sentences of several documents (FULL-SENTENCES);
+            otherwise all sentences of a sequence are of one document (DOC-SENTENCES).
+
+    Returns:
+        Token ids of each sequence.
     """
     borders = sentences.pack(max_len - 2, cross_documents=cross_documents, separator_cost=1)
     firsts = np.concatenate([[0], borders])
@@ -58,13 +62,14 @@ def pack_sentences(
 
 @dataclass(eq=False)
 class MaskedRowDataset(BatchedDataset):
-    """Dataset of masked rows of text from BOS to EOS.
+    """Dataset of text sequences from BOS to EOS, whose tokens are masked when a batch is made.
 
     Args:
-        rows: Token ids, special tokens included.
-        masking: Masking of the rows.
-        order: Order of the batches.
-        block_cross_document_attention: Return the document of each token in the batches.
+        rows: Token ids of each sequence before masking, special tokens included.
+        masking: Function that selects the targets and masks them.
+        order: Division of the sequences into batches.
+        block_cross_document_attention: Put the document number of each token into the batches, so
+            that the model can prevent attention between documents.
     """
 
     rows: RaggedArray
@@ -87,16 +92,17 @@ def masked_batch(
     position: int,
     block_cross_document_attention: bool = False,
 ) -> MaskedBatch:
-    """Return a batch of masked rows of text.
+    """Mask tokens of padded sequences, and return the batch for masked language modelling.
 
     Args:
-        masking: Masking of the rows.
-        ids: (B, T) token ids, special tokens included.
+        masking: Function that selects the targets and masks them.
+        ids: (B, T) token ids before masking, special tokens and padding included.
         mask: (B, T) bool, True = real token.
-        rows: (B,) row numbers.
+        rows: (B,) numbers of the sequences in the split, from which the masks are computed.
         epoch: Number of the epoch.
-        position: Position of the batch in the epoch.
-        block_cross_document_attention: Return the number of each token's document in the batch; a
+        position: Number of batches of the epoch, over all ranks, that are trained once this batch
+            is trained.
+        block_cross_document_attention: Put the document number of each token into the batch; a
             document ends with EOS.
     """
     inputs, targets = masking(ids, rows, epoch)
@@ -117,24 +123,25 @@ def masked_batch(
 
 
 class SegmentPairDataset(BatchedDataset):
-    """Dataset of rows BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, A.2).
+    """Dataset of pairs BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, A.2).
 
-    A row is made from a chunk, which is several consecutive sentences of one document. In every
-    epoch the chunk is divided at another sentence into the segments A and B. With a probability of
-    one half, B is then replaced by consecutive sentences of another document that have at least as
-    many tokens. A chunk of a single sentence has no continuation, so its segment B is always
-    sampled from another document.
+    A pair is made from a chunk, which is several consecutive sentences of one document. A random
+    boundary between two sentences of the chunk divides the chunk into the segments A and B. With a
+    probability of one half, B is then replaced by consecutive sentences of another document that
+    have at least as many tokens, unless that document ends earlier. A chunk of a single sentence
+    has no continuation, so its segment B is always sampled from another document.
 
-    A chunk may exceed the length of a row, as in BERT's own code. Otherwise rows whose B follows A
-    would be shorter and end with a sentence, and the model could infer the label from the length.
+    As in BERT's own code, the last sentence of a chunk may exceed the maximum length, to which the
+    pair is then truncated. Otherwise pairs whose B follows A would be shorter and end with a whole
+    sentence, and the model could infer the label from the length.
 
     Args:
         sentences: Encoded sentences of all documents.
-        max_len: Maximum tokens of a row, special tokens included.
-        masking: Masking of the rows.
-        single: Each segment is a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
-            otherwise a chunk has as many sentences as a row holds.
-        order: Arguments of `LengthBucketedOrder`.
+        max_len: Maximum number of tokens of a pair, special tokens included.
+        masking: Function that selects the targets and masks them.
+        single: Make each segment a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
+            otherwise a chunk has as many sentences as are needed to reach the maximum length.
+        order: Keyword arguments of `LengthBucketedOrder`: bounds, `seed` and `shuffle`.
 
     Raises:
         InputError: If there are fewer than two documents.
@@ -190,7 +197,15 @@ class SegmentPairDataset(BatchedDataset):
         )
 
     def _pair(self, row: int, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Return segments A and B of a chunk, and True if B follows A; `random` is (4,) uniform."""
+        """Make the segments of one pair.
+
+        Args:
+            row: Number of the chunk.
+            random: (4,) random numbers in [0, 1) for the choices.
+
+        Returns:
+            Token ids of A, token ids of B, and True if B follows A in the document.
+        """
         begin = self.chunks[row]
         end = self.chunks[row + 1]
         n_sentences = end - begin
@@ -213,7 +228,17 @@ class SegmentPairDataset(BatchedDataset):
     def _sample_elsewhere(
         self, document: int, n_tokens: int, random: np.ndarray
     ) -> tuple[int, int]:
-        """Sample consecutive sentences [start, stop) of another document with `n_tokens` tokens."""
+        """Sample consecutive sentences of another document.
+
+        Args:
+            document: Number of the document that is not sampled.
+            n_tokens: Number of tokens to reach, unless the sampled document ends earlier; ignored
+                if each segment is a single sentence.
+            random: (2,) random numbers in [0, 1) for the choices.
+
+        Returns:
+            Index of the first sentence, and index after the last sentence.
+        """
         other = int(random[0] * (len(self.documents) - 2))
         other += other >= document
         first = int(self.documents[other])
@@ -233,17 +258,21 @@ MIN_LEN = 5  # BOS, EOS, a token of each segment, EOS
 class MaskedTextData(DocumentDataModule):
     """DataModule for masked language models.
 
-    Validation and test use the same masks in every epoch, so that their losses can be compared.
+    Validation and test use the same masks each time, so that the losses of different epochs can be
+    compared.
 
     Args:
         source: builtin (Python's documentation, no network), files or hub.
-        sentences: End of a sentence: the end of a line, or punctuation.
-        max_len: Maximum tokens of a row, special tokens included.
-        layout: full_sentences (rows of whole sentences that may cross documents, RoBERTa),
-            doc_sentences (rows of one document), segment_pairs (two segments with a next-sentence
-            label, BERT), sentence_pairs (two single sentences with that label) or documents (one
-            per row). A sentence that is too long for a row is divided.
-        masking: Options of masking.
+        sentences: Boundary between sentences: line (the end of a line) or punctuation (an empty
+            line, or white space after a full stop, question mark or exclamation mark).
+        max_len: Maximum number of tokens of a sequence, special tokens included.
+        layout: Content of a sequence: full_sentences (whole sentences, possibly of several
+            documents, as in RoBERTa), doc_sentences (whole sentences of one document),
+            segment_pairs (two segments of several sentences with a next-sentence label, as in
+            BERT), sentence_pairs (two single sentences with a next-sentence label) or documents
+            (one document). A sentence longer than a sequence is divided, except in layout
+            documents.
+        masking: Options for the selection and replacement of tokens.
         options: Arguments of `DocumentDataModule`.
 
     Raises:

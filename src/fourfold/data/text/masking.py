@@ -1,6 +1,6 @@
-"""Masking of tokens for masked language models (Devlin et al. 2019, section 3.1).
+"""Masking of tokens for masked language models, and its options (Devlin et al. 2019, section 3.1).
 
-Shapes: B rows, T tokens.
+Shapes: B sequences, T tokens.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,16 @@ class MaskingConfig:
     """Options of masking, named as in transformers' `DataCollatorForLanguageModeling` and BERT.
 
     Args:
-        mlm_probability: Fraction of the tokens of a row that are targets.
-        whole_words: Select whole words instead of tokens, up to the same fraction of tokens.
-        dupe_factor: Number of different masks of a row, which the epochs use in turn (static
+        mlm_probability: Fraction of the tokens of a sequence, special tokens excluded, that are
+            targets.
+        whole_words: Select whole words instead of single tokens; `mlm_probability` remains a
+            fraction of the tokens.
+        dupe_factor: Number of different masks of a sequence, which the epochs use in turn (static
             masking; BERT duplicated its data ten times). 0 samples new masks in every epoch
             (dynamic masking, Liu et al. 2019).
-        mask_replace_prob: Fraction of the targets that are replaced by the mask token.
-        random_replace_prob: Fraction of the targets that are replaced by a random token; the others
-            keep their token.
+        mask_replace_prob: Fraction of the targets that the mask token replaces in the input.
+        random_replace_prob: Fraction of the targets that a random token replaces in the input; all
+            remaining targets keep their token.
     """
 
     mlm_probability: float = 0.15
@@ -44,18 +46,18 @@ class MaskingConfig:
 class Masking:
     """Random selection of targets, and replacement of tokens, for masked language models.
 
-    A target is replaced by the mask token or by a random token, or keeps its token. Special tokens
-    are never targets or replacements. The masks of a row depend only on seed, epoch and row number,
-    and not on the batch.
+    In the input, a target is replaced by the mask token or by a random token, or keeps its token.
+    Special tokens are never targets, and a random token is never special. The masks of a sequence
+    depend only on the seed, the epoch and the number of the sequence, and not on the batch.
 
     Args:
-        config: Options.
+        config: Options of masking.
         tokenizer: Tokenizer with a mask token.
         seed: Seed of the data.
 
     Raises:
-        InputError: If an option is out of range, or if the tokenizer has no mask token, or no token
-            that is not special.
+        InputError: If an option is out of range, if the tokenizer has no mask token, or if all
+            tokens of the tokenizer are special.
     """
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
@@ -81,17 +83,20 @@ class Masking:
             raise InputError("must have tokens that are not special", option="tokenizer")
 
     def mask_epoch(self, epoch: int) -> int:
-        """Return the number of the epoch whose masks are used in `epoch`, given `dupe_factor`."""
+        """Return the number of the epoch whose masks are used in `epoch`.
+
+        With static masking this number is `epoch` modulo `dupe_factor`, otherwise `epoch` itself.
+        """
         return epoch % self.config.dupe_factor if self.config.dupe_factor else epoch
 
     def __call__(
         self, ids: np.ndarray, rows: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mask a batch.
+        """Select the targets of a batch, and replace tokens in its input.
 
         Args:
             ids: (B, T) token ids, with special tokens and padding.
-            rows: (B,) row numbers.
+            rows: (B,) numbers of the sequences in the split.
             epoch: Number of the epoch.
 
         Returns:
@@ -116,19 +121,20 @@ class Masking:
 
 
 def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Select the first `fraction` of the allowed tokens of each row, in ascending `order`.
+    """Select a fraction of the allowed tokens of each sequence: those with the smallest `order`.
 
-    Tokens of equal order form a word and are selected together. The last word is selected if more
-    than half of its tokens fit. If exactly half of the tokens fit, a random bit decides, so that
-    the fraction is right on average. In each row at least one token is selected.
+    Tokens of a sequence with equal `order` form a word and are selected together. The last word is
+    selected if more than half of its tokens are within the fraction. If exactly half of its tokens
+    are, a random bit decides, so that the fraction is right on average. At least one token of each
+    sequence is selected.
 
     Args:
-        allowed: (B, T) bool.
+        allowed: (B, T) bool, False where a token must not be selected.
         order: (B, T) random numbers in [0, 1).
-        fraction: Fraction of the allowed tokens.
+        fraction: Fraction of the allowed tokens to select.
 
     Returns:
-        (B, T) bool.
+        (B, T) bool, True where a token is selected.
     """
     n_selected = np.maximum(1, np.round(allowed.sum(1) * fraction))[:, None]  # (B, 1)
     order = np.where(allowed, order, 2.0)  # after all allowed tokens

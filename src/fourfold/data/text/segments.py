@@ -1,6 +1,6 @@
-"""Rows of one or two text segments with special tokens: BOS A EOS, or BOS A EOS B EOS.
+"""Functions that join one or two texts with special tokens: BOS A EOS, or BOS A EOS B EOS.
 
-Shapes: B rows, T tokens.
+Shapes: B sequences of a batch, T tokens.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,33 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 def n_special_tokens(n_texts: int, n_separators: int) -> int:
-    """Return the number of special tokens that `join_segments` adds to a row of `n_texts` texts."""
+    """Return the number of special tokens of a sequence BOS A EOS or BOS A EOS B EOS.
+
+    Args:
+        n_texts: Number of texts in the sequence: 1 or 2.
+        n_separators: Number of EOS tokens between two texts.
+    """
     return 2 + n_separators * (n_texts - 1)
 
 
 def join_segments(
     columns: Sequence[RaggedArray], tokenizer: Tokenizer, max_len: int, n_separators: int
 ) -> tuple[RaggedArray, np.ndarray]:
-    """Return rows BOS A EOS of single texts, or rows BOS A EOS B EOS of pairs of texts.
+    """Join single texts to sequences BOS A EOS, or pairs of texts to sequences BOS A EOS B EOS.
 
-    Rows are truncated to `max_len` tokens, the longer text of a pair first, as in BERT's code.
+    Texts are truncated so that a sequence has at most `max_len` tokens, the longer text of a pair
+    first, as in BERT's code.
 
     Args:
-        columns: Token ids of the first texts, and of the second texts if there are pairs.
+        columns: One array with the token ids of single texts, or two arrays with those of the texts
+            A and of the texts B.
         tokenizer: Tokenizer with the special tokens.
-        max_len: Maximum tokens of a row, special tokens included.
+        max_len: Maximum number of tokens of a sequence, special tokens included.
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        The rows, and the number of tokens of segment A in each row, (rows,). BOS and the EOS
-        between A and B belong to segment A.
+        Token ids of each sequence, and number of tokens of its segment A, (sequences,). BOS and
+        every EOS before B belong to segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id
@@ -53,7 +60,7 @@ def segment_ids(first_lengths: np.ndarray, mask: Tensor) -> Tensor:
     """Return the segment of each token, (B, T) long: 0 for A and for padding, 1 for B.
 
     Args:
-        first_lengths: (B,) number of tokens of segment A, as `join_segments` returns it.
+        first_lengths: (B,) number of tokens of segment A in each sequence, special tokens included.
         mask: (B, T) bool, True = real token.
     """
     is_second = torch.arange(mask.shape[1]) >= torch.from_numpy(first_lengths)[:, None]

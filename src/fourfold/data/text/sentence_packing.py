@@ -1,4 +1,4 @@
-"""Sentences: division of documents into encoded sentences, packing of sentences into rows."""
+"""Sentences: division of documents into encoded sentences, and packing into sequences."""
 
 import re
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _BREAKS = {
 
 @dataclass(frozen=True)
 class Sentences:
-    """Encoded sentences of all documents, in order.
+    """Encoded sentences of all documents, in their order in the text.
 
     Args:
-        ids: Token ids, one row per sentence; no sentence is empty.
-        document: (sentences,) document of each sentence, numbered from 0 without gaps.
+        ids: Token ids of each sentence; no sentence is empty.
+        document: (sentences,) number of the document of each sentence, from 0 without gaps.
     """
 
     ids: RaggedArray
@@ -39,8 +39,10 @@ class Sentences:
         Args:
             texts: Texts of the documents.
             tokenizer: Tokenizer of the sentences.
-            sentence_break: End of a sentence: "line" or "punctuation".
-            limit: Maximum tokens of a sentence; a longer sentence is divided into several.
+            sentence_break: Boundary between sentences: "line" (the end of a line) or "punctuation"
+                (an empty line, or white space after a full stop, question or exclamation mark).
+            limit: Maximum number of tokens of a sentence; a longer sentence is divided into
+                several.
         """
         sentences: list[str] = []
         owners: list[int] = []
@@ -63,17 +65,17 @@ class Sentences:
     def pack(
         self, limit: int, *, cross_documents: bool, separator_cost: int = 0, overflow: bool = False
     ) -> np.ndarray:
-        """Pack whole sentences greedily into rows.
+        """Pack whole sentences greedily into sequences.
 
         Args:
-            limit: Maximum tokens of a row.
-            cross_documents: A row may extend into the next document.
-            separator_cost: Tokens that a boundary between documents takes.
-            overflow: The sentence that crosses the limit belongs to the row, which the caller then
-                truncates.
+            limit: Maximum number of tokens of a sequence.
+            cross_documents: Let a sequence contain sentences of several documents.
+            separator_cost: Number of tokens that the caller will insert between two documents.
+            overflow: Put the sentence that exceeds the limit into the sequence as well, which the
+                caller then truncates; otherwise that sentence begins the next sequence.
 
         Returns:
-            Indices of the sentences that begin a row, without the first sentence.
+            Indices of the sentences that begin a sequence, without index 0.
         """
         borders = []
         remaining = limit
@@ -91,10 +93,10 @@ class Sentences:
         return np.array(borders, np.int64)
 
     def pairs(self) -> np.ndarray:
-        """Return the indices of the sentences that begin a row, for rows of two sentences.
+        """Group the sentences of each document in pairs; return the index of each first sentence.
 
-        Both sentences of a row are of one document. If a document has an odd number of sentences,
-        its last sentence is a row by itself. As in `pack`, index 0 is left out.
+        If a document has an odd number of sentences, its last sentence is a group by itself, whose
+        index is returned, too. Index 0 is left out, as in `pack`.
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]
