@@ -57,14 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
-    """Run a command and return its exit code; an InputError is printed in one line.
+    """Run a command and return its exit code; invalid input is reported in one line on stderr.
 
-    All other exceptions keep their traceback. `--traceback` among the arguments, or the environment
-    variable FOURFOLD_DEBUG=1, prints the traceback of an InputError, too.
+    An InputError ends the command with code 2, a TrainingStopped with code 1, and both print their
+    message without a traceback. `--traceback` among the arguments, or the environment variable
+    FOURFOLD_DEBUG=1, prints the traceback, too. SystemExit, Ctrl-C and the end of the program that
+    reads the output also become exit codes. Any other exception is raised.
 
     Args:
         command: Function that takes the arguments and returns an exit code.
-        argv: The arguments.
+        argv: Command-line arguments without the program's name. `--traceback` is not passed on to
+            `command`.
     """
     arguments = [argument for argument in argv if argument != "--traceback"]
     shows_traceback = len(arguments) < len(argv) or os.environ.get("FOURFOLD_DEBUG") == "1"
@@ -116,7 +119,11 @@ def _run(argv: list[str]) -> int:
 
 
 def one_line_message(error: InputError) -> str:
-    """Return the message of an error on one line, shortened, without a data worker's traceback."""
+    """Return the message of an error as one line without a traceback, shortened if it is long.
+
+    The middle of a long word or message is left out. If a worker process of a DataLoader raised the
+    error, its message contains the traceback of that process, which is removed.
+    """
     text = str(error)
     if "Original Traceback" in text:
         text = text.rsplit("InputError: ", 1)[-1]

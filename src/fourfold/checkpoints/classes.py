@@ -1,7 +1,8 @@
-"""Classes named in checkpoints: models of fourfold, and classes that the user allows.
+"""Classes that a checkpoint names: lookup in fourfold, import of classes that the user allows.
 
-A checkpoint holds the name of a model class and the import path of a task class. Importing a module
-runs its code, so only classes of fourfold and those that the user names are imported.
+A checkpoint holds the name of a model class and the import path of a task class (LightningModule).
+Importing a module runs its code, so only classes of fourfold and those that the user names are
+imported.
 """
 
 import inspect
@@ -24,7 +25,11 @@ def class_path(cls: type[Any]) -> str:
 
 
 def model_name(cls: type[Any]) -> str:
-    """Return the name of a model class in a checkpoint; for a user's class the import path."""
+    """Return the name that a checkpoint stores for a model class.
+
+    The name of a model of fourfold is bare, such as `CausalLM`. The name of a user's class is its
+    import path.
+    """
     return cls.__name__ if getattr(models, cls.__name__, None) is cls else class_path(cls)
 
 
@@ -63,7 +68,7 @@ def find_user_class(path: str, classes: Classes, file: str | Path | None) -> typ
     Args:
         path: Import path in the checkpoint.
         classes: Classes that the user allows, or their import paths.
-        file: The checkpoint, for the message.
+        file: The checkpoint, for the error message.
 
     Raises:
         InputError: The user does not allow the class.
@@ -82,13 +87,15 @@ def find_user_class(path: str, classes: Classes, file: str | Path | None) -> typ
 def find_model_class(
     name: str, config: Mapping[str, Any], classes: Classes, file: str | Path | None
 ) -> tuple[type[Model], type[Any]]:
-    """Return the class of a model and of its config.
+    """Return the class of the model in a checkpoint, and the class of that model's config.
 
     Args:
-        name: Name in the checkpoint: bare for a model of fourfold, otherwise an import path.
-        config: Fields of the config.
-        classes: The user's classes that may be used, or their import paths.
-        file: The checkpoint, for the message.
+        name: Name of the model class in the checkpoint: bare for a model of fourfold, otherwise an
+            import path.
+        config: Fields of the model's config in the checkpoint. A `CompositeEncoderDecoder` has one
+            of two config classes, and the fields tell which.
+        classes: Model classes that the user allows, or their import paths.
+        file: The checkpoint, for the error message.
 
     Raises:
         InputError: There is no such model in fourfold, or the user does not allow the class.
@@ -106,10 +113,13 @@ def find_model_class(
 
 
 def config_class_of(model_class: type[Model]) -> type[Any]:
-    """Return the attribute `config_class` of a model class, or the type of the argument `config`.
+    """Return the class of the config that a model's constructor takes.
+
+    It is the attribute `config_class` of the model class if there is one, otherwise the type
+    annotation of the constructor's argument `config`.
 
     Raises:
-        InputError: The class has neither that attribute nor a type for that argument.
+        InputError: The class has neither that attribute nor that annotation.
     """
     declared = getattr(model_class, "config_class", None)
     if declared is None:

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint matches the task, the settings and the data that resume from it."""
+"""Checks that a checkpoint matches the task, settings and data that resume or evaluate it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,13 +13,13 @@ TRAINING_ONLY = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dro
 def check_same_task(
     saved: Mapping[str, Any], task_class: str, artifacts: Mapping[str, Any]
 ) -> None:
-    """Check the task, the tokenizer and the class names of a checkpoint against the current ones.
+    """Check that a checkpoint has the current task, tokenizer and class names.
 
     Args:
-        saved: Section `fourfold` of the checkpoint.
-        task_class: Import path of the task that reads the checkpoint.
-        artifacts: Artifacts of the current DataModule (plain values such as the tokenizer and class
-            names); empty for a DataModule without artifacts.
+        saved: Section `fourfold` of the checkpoint (see `checkpoints/format.py`).
+        task_class: Import path of the task (LightningModule) that reads the checkpoint.
+        artifacts: Values of the current DataModule that inference needs, such as the tokenizer and
+            the class names. If the mapping is empty, tokenizer and class names are not compared.
 
     Raises:
         InputError: The task, the tokenizer or the class names differ.
@@ -42,12 +42,12 @@ def check_same_settings(
     """Check that the settings in a checkpoint equal those of the task that reads the checkpoint.
 
     Some settings, such as the number of heads or the learning rate, can differ without a shape
-    mismatch in the state dict.
+    mismatch in the state dict. `init_from` and settings that the checkpoint lacks are not compared.
 
     Args:
         saved: Settings in the checkpoint: `config` of the model, and the arguments of the task's
-            constructor.
-        current: Settings of the task that reads the checkpoint.
+            constructor by name.
+        current: The same settings of the task that reads the checkpoint.
         training: True if a training resumes. An evaluation compares only settings that change the
             output of the model.
 

@@ -1,4 +1,4 @@
-"""Checkpoint files on disk: search, reading without running code in a file, test for corruption."""
+"""Checkpoint files on disk: search in a run directory, safe reading, and test for corruption."""
 
 import os
 import pickle
@@ -20,9 +20,10 @@ CORRUPTION_ERRORS = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
 
 
 def find_checkpoint(run: Path) -> Path:
-    """Return the preferred checkpoint of a run directory: best, else average, else last.
+    """Return the preferred checkpoint of a run directory: best, else average, else last.ckpt.
 
-    A run directory holds the config, the logs and the checkpoints of one training.
+    Args:
+        run: Run directory, which holds the config, the logs and the checkpoints of one training.
 
     Raises:
         InputError: The run directory has no checkpoint.
@@ -44,7 +45,9 @@ def find_checkpoint(run: Path) -> Path:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Read the dictionary in a file of `torch.save` to the CPU, without running code in the file.
+    """Read the dictionary that `torch.save` wrote to a file, without running code in the file.
+
+    Tensors are placed on the CPU. Checksums are verified.
 
     Raises:
         InputError: The file does not exist, is corrupted, or does not hold a dictionary.
@@ -74,7 +77,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return True if all checksums in a checkpoint file are right."""
+    """Return True if a checkpoint file exists and is not truncated, and its checksums are right."""
     try:
         return _corrupted_member(path) is None
     except CORRUPTION_ERRORS:
@@ -82,6 +85,9 @@ def is_complete(path: Path) -> bool:
 
 
 def _corrupted_member(path: Path) -> str | None:
-    """Return the first member of an archive whose checksum is wrong, which `torch.load` ignores."""
+    """Return the name of the first file in a zip archive whose checksum is wrong, or None.
+
+    `torch.load` does not verify checksums.
+    """
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()

@@ -1,12 +1,15 @@
-"""Format of a checkpoint's `fourfold` section: content, checks, and dataclasses as plain values.
+"""Section `fourfold` of a checkpoint: its format, its checks, and configs built from its values.
+
+A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourfold`:
 
     {"version": 2,
      "model": {"class": "CausalLM", "config": {...}},
      "task": {"class": "fourfold.tasks.causal_lm.CausalLanguageModeling", "init_args": {...}},
      "data": {"tokenizer": "...", "class_names": [...], ...}}
 
-The weights are in `state_dict`, with names that begin with "model.". All values are plain, so that
-the file can be read with `weights_only=True`.
+`data` holds the artifacts of the DataModule: the values that inference needs, such as the tokenizer
+and the class names. The weights are in `state_dict`, with names that begin with "model.". All
+values are plain, so that the file can be read with `weights_only=True`.
 """
 
 import inspect
@@ -60,7 +63,7 @@ TASK_SECTIONS = {
 
 @contextmanager
 def in_checkpoint(path: str | Path) -> Iterator[None]:
-    """Name the checkpoint file in every InputError that its content causes."""
+    """Return a context manager that adds the checkpoint's path to every InputError of its block."""
     try:
         yield
     except InputError as error:
@@ -68,11 +71,11 @@ def in_checkpoint(path: str | Path) -> Iterator[None]:
 
 
 def check_version(saved: Any, path: str | Path | None) -> None:
-    """Check that this version of fourfold wrote a checkpoint or a directory.
+    """Check that a checkpoint, or a directory of `fourfold.save`, has the current format version.
 
     Args:
         saved: Section `fourfold` of a checkpoint, or the content of fourfold.json; None if missing.
-        path: The file, for the message.
+        path: The file, for the error message; None if it is not known.
 
     Raises:
         InputError: Another program or another version of fourfold wrote the file.
@@ -94,6 +97,10 @@ def check_version(saved: Any, path: str | Path | None) -> None:
 
 def check_content(content: Mapping[str, Any], path: str | Path) -> None:
     """Check the version of a checkpoint, its sections, and the types of their values.
+
+    Args:
+        content: Content of the checkpoint file.
+        path: The file, for the error message.
 
     Raises:
         InputError: The file is of another program or version, or a value is missing or has the
@@ -119,7 +126,10 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def check_training(content: Mapping[str, Any]) -> None:
-    """Check the state of training: progress of the loops, and states of the optimizers.
+    """Check the types of a checkpoint's loop progress (`loops`) and optimizer states.
+
+    Args:
+        content: Content of the checkpoint file. An imported checkpoint has neither of the two.
 
     Raises:
         InputError: A value is missing or has the wrong type.
@@ -139,7 +149,14 @@ def check_training(content: Mapping[str, Any]) -> None:
 
 
 def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:
-    """Check the arguments of a task's constructor before the constructor is called.
+    """Check a task's constructor arguments from a checkpoint, before the constructor is called.
+
+    The types of `optimizer`, `schedule` and `tuning` are not checked here, but when their
+    dataclasses are built.
+
+    Args:
+        task_class: Class of the task.
+        init_args: Arguments by name, as plain values and without the model's config.
 
     Raises:
         InputError: An argument is unknown or has the wrong type.
@@ -153,10 +170,10 @@ def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None
 
 
 def init_annotations(task_class: type[Any]) -> dict[str, Any]:
-    """Return the types of a task's constructor arguments without the config, by argument name.
+    """Return the type annotations of a task's constructor arguments, by argument name.
 
-    The arguments of all base classes are included, since a user's constructor may accept them as
-    keyword arguments or set them itself.
+    `self` and the model's `config` are left out. The arguments of all base classes are included,
+    since a user's constructor may accept them as keyword arguments or set them itself.
     """
     annotations: dict[str, Any] = {}
     for base in reversed(task_class.__mro__):
@@ -168,7 +185,14 @@ def init_annotations(task_class: type[Any]) -> dict[str, Any]:
 
 
 def config_from_dict(config_class: Any, values: Any) -> Any:
-    """Build the config of a trained model, in which every size must be given.
+    """Build the config of a trained model from a dictionary, and check that its sizes are given.
+
+    `vocab_size` and `n_classes` may be None before a training, whose data determine them. The
+    config of a trained model must contain both, if its class has such fields.
+
+    Args:
+        config_class: Class of the config.
+        values: Fields of the config, as `asdict` returned them.
 
     Raises:
         InputError: A value is invalid, or a size is missing.
@@ -179,7 +203,11 @@ def config_from_dict(config_class: Any, values: Any) -> Any:
 
 
 def dataclass_from_dict(cls: Any, values: Any) -> Any:
-    """Build a dataclass, and the dataclasses in it, from the values that `asdict` returned.
+    """Build a dataclass, and the dataclasses nested in it, from a dictionary.
+
+    Args:
+        cls: Class of the outer dataclass.
+        values: Fields by name, as `dataclasses.asdict` returned them.
 
     Raises:
         InputError: The values are not a mapping, or hold an unknown field or an invalid value.
@@ -210,5 +238,5 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> Any:
-    """Return a tuple as a list, since a file stores no tuples; any other value unchanged."""
+    """Return a tuple as a list, as JSON and YAML store it; return any other value unchanged."""
     return list(value) if isinstance(value, tuple) else value

@@ -21,7 +21,13 @@ InitFrom = str | dict[str, str] | None
 
 @lru_cache(maxsize=1)  # callers need the shape, the tokenizer and the weights, one after another
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
-    """Read the model at a path that `fourfold.load` accepts, possibly without a classifier.
+    """Read a model whose weights initialize another model; it may lack a classification head.
+
+    The last result is cached, since the callers need its shape, tokenizer and weights in turn.
+
+    Args:
+        path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.
+        classes: The user's model classes that the checkpoint may name, or their import paths.
 
     Raises:
         InputError: There is no such model; the file is corrupted; or the architecture is unknown.
@@ -36,14 +42,16 @@ def initialize_from(
     interpolation: str,
     classes: tuple[type[Any] | str, ...] = (),
 ) -> str:
-    """Copy the matching weights of one or two models into a model.
+    """Copy the matching weights of one or two source models into a model.
 
     Args:
         model: The model whose weights are overwritten.
-        init_from: A path, or paths by role: {"encoder": PATH, "decoder": PATH}.
+        init_from: Path of the source, or paths by role: {"encoder": PATH, "decoder": PATH}. None
+            copies nothing.
         tokenizer: Tokenizer of the data as JSON. If the source has another tokenizer, the
             embeddings of the tokens in both vocabularies are copied to the new ids.
-        interpolation: Resampling of a grid of position embeddings, a key of INTERPOLATIONS.
+        interpolation: Interpolation of position embeddings to another image size, a key of
+            `vit_positions.INTERPOLATIONS`.
         classes: The user's model classes that the sources may name, or their import paths. The
             class of `model` is always allowed.
 
@@ -109,11 +117,11 @@ def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor]
     Special tokens match by role (padding, begin, end, unknown, mask), other tokens by spelling.
 
     Args:
-        old: Tokenizer of the source as JSON.
-        new: Tokenizer of the data as JSON.
+        old: Tokenizer of the model whose embeddings are copied, as JSON.
+        new: Tokenizer of the data, as JSON.
 
     Returns:
-        Ids of the shared tokens in the old and in the new vocabulary, each (N,); None if one
+        Ids of the shared tokens in the old and in the new vocabulary, each (N,) int64; None if one
         tokenizer is missing or if both vocabularies are equal.
     """
     if old is None or new is None:

@@ -42,10 +42,10 @@ class SourceModel:
         path: The file or directory that was read.
         model: The model on the CPU, in fp32 and eval mode.
         tokenizer: The tokenizer as JSON; None if none is stored.
-        artifacts: Plain values of the DataModule in the checkpoint, such as class names.
-        defaults: Special tokens and options of generation.
-        foreign: Description of the model in the format of another library; None for a checkpoint
-            of fourfold.
+        artifacts: Plain values that inference needs, such as class names and image preprocessing.
+        defaults: Special tokens and options of beam search that are stored with the model.
+        foreign: The import from the format of another library, with notes for the user; None for a
+            checkpoint of fourfold.
     """
 
     path: Path
@@ -65,10 +65,10 @@ def load(
     """Load a model in eval mode, with its weights, config and tokenizer.
 
     Args:
-        path: A checkpoint file (`.ckpt`); a run directory, whose best checkpoint is taken, else the
-            average of checkpoints or the last checkpoint; a directory written by `fourfold.save`;
-            a Hugging Face directory of transformers or timm; a file of weights of timm, nanoGPT or
-            minGPT; or the name of a model on the Hugging Face Hub, `owner/name`.
+        path: A checkpoint file (`.ckpt`); a run directory, of which best.ckpt is taken, else
+            average.ckpt, else last.ckpt; a directory written by `fourfold.save`; a Hugging Face
+            directory of transformers or timm; a file of weights of timm, nanoGPT or minGPT; or the
+            name of a model on the Hugging Face Hub, `owner/name`.
         device: Device of the model; the CPU by default.
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
             default.
@@ -77,8 +77,8 @@ def load(
     Returns:
         The model, with the attributes `config`; `tokenizer` (None if none is stored);
         `generation_defaults` (special tokens that `fourfold.generate` and `fourfold.beam_search`
-        use, and options of beam search that the commands use); and `artifacts` (values of the
-        DataModule, such as `class_names`).
+        use, and options of beam search that the commands use); and `artifacts` (other values that
+        inference needs, such as `class_names`).
 
     Raises:
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
@@ -111,7 +111,10 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
-    """Return the defaults, with missing special tokens from the config and the tokenizer."""
+    """Return generation defaults in which special tokens that are None come from the tokenizer.
+
+    A `decoder_start_token_id` in the model's config always becomes `bos_id`.
+    """
     names = ("bos_id", "eos_id", "pad_id")
     missing = [name for name in names if getattr(defaults, name) is None]
     values = {name: getattr(model.tokenizer, name, None) for name in missing}
@@ -125,12 +128,14 @@ def read_model(
     """Read a model in any format that `load` accepts.
 
     Args:
-        path: See `load`.
-        classes: See `load`.
-        allow_missing_head: Accept an image model of another library whose file has no classifier.
+        path: A path, or a name on the Hugging Face Hub, that `load` accepts.
+        classes: The user's model classes that the checkpoint may name, or their import paths.
+        allow_missing_head: Accept an image model of another library whose file has no
+            classification head.
 
     Raises:
-        InputError: See `load`.
+        InputError: There is no such model; the file is corrupted; the architecture is unknown; or
+            the checkpoint names a class that the user does not allow.
     """
     located = directory.resolve_path(path)
     if (located / native_directory.DESCRIPTION).is_file():
@@ -152,12 +157,12 @@ def read_model(
 def model_from_checkpoint(
     content: Mapping[str, Any], path: Path, classes: Classes = ()
 ) -> SourceModel:
-    """Build the model in the content of a checkpoint, and merge its low-rank updates (LoRA).
+    """Build the model in the content of a checkpoint, with low-rank updates (LoRA) merged into it.
 
     Args:
-        content: Content of the file.
-        path: The file, for messages.
-        classes: See `load`.
+        content: Content of the checkpoint file.
+        path: The file, for error messages.
+        classes: The user's model classes that the checkpoint may name, or their import paths.
 
     Raises:
         InputError: The content or the config is not valid; the class of the model is unknown or not
@@ -191,7 +196,7 @@ def model_from_checkpoint(
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
-    """Build a model with initial weights.
+    """Build a model with initial weights from an instance of its config class.
 
     Raises:
         InputError: The machine has too little memory for the weights.
@@ -211,8 +216,13 @@ def build_model(model_class: type[ModelT], config: Any) -> ModelT:
 def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> None:
     """Load a state dict into a module.
 
+    Args:
+        module: The module whose weights are overwritten.
+        state: The state dict, whose names must be exactly those of the module.
+        path: File of the state dict, for the error message.
+
     Raises:
-        InputError: Names or shapes in the file `path` do not match those of the module.
+        InputError: Names or shapes in the state dict do not match those of the module.
     """
     try:
         module.load_state_dict(state)
@@ -222,6 +232,12 @@ def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> Non
 
 def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None:
     """Check that the number of class names in a checkpoint is the model's number of classes.
+
+    Args:
+        config: Config of the model. Nothing is checked if it has no `n_classes`.
+        artifacts: The checkpoint's values for inference. Nothing is checked without the key
+            `class_names`.
+        path: The checkpoint, for the error message.
 
     Raises:
         InputError: The numbers differ.
@@ -238,12 +254,13 @@ def read_foreign(
     *,
     allow_missing_head: bool = False,
 ) -> SourceModel:
-    """Read the model of a Hugging Face directory or Hub name, or of a file of another library.
+    """Read a model in a format of another library: transformers, timm, nanoGPT or minGPT.
 
     Args:
-        path: The directory, the file or the name.
-        content: Content of the file, if it has been read.
-        allow_missing_head: See `read_model`.
+        path: A directory of transformers or timm, a file of weights, or the name of a model on the
+            Hugging Face Hub.
+        content: Content of the file, if it has been read already; None reads the file.
+        allow_missing_head: Accept an image model whose file has no classification head.
 
     Raises:
         InputError: There is no such model; the file is corrupted; or the architecture is unknown.
@@ -265,7 +282,7 @@ def read_foreign(
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """Read one file of weights, in safetensors format or written by `torch.save`.
+    """Read the dictionary in a file of weights, a safetensors file or a file of `torch.save`.
 
     Raises:
         InputError: There is no such file, or the file is corrupted or does not hold weights.

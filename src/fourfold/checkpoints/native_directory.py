@@ -1,6 +1,7 @@
-"""Native directory format: fourfold.json, model.safetensors and tokenizer.json.
+"""fourfold's own directory format: `write` and `read` of fourfold.json and model.safetensors.
 
-`fourfold.save` writes it for models that transformers has no class for. fourfold.json holds
+`fourfold.save` writes this format for models that transformers has no class for. The tokenizer, if
+there is one, is in tokenizer.json. fourfold.json holds
 
     {"version": 2,
      "model": {"class": "ResNet", "config": {...}},
@@ -27,11 +28,14 @@ TOKENIZER = "tokenizer.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a native directory.
+    """Read a directory in fourfold's own format, as if it were a checkpoint of the same model.
+
+    Args:
+        path: The directory.
 
     Returns:
-        The content of a checkpoint with the same model. The special tokens and the options of
-        generation take the place of the task's arguments.
+        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. The special tokens
+        and the options of beam search take the place of the task's constructor arguments.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.
@@ -57,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(model: Any, path: Path) -> None:
-    """Write a model into an existing directory.
+    """Write a model into an existing directory, in fourfold's own format.
 
     Args:
         model: The model; `artifacts`, `tokenizer` and `generation_defaults` are written too, if it

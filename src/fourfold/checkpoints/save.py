@@ -1,4 +1,4 @@
-"""Saving of a model as a Hugging Face directory, or in the native directory format."""
+"""Saving of a model as a directory, in the format of transformers or in fourfold's own format."""
 
 import os
 import shutil
@@ -49,8 +49,13 @@ def save(model: Model, path: str | Path) -> None:
 def write_transformers(model: Any, folder: Path) -> str:
     """Write a model with its tokenizer and preprocessing into a Hugging Face directory.
 
+    Args:
+        model: The model; `tokenizer` and `artifacts` (values that inference needs, such as class
+            names) are written too, if it has them.
+        folder: An existing directory.
+
     Returns:
-        Name of the class in transformers, and remarks on differences.
+        Name of the class in transformers, followed by a note if that class uses another `norm_eps`.
 
     Raises:
         InputError: transformers has no such architecture.
@@ -62,7 +67,7 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of tokenizer and preprocessing, and return the keys for config.json."""
+    """Write the files of tokenizer and image preprocessing, and return entries for config.json."""
     from fourfold.hub import preprocessing
     from fourfold.models.clip import CLIP
 
@@ -88,8 +93,9 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
 def staged_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory whose files are moved to `path` if no exception is raised.
 
-    A directory that does not exist appears at once with all its files. In an existing directory,
-    files of the same name are replaced one by one, the description of the model last.
+    A directory `path` that does not exist appears at once with all its files. In an existing
+    directory, files of the same name are replaced one by one. The description of the model,
+    config.json or fourfold.json, is replaced last, and that of the other format is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))

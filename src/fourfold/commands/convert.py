@@ -1,4 +1,4 @@
-"""`fourfold import` and `fourfold export`: convert models from and to transformers and timm."""
+"""`fourfold import` and `fourfold export`: conversion of models of transformers and timm."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +41,9 @@ def make_parser(command: str) -> OptionParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run `fourfold import` or `fourfold export`, print a report, and return the exit code.
+
+    Args:
+        argv: "import" or "export", and the arguments of that command.
 
     Raises:
         InputError: An argument or a file is invalid.

@@ -10,10 +10,13 @@ from fourfold.errors import InputError
 
 
 class OptionParser(ArgumentParser):
-    """`ArgumentParser` whose errors are InputErrors with the closest option name.
+    """`ArgumentParser` whose errors are InputErrors that suggest the closest option name.
 
-    Options are accepted with dashes and with underscores, and must be written out. The description
-    keeps its line breaks.
+    Options may be spelled with dashes or underscores, but not abbreviated. The description keeps
+    its line breaks.
+
+    Args:
+        **options: Arguments of `ArgumentParser`, such as `prog` and `description`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -33,7 +36,7 @@ class OptionParser(ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse options; `--max_new` is read as `--max-new` where only the latter is known."""
+        """Parse options as `ArgumentParser` does, and accept `--max_new` for `--max-new`."""
         return super().parse_known_args([self._canonical(arg) for arg in args], namespace)
 
     def _canonical(self, argument: str) -> str:
@@ -46,7 +49,7 @@ class OptionParser(ArgumentParser):
         return argument
 
     def error(self, message: str) -> NoReturn:
-        """Raise InputError with the message of argparse, and the closest name of an option."""
+        """Raise an InputError with argparse's message, and a suggestion for a misspelt option."""
         if match := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
             raise InputError(_predicate(match[2]), option=match[1])
         if match := re.match(r"the following arguments are required: (.*)", message):
@@ -60,7 +63,7 @@ class OptionParser(ArgumentParser):
 
 
 def _predicate(problem: str) -> str:
-    """Rewrite a problem that argparse reports as a predicate of the option."""
+    """Rewrite a message of argparse as the predicate of an InputError ("must be of type int")."""
     if match := re.match(r"invalid (\w+) value: (.*)", problem):
         return f"must be of type {match[1]}, got {match[2]}"
     if match := re.match(r"invalid choice: (.*) \(choose from (.*)\)", problem):

@@ -1,4 +1,4 @@
-"""Recipes of the package, the configs of trainings, and the command `fourfold recipes`.
+"""Recipes of the package (configs of trainings): lookup by name, and command `fourfold recipes`.
 
 A checkout keeps the recipes in the top-level folder `configs`, a wheel in `fourfold/recipes`. A
 name such as gpt2/tiny stands for the file gpt2/tiny.yaml in that folder.
@@ -32,7 +32,9 @@ def recipe_names() -> list[str]:
 def find_recipe(name: str) -> Path:
     """Return the config file that `--config NAME` means: an existing path, or a packaged recipe.
 
-    A packaged recipe may also be named by its path in a checkout, such as configs/gpt2/tiny.yaml.
+    Args:
+        name: Path of a file; name of a packaged recipe, such as gpt2/tiny; or the recipe's path in
+            a checkout, such as configs/gpt2/tiny.yaml.
 
     Raises:
         InputError: There is neither a file nor a recipe of that name.
@@ -54,7 +56,10 @@ def find_recipe(name: str) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the name and the first comment line of each recipe that matches a pattern.
+    """Print the name and the first comment line of each packaged recipe that matches a pattern.
+
+    Args:
+        argv: A part of a name, or a pattern such as 'gpt2/*'. An empty list means all recipes.
 
     Raises:
         InputError: No recipe matches.

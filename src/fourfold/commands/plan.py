@@ -1,6 +1,7 @@
 """`fourfold plan`: parameters, FLOPs and memory of a recipe, and a micro-batch that fits.
 
-A recipe is the config of a training.
+A recipe is the config of a training. Its global batch is the batch of one optimizer step, which
+several devices and several micro-batches per device can share.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,11 @@ IMAGE_TEXT_CONFIGS = (CLIPConfig, ImageToTextConfig)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the plan of a config, or of the config in the directory of an earlier run.
+    """Print parameters, FLOPs, memory and batch sizes of a training, computed from its config.
+
+    Args:
+        argv: Options of `fourfold fit`, or `--run_dir` for the config of an earlier run; and the
+            options `--devices`, `--memory` and `--length` of `fourfold plan`.
 
     Raises:
         InputError: The config is invalid, or no micro-batch fits into the memory.
@@ -60,14 +65,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
-    """Return options of `fourfold fit` that split the global batch over the devices in `argv`.
+    """Return options of `fourfold fit` that divide a recipe's batch among the devices in `argv`.
+
+    The batch of an optimizer step, the global batch, stays that of the recipe on one device.
 
     Args:
-        argv: Options of `fit`.
+        argv: Options of `fit`, among them `--trainer.devices`.
         memory: Memory of one device in GiB; None means that every micro-batch fits.
 
     Returns:
-        Values of options by key; no options if the config keeps the global batch already.
+        Values of options by key, such as trainer.accumulate_grad_batches. The dict is empty if
+        there is one device, on which the recipe's own micro-batch fits.
 
     Raises:
         InputError: No micro-batch fits, or the model has batch norms and the micro-batch would be
@@ -100,11 +108,12 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
 
 
 def row_length(recipe: Recipe, length: int | None) -> int:
-    """Return the number of tokens in a row of data: an image, a sentence or a block of text.
+    """Return the number of tokens of a training example: an image, a sentence or a block of text.
 
     Args:
         recipe: The recipe.
-        length: Value of `--length` in tokens; None takes the length of the rows of the data.
+        length: Value of `--length` in tokens. None takes the length in the config, or 25 tokens for
+            each sentence of a pair.
 
     Raises:
         InputError: The model is no transformer or LSTM, or `length` is given for images.
@@ -127,13 +136,13 @@ def row_length(recipe: Recipe, length: int | None) -> int:
 
 
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
-    """Estimate the memory in bytes that a micro-batch takes on each device.
+    """Estimate the memory in bytes that training with a micro-batch takes on each device.
 
     Args:
         recipe: The recipe.
-        length: Tokens of a row.
-        batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in rows.
-        devices: Number of devices.
+        length: Tokens of a training example.
+        batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples.
+        devices: Number of devices; with more than one, DDP's copy of the gradients is counted.
     """
     tokens = batch if recipe.counts_tokens else batch * length
     source = tokens if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else 0
@@ -152,7 +161,10 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
 
 
 def _compute_lines(recipe: Recipe, length: int) -> list[str]:
-    """Describe the FLOPs of a forward pass, of an optimizer step and of the whole training."""
+    """Return lines with the FLOPs of a forward pass, an optimizer step and the whole training.
+
+    `length` is the number of tokens of a training example.
+    """
     config = recipe.config
     is_image = isinstance(config, ViTConfig)
     tokens = None if is_image else length
@@ -184,7 +196,14 @@ def _row_description(config: TransformerConfig, length: int) -> str:
 
 
 def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
-    """Describe memory, micro-batch and gradient accumulation, with the options to set them."""
+    """Return lines with memory, micro-batch and gradient accumulation, and the options to set them.
+
+    Args:
+        recipe: The recipe.
+        length: Tokens of a training example.
+        devices: Number of devices on all nodes.
+        memory: Memory of one device in GiB; None means unlimited.
+    """
     total = recipe.global_batch
     if devices % recipe.nodes:
         raise InputError(
@@ -220,6 +239,12 @@ def _split(
 ) -> tuple[int, int]:
     """Return the size of the micro-batch and the accumulation that keep the global batch.
 
+    Args:
+        recipe: The recipe.
+        devices: Number of devices on all nodes.
+        memory: Memory of one device in GiB; None means unlimited.
+        length: Tokens of a training example; None if the memory is unlimited.
+
     Raises:
         InputError: No micro-batch fits.
     """
@@ -240,7 +265,14 @@ def _line(name: str, value: str) -> str:
 
 
 def _table(title: str, form: str, unit: float, parts: CostBreakdown | Memory) -> list[str]:
-    """Return lines for the total and for each part, divided by `unit` and formatted by `form`."""
+    """Return aligned lines of text: the total of a quantity, and below it each of its parts.
+
+    Args:
+        title: Name of the total.
+        form: Format of a number, such as "{:,.3f} G".
+        unit: Number that the values are divided by, such as 1e9.
+        parts: The quantity: parameters, FLOPs or bytes, by parts of the model or of the memory.
+    """
     values = {title: parts.total}
     values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}
     return [_line(name, form.format(value / unit)) for name, value in values.items()]

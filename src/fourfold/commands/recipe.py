@@ -26,9 +26,9 @@ from fourfold.models.analysis.flops import parameters
 from fourfold.tasks import Task
 from fourfold.tasks.training.total_steps import count_steps
 
-# Arguments of DataModules that bound a batch, and whether they count padded tokens or rows.
+# Arguments of DataModules that bound a batch: True if they count padded tokens, False for examples.
 BATCH_KEYS = {"max_tokens": True, "batch_size": False}
-# Arguments of DataModules that give the length of a row in tokens.
+# Arguments of DataModules that give the length of an example in tokens.
 LENGTH_KEYS = ("block_size", "max_len")
 # Lightning's default of `max_epochs` if neither epochs nor steps are given.
 DEFAULT_MAX_EPOCHS = 1000
@@ -59,17 +59,17 @@ class Recipe:
 
     @property
     def counts_tokens(self) -> bool:
-        """True if a batch is bounded by its tokens, False if it is bounded by its rows."""
+        """True if a batch is bounded by its tokens, False if it is bounded by its examples."""
         return BATCH_KEYS[self.batch_key]
 
     @property
     def batch(self) -> int:
-        """Rows or tokens of a micro-batch in the config."""
+        """Size of a micro-batch in the config: tokens if `counts_tokens`, otherwise examples."""
         return int(self.arguments[self.batch_key])
 
     @property
     def global_batch(self) -> int:
-        """Rows or tokens of an optimizer step if the recipe is run on one device."""
+        """Size of the batch of an optimizer step on one device, in the unit of `batch`."""
         return self.batch * self.accumulation
 
     @property
@@ -84,7 +84,10 @@ class Recipe:
 
     @property
     def length(self) -> int | None:
-        """Number of tokens in a full row of text; None if rows are sentences or images."""
+        """Maximum number of tokens of a training example, an argument of the DataModule.
+
+        None for images, and for sentence pairs in batches that are bounded by tokens.
+        """
         if self.counts_tokens:
             return None
         return next((int(self.arguments[k]) for k in LENGTH_KEYS if k in self.arguments), None)
@@ -96,7 +99,7 @@ class Recipe:
 
     @property
     def devices(self) -> int:
-        """Number of processes on all nodes; "auto" and -1 count as one process per node.
+        """Number of devices on all nodes; "auto" and -1 count as one device per node.
 
         Raises:
             InputError: `trainer.devices` is not a number of devices.
@@ -105,7 +108,7 @@ class Recipe:
 
     @property
     def precision(self) -> str:
-        """Canonical name of `trainer.precision`.
+        """Name of `trainer.precision` as in `PRECISIONS`, such as "bf16-mixed" for "bf16".
 
         Raises:
             InputError: The precision is unknown.
@@ -131,7 +134,7 @@ class Recipe:
 
 
 def make_parser(prog: str) -> Parser:
-    """Return a parser of the keys of `fourfold fit`, for a program called `prog`."""
+    """Return a parser of all options of `fourfold fit`, for a program called `prog`."""
     import_all_classes()
     parser = Parser(prog=prog)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; several are merged.")
@@ -147,7 +150,11 @@ def make_parser(prog: str) -> Parser:
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> Any:
-    """Parse arguments as `fourfold fit` does, and return the config.
+    """Parse options as `fourfold fit` does, and return the config.
+
+    Args:
+        parser: Parser that `make_parser` returned.
+        arguments: Options of `fit`, and options that were added to the parser.
 
     Raises:
         InputError: An argument or a config file is invalid; the error has a file and a line if the
@@ -167,9 +174,13 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
 def read_recipe(parser: Parser, config: Any) -> Recipe:
     """Build the task and the DataModule of a parsed config, and return the recipe.
 
+    Args:
+        parser: Parser that parsed the config.
+        config: The config that `parse` returned; its section `trainer` is removed.
+
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are
-            missing, or neither tokens nor rows of a batch are given.
+            missing, or neither `max_tokens` nor `batch_size` of the DataModule is set.
     """
     trainer = config.pop("trainer")  # not instantiated: it would require the devices it names
     built = parser.instantiate(config)

@@ -22,7 +22,10 @@ is not finite."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the saved batch again, and print the first module with a non-finite output.
+    """Run the batch again that stopped a training, and print the module where an Inf or NaN begins.
+
+    Args:
+        argv: The file that the stopped training wrote, and options.
 
     Raises:
         InputError: The file was not written by a training that stopped.

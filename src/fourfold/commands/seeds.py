@@ -23,6 +23,12 @@ from fourfold.errors import InputError
 def main(argv: Sequence[str]) -> int:
     """Train and test with each seed, then print and write a summary of the metrics.
 
+    Args:
+        argv: `--run_dir`, `--seeds`, and options of `fourfold fit`.
+
+    Returns:
+        The exit code: 0, or the code of the first `fit` or `test` that failed or was stopped.
+
     Raises:
         InputError: An option is invalid, or a config file changed while the command ran.
     """
@@ -98,7 +104,9 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
         results: For each seed, the values of metrics by name.
 
     Returns:
-        For each name of a metric, a dict with the keys mean, std, best and seeds.
+        For each name of a metric, a dict with the keys mean, std, best and seeds. `best` is the
+        minimum for a metric such as a loss, otherwise the maximum. `seeds` is a dict of the values
+        by seed.
     """
     from fourfold.metrics import lower_is_better
 
@@ -120,7 +128,10 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (n - 1); nan for one value or a value not finite."""
+    """Return the sample standard deviation (n - 1), or NaN if it is not defined.
+
+    It is not defined for a single value, and if a value is infinite or NaN.
+    """
     # statistics.stdev raises AttributeError on infinities and NaN.
     is_defined = len(values) > 1 and all(map(math.isfinite, values))
     return statistics.stdev(values) if is_defined else math.nan

@@ -25,7 +25,7 @@ def run(
     environment: dict[str, str],
     limit: float | None = None,
 ) -> int:
-    """Run `fourfold COMMAND OPTIONS` and return its exit code.
+    """Run `fourfold COMMAND OPTIONS` in a subprocess and return its exit code.
 
     SIGTERM is forwarded to the subprocess, which saves a checkpoint and ends.
 
@@ -36,7 +36,8 @@ def run(
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
 
     Returns:
-        The exit code, or 128 plus the number of the signal that ended the subprocess.
+        The exit code; or 128 plus the number of the signal that ended the subprocess, or that this
+        process received.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []
@@ -58,7 +59,15 @@ def run(
 
 
 def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
-    """Return the exit code of a subprocess, which receives SIGTERM after `limit` seconds."""
+    """Wait for the end of a subprocess and return its exit code.
+
+    Args:
+        child: The subprocess.
+        limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
+
+    Returns:
+        The exit code, or 128 plus the number of the signal that ended the subprocess.
+    """
     try:
         code = child.wait(limit)
     except subprocess.TimeoutExpired:
@@ -73,7 +82,7 @@ def is_stop(code: int) -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """Return a phrase for messages that describes the exit code of a failed run."""
+    """Return a phrase for messages, such as "failed with exit code 2", for a run's exit code."""
     if code <= 128:
         return f"failed with exit code {code}"
     hint = ", possibly for lack of memory" if code - 128 == signal.SIGKILL else ""

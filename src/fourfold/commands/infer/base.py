@@ -19,7 +19,7 @@ class LineProcessor:
     """Base class that prepares single lines and runs the model on batches of prepared lines.
 
     Args:
-        task: Task that was loaded from a checkpoint.
+        task: Task (LightningModule) that was loaded from a checkpoint, on its final device.
         options: Parsed options of the command.
     """
 
@@ -41,7 +41,7 @@ class LineProcessor:
         raise NotImplementedError
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return one line of output for each item."""
+        """Run the model on a batch of prepared lines, and return one line of output for each."""
         raise NotImplementedError
 
 
@@ -77,12 +77,14 @@ class TextProcessor(LineProcessor):
             )
 
     def truncated_length(self, n_tokens: int) -> int:
-        """Return the number of tokens that remain of `n_tokens` after truncation.
+        """Return the length, special tokens included, to which a text is truncated.
 
-        Both numbers include special tokens. Only texts that are too long are truncated.
+        Args:
+            n_tokens: Length of the whole text, special tokens included. A text that fits into the
+                model keeps this length.
 
         Raises:
-            InputError: The model reads fewer tokens, and `--truncate` is not given.
+            InputError: The text is too long for the model, and `--truncate` is not given.
         """
         limit = self.max_len
         if limit is None or n_tokens <= limit:
@@ -95,19 +97,26 @@ class TextProcessor(LineProcessor):
         return int(limit)
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Return as many of the first `ids` as the model reads together with special tokens.
+        """Remove token ids at the end of a text that is too long for the model.
 
         Args:
-            ids: Token ids of a text.
-            n_special: Number of special tokens that will be added.
+            ids: Token ids of the text, without special tokens.
+            n_special: Number of special tokens that will be added, for which space is left.
 
         Raises:
-            InputError: As `truncated_length`.
+            InputError: The text is too long for the model, and `--truncate` is not given.
         """
         return ids[: self.truncated_length(len(ids) + n_special) - n_special]
 
     def pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return ids (B, T) padded on the right, and the mask (B, T), which is True for tokens."""
+        """Join the token ids of B lines in one tensor, padded on the right.
+
+        Args:
+            rows: Token ids of each line.
+
+        Returns:
+            Ids (B, T) int64, and a mask (B, T) bool that is True for real tokens.
+        """
         width = max(map(len, rows))
         pad_id = self.tokenizer.pad_id
         ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
@@ -115,13 +124,17 @@ class TextProcessor(LineProcessor):
         return ids.to(self.device), mask.to(self.device)
 
     def beam_search(self, ids: Tensor, mask: Tensor, **defaults: Any) -> Tensor:
-        """Search for the N best sequences (B, N, T) of each source or prompt (B, T).
+        """Search for the N best outputs of each line, where N is the value of `--n-best`.
 
         Args:
-            ids: Token ids (B, T).
-            mask: Mask (B, T), True for tokens.
+            ids: Token ids (B, T) of sentences to translate, or of prompts.
+            mask: Mask (B, T), True for real tokens.
             **defaults: Arguments of `fourfold.generation.beam_search`. The options --beam,
                 --length-penalty and --length-penalty-type replace these arguments if given.
+
+        Returns:
+            Token ids (B, N, length), the best output first. They begin with the first token of the
+            decoder, or with the prompt.
         """
         names = ("beam", "length_penalty", "length_penalty_type")
         given = {name: value for name in names if (value := vars(self.options)[name]) is not None}

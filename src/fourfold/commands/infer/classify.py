@@ -1,4 +1,4 @@
-"""`fourfold classify`: classes of image files, of sentences or pairs, and of words.
+"""Line processors of `fourfold classify`: for image files, for sentences or pairs, and for words.
 
 Shapes: B lines of a batch, T tokens, K classes, C channels, H height, W width.
 """
@@ -33,7 +33,7 @@ class ImageClassifier(LineProcessor):
         self.names: list[str] = task.artifacts["class_names"] or default_class_names(n_classes)
 
     def prepare(self, line: str) -> Item:
-        """Return the image (C, H, W) of the file whose path is `line`."""
+        """Return an item whose content is the path `line` and the image (C, H, W) in that file."""
         return Item((line, self.load(line)), 0)
 
     @torch.inference_mode()
@@ -46,9 +46,10 @@ class ImageClassifier(LineProcessor):
 
 
 class TextClassifier(TextProcessor):
-    """Line processor that classifies a sentence or a pair, encoded as in training.
+    """Line processor that classifies a sentence or a pair of sentences, encoded as in training.
 
-    A model with one output is a regression: its value is written instead of a class.
+    The sentences of a pair are separated by a tab. A model with one output is a regression: its
+    value is written instead of a class.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -57,10 +58,13 @@ class TextClassifier(TextProcessor):
         self.n_separators: int = task.artifacts.get("n_separators", 1)
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of a line and the number of tokens in its first segment.
+        """Return the token ids of a line, and the number of them in its first segment.
+
+        The first segment is the first sentence with the special tokens before and after it.
 
         Raises:
-            InputError: The line has too many tokens, or another number of texts than in training.
+            InputError: The line is too long and `--truncate` is not given, or the line has another
+                number of sentences than the examples in training.
         """
         texts = line.split("\t")
         wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
@@ -100,7 +104,11 @@ class WordTagger(TextProcessor):
     """
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of a line, and the position of the first token of each word."""
+        """Return the token ids of a line, and the position of the first token of each word.
+
+        Raises:
+            InputError: The line is too long for the model, and `--truncate` is not given.
+        """
         (words,) = self.tokenizer.encode_words([line.split()])
         ids = self.truncate([token for word in words for token in word], n_special=2)
         starts = accumulate(map(len, words[:-1]), initial=1)  # after the token CLS
@@ -121,9 +129,12 @@ class WordTagger(TextProcessor):
 
 
 def _format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
-    """Return the `top_k` most probable classes of each row of logits (B, K), with probabilities.
+    """Return a line of output for each input: its most probable classes, with probabilities.
 
-    Columns are separated by tabs.
+    Args:
+        logits: Logits (B, K).
+        names: Names of the K classes.
+        top_k: Number of classes in each line, separated by tabs; at most K are written.
     """
     best, classes = logits.float().softmax(-1).topk(min(top_k, logits.shape[-1]))
     return [

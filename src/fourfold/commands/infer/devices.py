@@ -1,4 +1,4 @@
-"""Devices and numeric precisions with which a checkpoint is used."""
+"""Choice of device and numeric precision for a loaded model, and its move to that device."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -33,7 +33,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
-    """Move a module to a device, and convert its weights to the data type of the precision.
+    """Move a module to a device, and convert its weights to the data type of a precision.
+
+    Args:
+        module: The module, changed in place.
+        device: The device.
+        precision: Name or short spelling of a precision, such as bf16-true. A mixed precision, such
+            as bf16-mixed, leaves the data type of the weights as it is.
 
     Raises:
         InputError: The precision is unknown, or the device is a CPU and computes in float16.
@@ -49,7 +55,15 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return a context that runs torch.autocast for a "-mixed" precision, or else does nothing."""
+    """Return torch.autocast for a mixed precision, or else a context manager that does nothing.
+
+    Args:
+        device: Device that the model is on.
+        precision: Name or short spelling of a precision, such as bf16-mixed.
+
+    Raises:
+        InputError: The precision is unknown.
+    """
     dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
     if dtypes.weights == dtypes.compute:
         return nullcontext()

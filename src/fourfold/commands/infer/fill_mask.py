@@ -1,4 +1,4 @@
-"""`fourfold fill`: replace [MASK] or <mask> in lines by the most probable tokens.
+"""Line processor of `fourfold fill`: [MASK] or <mask> replaced by the most probable tokens.
 
 Shapes: B lines of a batch, T tokens, D model width, V vocabulary, M masks in all lines of a batch.
 N is the number of alternatives, the value of `--top-k`.
@@ -35,7 +35,11 @@ class MaskFiller(TextProcessor):
         self.context = self.tokenizer.encode("a")[:1]
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of a line from CLS to SEP, and the line split at its masks."""
+        """Return the token ids of a line from CLS to SEP, and the line split at its masks.
+
+        Raises:
+            InputError: The line is too long for the model, and `--truncate` is not given.
+        """
         segments = MASK.split(line)  # text, mask, text, mask, ..., text
         ids: list[int] = []
         for text in segments[:-1:2]:  # the space before a mask belongs to the predicted token
@@ -62,12 +66,12 @@ class MaskFiller(TextProcessor):
     def fillings(
         self, segments: list[str], scores: list[list[float]], tokens: list[list[int]]
     ) -> list[str]:
-        """Return a line N times, with its masks filled by the N most probable combinations.
+        """Return a line N times, with its masks filled by the N most probable token combinations.
 
         Args:
-            segments: The line split at its masks.
-            scores: Log-probabilities of the N most probable tokens of each mask, sorted.
-            tokens: Ids of the N most probable tokens of each mask.
+            segments: The line split at its masks: text, mask, text, ..., mask, text.
+            scores: For each mask, log-probabilities of its N most probable tokens, highest first.
+            tokens: For each mask, the ids of those N tokens.
         """
         n_best = self.options.top_k
         best: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -86,7 +90,13 @@ class MaskFiller(TextProcessor):
         return [escape(self.join(segments, chosen)) for _, chosen in best]
 
     def join(self, segments: list[str], chosen: list[int]) -> str:
-        """Return the line with tokens in place of its masks; masks that were truncated remain."""
+        """Return a line with tokens in place of its masks.
+
+        Args:
+            segments: The line split at its masks: text, mask, text, ..., mask, text.
+            chosen: A token id for each mask that the model has read. Later masks, which truncation
+                removed from the model's input, remain in the line.
+        """
         text = segments[0]
         for number, (mask, after) in enumerate(zip(segments[1::2], segments[2::2], strict=True)):
             if number >= len(chosen):

@@ -1,4 +1,4 @@
-"""`fourfold generate`: continue prompts, greedily, by sampling or by beam search.
+"""Line processor of `fourfold generate`: prompts continued greedily, by sampling or beam search.
 
 Shapes: B lines of a batch, N continuations per line, T tokens of the longest prompt, t new tokens.
 """
@@ -31,7 +31,7 @@ class PromptContinuer(TextProcessor):
         self.copies: Counter[tuple[int, ...]] = Counter()
 
     def prepare(self, line: str) -> Item:
-        """Return the ids of the prompt and the maximum number of new tokens.
+        """Return the token ids of the prompt, and the maximum number of new tokens.
 
         Raises:
             InputError: The prompt is too long, and `--truncate` is not given.
@@ -66,7 +66,16 @@ class PromptContinuer(TextProcessor):
         ]
 
     def _generate(self, ids: Tensor, mask: Tensor, max_new: int) -> Tensor:
-        """Return prompts (B, T) with N continuations each (B, N, T + t)."""
+        """Continue prompts N times each, and return the prompts with their continuations.
+
+        Args:
+            ids: Token ids of the prompts (B, T).
+            mask: Mask (B, T), True for real tokens.
+            max_new: Maximum number of new tokens.
+
+        Returns:
+            Token ids (B, N, T + t).
+        """
         options = self.options
         if (options.beam or 1) > 1:
             return self.beam_search(ids, mask, max_len=max_new)

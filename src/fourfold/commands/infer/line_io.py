@@ -1,4 +1,4 @@
-"""Reading of lines from standard input, and their processing in batches of similar length."""
+"""Lines in and out of an inference command: UTF-8 input, answered in batches of similar length."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
@@ -54,11 +54,11 @@ def process(
 
     Args:
         lines: Lines of input.
-        prepare: Function from a line to an item.
-        run: Function from the items of a batch to their lines of output.
+        prepare: Function that returns the item of one line.
+        run: Function that returns the lines of output of a batch of items.
         out: Stream that the output is written to.
         batch_size: Maximum number of items in a batch.
-        chunk_size: Number of lines that are read and sorted by length at a time.
+        chunk_size: Number of lines that are read at a time and sorted by length into batches.
 
     Raises:
         InputError: `prepare` rejects a line; the error has the number of the line.

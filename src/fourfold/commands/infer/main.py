@@ -1,4 +1,4 @@
-"""`fourfold translate|generate|fill|classify`: their options, and processing of standard input.
+"""`fourfold translate|generate|fill|classify`: parsing of options, and the run over standard input.
 
 Options are parsed before torch is imported, so that `--help` and mistakes answer at once.
 """
@@ -79,10 +79,15 @@ def make_parser(command: str) -> OptionParser:
 
 
 def parse(command: str, arguments: Sequence[str]) -> Namespace:
-    """Parse the arguments of an inference command.
+    """Parse the options of an inference command.
+
+    Args:
+        command: translate, generate, fill or classify.
+        arguments: Arguments after the command.
 
     Raises:
-        InputError: An option is unknown, has an invalid value, or has no effect.
+        InputError: An option is unknown, has an invalid value, or has no effect because of another
+            option.
     """
     options = make_parser(command).parse_args(list(arguments))
     given = {name: value for name, value in vars(options).items() if value is not None}
@@ -97,7 +102,10 @@ def _option(name: str) -> str:
 
 
 def _check_ranges(given: dict[str, Any]) -> None:
-    """Check values that the generation functions would reject only at the first line."""
+    """Raise InputError for an option that is out of range, before the model is loaded.
+
+    `given` holds the options that are not None, by names with underscores.
+    """
     for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
         check_positive(_option(name), given.get(name))
     check_range("--temperature", given.get("temperature", 0.0), minimum=0.0)
@@ -115,7 +123,10 @@ def _check_ranges(given: dict[str, Any]) -> None:
 
 
 def _check_conflicting_options(given: dict[str, Any]) -> None:
-    """Raise InputError if an option of `generate` has no effect because of another option."""
+    """Raise InputError if an option of `generate` has no effect because of another option.
+
+    `given` holds the options that are not None, by names with underscores.
+    """
     beam = given.get("beam", 1)
     samples = given["temperature"] > 0
     if samples and beam > 1:
@@ -169,7 +180,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_processor(command: str, task: Any, options: Namespace) -> Any:
-    """Return the `LineProcessor` of a command for a task."""
+    """Return the `LineProcessor` of a command for the task of a checkpoint.
+
+    Args:
+        command: translate, generate, fill or classify.
+        task: The loaded task, of a class that `PROCESSORS` lists for the command.
+        options: Parsed options of the command.
+
+    Raises:
+        InputError: The checkpoint lacks something that the command needs, such as a mask token.
+    """
     names = [cls.__name__ for cls in type(task).__mro__]
     processors = PROCESSORS[command]
     processor = next(processors[name] for name in names if name in processors)

@@ -1,4 +1,4 @@
-"""`fourfold translate`: translate sentences by beam search."""
+"""Line processor of `fourfold translate`: sentences translated by beam search."""
 
 from argparse import Namespace
 from typing import Any
@@ -10,7 +10,7 @@ from fourfold.commands.infer.line_io import Item
 class SentenceTranslator(TextProcessor):
     """Line processor that translates a sentence.
 
-    The task of the checkpoint gives the default values of the search options.
+    If no option sets the beam width or the length penalty, they are those of the checkpoint.
 
     Raises:
         InputError: `--max-new` exceeds the length of the model.
@@ -21,7 +21,13 @@ class SentenceTranslator(TextProcessor):
         self.check_max_new(getattr(self.model.config, "max_len", None))
 
     def prepare(self, line: str) -> Item:
-        """Return source ids that end with EOS, and begin with a token if the tokenizer adds one."""
+        """Return the token ids of a sentence, with EOS at the end.
+
+        If the tokenizer's template puts a token before each text (BART), that token is added, too.
+
+        Raises:
+            InputError: The sentence is too long for the model, and `--truncate` is not given.
+        """
         tokenizer = self.tokenizer
         prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
         ids = self.truncate(tokenizer.encode(line), n_special=len(prefix) + 1)

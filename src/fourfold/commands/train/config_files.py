@@ -1,4 +1,4 @@
-"""Config files named on a command line: lookup, YAML checks with file and line, fingerprints."""
+"""Options and config files of a command line: spelling, lookup, errors with line, fingerprints."""
 
 import hashlib
 import json
@@ -23,7 +23,8 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
 
     Args:
         arguments: Arguments of a command that reads configs.
-        evaluates: Use RUN_DIR/config.yaml if `--run_dir` is given without `--config`.
+        evaluates: True for commands that evaluate a trained model. For these, `--run_dir` without
+            `--config` means that RUN_DIR/config.yaml is read.
 
     Raises:
         InputError: A recipe is unknown, or the run directory contains no config.
@@ -77,7 +78,12 @@ def config_files(arguments: list[str]) -> list[Path]:
 
 
 def fingerprints(arguments: list[str]) -> dict[str, str]:
-    """Return the SHA-256 of keys and values of each config file; comments do not count.
+    """Return a hash (SHA-256) of each config file that a command line names, by path.
+
+    The hash is that of keys and values, so comments and line breaks do not count.
+
+    Args:
+        arguments: Arguments as `expand_arguments` returns them.
 
     Raises:
         InputError: A file is missing or is not YAML.
@@ -92,11 +98,11 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
 
 
 def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
-    """Check that config files have kept their content since `before` was computed.
+    """Check that the config files of a command line are the same as at an earlier time.
 
     Args:
-        before: Earlier value of `fingerprints(arguments)`.
-        arguments: The command line.
+        before: Value of `fingerprints(arguments)` at the earlier time.
+        arguments: Arguments as `expand_arguments` returns them.
 
     Raises:
         InputError: A file has changed.
@@ -115,10 +121,10 @@ def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
 
     Args:
         files: Config files.
-        sections: Names of the known top-level keys.
+        sections: Names of the known top-level keys, such as model and trainer.
 
     Raises:
-        InputError: A file is invalid; the error has the line.
+        InputError: A file is invalid; the error has the file, and the line of a wrong key.
     """
     for file in files:
         root = read_tree(file)
@@ -136,11 +142,11 @@ def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> InputError:
-    """Return the error of a key that does not exist, with the closest known one.
+    """Return the error for a key that does not exist, with a suggestion of a similar known key.
 
     Args:
-        key: Dotted name of the key.
-        known: Dotted names of existing keys.
+        key: Dotted name of the key, such as trainer.max_step.
+        known: Dotted names of the existing keys.
     """
     known = list(known)
     last = f"_{key.rpartition('.')[2]}_"
@@ -152,7 +158,7 @@ def unknown_key(key: str, known: Iterable[str]) -> InputError:
 
 
 def read_tree(file: Path) -> yaml.Node | None:
-    """Parse a YAML file into nodes that know their lines.
+    """Parse a YAML file into nodes that know their lines; return None for an empty file.
 
     Raises:
         InputError: The file cannot be read or is not YAML.
@@ -175,6 +181,10 @@ def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int,
     """Yield dotted key, line and value of each key below a node of YAML.
 
     The dotted keys leave out levels named init_args.
+
+    Args:
+        node: The node. A node that is no mapping has no keys.
+        above: Text before each dotted key, such as "model." for the node of the section model.
     """
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.value == "init_args":
@@ -187,7 +197,14 @@ def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int,
 
 
 def locate(error: InputError, arguments: list[str]) -> InputError:
-    """Return an error of the parser with file and line, if a config file sets its option."""
+    """Return the parser's error with the file and the line of the config that sets the option.
+
+    An error whose option stands on the command line, or in no config file, is returned as it is.
+
+    Args:
+        error: Error of the parser, with the name of an option.
+        arguments: Arguments that were parsed, among them the config files.
+    """
     if error.option is None or error.file is not None:
         return error
     key = error.option.removeprefix("--")

@@ -90,17 +90,23 @@ def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return None, one item or several items as a list."""
+    """Return a list unchanged, None as an empty list, and any other value as a list of one item."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def slurm_environment(plugins: list[Any]) -> list[Any]:
-    """Return SLURM's environment without Lightning's requeueing, which saves mid-batch.
+    """Return Lightning's plugin for SLURM in a list, with its requeueing of jobs switched off.
+
+    The requeueing saves a checkpoint in the middle of a batch.
 
     Args:
-        plugins: The user's plugins. If they contain a cluster environment, nothing is added.
+        plugins: The user's plugins.
+
+    Returns:
+        A list with the plugin. It is empty outside of SLURM and under torchrun, and if the user's
+        plugins contain a cluster environment.
     """
     if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         return []

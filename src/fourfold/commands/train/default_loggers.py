@@ -48,10 +48,13 @@ def make_loggers(command: str, run: RunDirectory, config: Any, config_text: str)
 
 
 def wandb_mode(value: str) -> str:
-    """Return off, offline or online for the value of `--wandb`.
+    """Return the mode of W&B, off, offline or online, for the value of `--wandb`.
+
+    The value auto means online if there is an API key, and off otherwise.
 
     Raises:
-        InputError: wandb is not installed, or there is no API key for online.
+        InputError: wandb is not installed and the value is not off, or the value is online and
+            there is no API key.
     """
     if value == "off":
         return "off"
@@ -78,9 +81,10 @@ def _has_api_key() -> bool:
 
 
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
-    """Return the W&B logger of a run, which keeps its id when the run is resumed or tested.
+    """Return the W&B logger of a run in a list, which is empty if W&B is off.
 
-    Sets the environment variable WANDB_SILENT for this process.
+    A run that is resumed or tested keeps its id in W&B. Sets the environment variable WANDB_SILENT
+    for this process.
 
     Args:
         run: Directory of the run.

@@ -1,4 +1,4 @@
-"""Config values from the source of `model.init_from`: the model's shape and the tokenizer."""
+"""Config values from the model that `model.init_from` names: its layers, sizes and tokenizer."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,14 +29,14 @@ TASK_FIELDS = (
 
 
 def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
-    """Copy the shape and the tokenizer of the model in `model.init_from` into a parsed config.
+    """Copy settings and tokenizer of the source, the model in `model.init_from`, into a config.
 
-    The config is changed in place. Values that the user gives are kept. The config.yaml of
-    an existing run takes precedence over the source, so that the run can be resumed after the
-    source was deleted.
+    The settings are fields of the model's config, such as width and number of layers. Values that
+    the user gives are kept. The config.yaml of an existing run takes precedence over the source, so
+    that the run can be resumed after the source was deleted.
 
     Args:
-        config: The parsed config.
+        config: The parsed config, which is changed in place.
         given: The part of the config that the user gave, without default values.
         run: Directory of the run; None if nothing may be read from it or written to it.
 
@@ -70,7 +70,16 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
 
 def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
-    """Return the path of a tokenizer file whose run directory may have been moved."""
+    """Return the path of a tokenizer file, also after its run directory was moved.
+
+    Args:
+        file: Path in the config; None is returned unchanged.
+        run: Directory of the run; None looks for no other file.
+
+    Returns:
+        The tokenizer of the run directory if `file` does not exist, but that tokenizer has the same
+        file name; otherwise `file`.
+    """
     if file is None or run is None or Path(file).exists():
         return file
     copy = run.path / preprocessing.TOKENIZER_FILE
@@ -78,7 +87,7 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 
 
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
-    """Return the model's arguments in the run's config.yaml, if it started from `path`."""
+    """Return the model's arguments in a run's config.yaml; empty unless it started from `path`."""
     if not run.config.is_file():
         return {}
     recorded = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}
@@ -89,9 +98,17 @@ def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
 def _source_tokenizer(
     path: str, run: RunDirectory | None, classes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the options of the source's tokenizer; empty if it has none.
+    """Return the tokenizer of the model in `model.init_from` as fields of `TokenizerConfig`.
 
-    The run directory keeps a copy, so that the source is not needed again.
+    A copy is written to the run directory, so that the model is not needed again.
+
+    Args:
+        path: Value of `model.init_from`.
+        run: Directory of the run; None writes no copy.
+        classes: Import paths of the user's classes that the checkpoint may name.
+
+    Returns:
+        Values of fields by name; empty if the model has no tokenizer.
     """
     copy = run.path / preprocessing.TOKENIZER_FILE if run else None
     # A run without checkpoints may be started again from another source.

@@ -45,7 +45,7 @@ from fourfold.tasks.loading import read_for_trainer
 TRAINER_DEFAULTS = {
     # The batch of a recipe is that of one device; several devices must be requested.
     "devices": 1,
-    # ResumableDataModule distributes rows over ranks itself.
+    # ResumableDataModule distributes the examples over ranks itself.
     "use_distributed_sampler": False,
     # One validation batch before training finds mistakes early.
     "num_sanity_val_steps": 1,
@@ -100,19 +100,19 @@ class FourfoldCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add the options of a run, and the arguments of the Trainer's method except data."""
+        """Add the options of a run and of the Trainer's method, such as ckpt_path of `fit`."""
         add_options(parser)
         skip: Any = self.subcommands()[self.command]
         self.method_options = parser.add_method_arguments(Trainer, self.command, skip=skip)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse the options that were given to the constructor."""
+        """Parse the options that were given to the constructor; `args` is ignored."""
         # `given` is the part of the config that the user gave, without default values.
         self.config, self.given = parse_config(parser, self.options)
         check_seed("seed_everything", self.config["seed_everything"])
 
     def before_instantiate_classes(self) -> None:
-        """Determine the run directory and the checkpoint before anything is built."""
+        """Check the options, and determine the run directory and the checkpoint to start from."""
         config = self.config
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
@@ -130,7 +130,7 @@ class FourfoldCLI(LightningCLI):
         self.checkpoint = self._find_checkpoint(config)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
-        """Return the checkpoint to start from; None for new or imported weights."""
+        """Return the checkpoint to start from; None for new weights or those of `init_from`."""
         ckpt_path = config["ckpt_path"]
         directory = self.run_directory
         if self.command != "fit":
@@ -156,7 +156,11 @@ class FourfoldCLI(LightningCLI):
         self.model.resumes = self.checkpoint is not None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer with the default callbacks and plugins besides the user's.
+        """Build the Trainer with default callbacks and plugins in addition to the user's.
+
+        Args:
+            **kwargs: Arguments of the Trainer that replace those of the config. Callbacks, plugins,
+                loggers and the root directory are set here.
 
         Raises:
             InputError: Lightning rejects an argument of the Trainer.
@@ -199,7 +203,11 @@ class FourfoldCLI(LightningCLI):
         return text
 
     def run(self) -> None:
-        """Run the command; remove the directory of a training that invalid input stopped early."""
+        """Run the command, and report the metrics of an evaluation.
+
+        If invalid input stops a training before its first checkpoint, a directory that the training
+        created is removed.
+        """
         options = {name: self.config_init[name] for name in self.method_options}
         options["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         # `_report` prints the metrics, and a callback writes predictions to a file.
@@ -274,7 +282,10 @@ def limit_warnings() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `fit`, `validate`, `test` or `predict` with its arguments.
+    """Run `fit`, `validate`, `test` or `predict`, and return the exit code 0.
+
+    Args:
+        argv: The command and its arguments.
 
     Raises:
         InputError: An option, a config, the data or the checkpoint is invalid.

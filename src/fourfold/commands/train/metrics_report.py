@@ -17,7 +17,12 @@ FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 
 
 def show_table(metrics: dict[str, Any], title: str) -> None:
-    """Print a table with one row per metric, without nested metrics such as a confusion matrix."""
+    """Print a table with one line per metric, without nested metrics such as a confusion matrix.
+
+    Args:
+        metrics: Values by name.
+        title: Text above the table.
+    """
     table = Table("metric", Column("value", justify="right"))
     for name, value in metrics.items():
         if isinstance(value, int | float | str):
@@ -26,7 +31,12 @@ def show_table(metrics: dict[str, Any], title: str) -> None:
 
 
 def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
-    """Print mean, standard deviation, best value and the value of each seed, one row per metric."""
+    """Print a table of the metrics of several seeds, one line per metric.
+
+    Args:
+        summary: For each metric, a dict with mean, std, best and seeds (values by seed).
+        title: Text above the table.
+    """
     seeds = next(iter(summary.values()))["seeds"]
     names = ("mean", "std", "best", *(f"seed {seed}" for seed in seeds))
     table = Table("metric", *(Column(name, justify="right") for name in names))
@@ -48,7 +58,8 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
     Args:
         file: The file to write; its directory is created if it does not exist.
         metrics: Values by name.
-        run: Command, configs and checkpoint; commit, date, hardware and versions are added.
+        run: Origin of the metrics: command line, config files, checkpoint. Commit, date, hardware
+            and versions are added.
     """
     origin = {
         **run,
@@ -63,7 +74,10 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
 
 
 def to_json(value: Any) -> Any:
-    """Return a value whose infinities and NaN are replaced by strings, since JSON has neither."""
+    """Return a value in which infinities and NaN are replaced by strings, since JSON has neither.
+
+    Dicts and lists are searched for such numbers.
+    """
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list):

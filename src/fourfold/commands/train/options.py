@@ -85,7 +85,7 @@ class RunOptions:
 
 
 def add_options(parser: Any) -> None:
-    """Add the fields of RunOptions, and those of CheckpointOptions as checkpoint.FIELD."""
+    """Add the fields of RunOptions to a parser; those of CheckpointOptions as checkpoint.FIELD."""
     parser.add_class_arguments(RunOptions, instantiate=False)
     parser.add_class_arguments(CheckpointOptions, "checkpoint")
 
@@ -93,7 +93,9 @@ def add_options(parser: Any) -> None:
 def check_options(config: Any) -> None:
     """Check the values of options and of those Trainer arguments that Lightning does not check.
 
-    An accelerator "auto" becomes "cpu" on a machine with an Apple GPU, in place.
+    Args:
+        config: All options of the command. `trainer.accelerator` "auto" becomes "cpu" in place on a
+            machine with an Apple GPU.
 
     Raises:
         InputError: A value is invalid, or two options contradict each other.
@@ -119,7 +121,11 @@ def check_options(config: Any) -> None:
 
 
 def check_seed(name: str, seed: int | bool | None) -> None:
-    """Check that a seed is one that numpy accepts; Lightning also takes None and a bool.
+    """Check that numpy accepts a seed; Lightning also takes None and a bool.
+
+    Args:
+        name: Name of the option, for the error message.
+        seed: The seed; None is not checked.
 
     Raises:
         InputError: The seed is negative or at least 2**32.
@@ -129,10 +135,10 @@ def check_seed(name: str, seed: int | bool | None) -> None:
 
 
 def check_numbers(config: Any) -> None:
-    """Check the options of `MINIMA` in a parsed config; an option that is null is not checked.
+    """Check that numbers in a parsed config are not below the minima in `MINIMA`; None is allowed.
 
     Raises:
-        InputError: A number is too small.
+        InputError: A number is too small or NaN.
     """
     for name, minimum in MINIMA.items():
         value = config[name]
@@ -175,7 +181,12 @@ def check_cpu_processes(trainer: Trainer) -> None:
 
 
 def check_resumable(content: Mapping[str, Any], path: str | Path, max_epochs: int | None) -> None:
-    """Check that training can resume from the content of a checkpoint.
+    """Check that a training can resume from a checkpoint.
+
+    Args:
+        content: Content of the checkpoint file.
+        path: The file, for the error message.
+        max_epochs: Value of `trainer.max_epochs`; None and -1 mean no limit.
 
     Raises:
         InputError: The checkpoint contains only weights, or was trained for more than `max_epochs`
@@ -198,6 +209,9 @@ def check_resumable(content: Mapping[str, Any], path: str | Path, max_epochs: in
 
 def check_validation_interval(trainer: Trainer, data: LightningDataModule) -> None:
     """Check that an epoch has at least `val_check_interval` batches.
+
+    Nothing is checked if the interval is a fraction of an epoch or counts batches across epochs, or
+    if the data are not a ResumableDataModule.
 
     Raises:
         InputError: An epoch has fewer batches, so that Lightning would never validate.

@@ -1,9 +1,9 @@
 """Parser of configs and of their command-line options, whose errors are one-line InputErrors.
 
-jsonargparse prints its usage and a tree of type errors. `Parser` raises an InputError with the
-dotted key at fault and the closest known key instead. jsonargparse also creates a `Parser` for each
-nested class. The error of a nested parser is raised again by the outer parser with the outer key
-before the nested key.
+jsonargparse prints its usage and a tree of type errors. `Parser` raises an InputError instead, with
+the dotted key at fault, such as model.config.d_model, and the closest known key. jsonargparse
+creates a further `Parser` for each nested class. The outer parser raises the error of a nested
+parser again, with the outer key before the nested key.
 """
 
 import re
@@ -41,7 +41,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
-        """Parse arguments and return the config; each `--allow_class` extends the list."""
+        """Parse arguments and return the config, with a list of all values of `--allow_class`."""
         if args is not None:
             # jsonargparse writes the value None of a nested argument as "None" instead of null.
             args = [re.sub("=None$", "=null", argument) for argument in args]
@@ -49,14 +49,14 @@ class Parser(LightningArgumentParser):
         return super().parse_args(args, *more, **options)
 
     def validate(self, namespace: Any, *args: Any, **options: Any) -> None:
-        """Check all values; each section must be a mapping, which jsonargparse does not check."""
+        """Check all values of a config; jsonargparse does not check that a section is a mapping."""
         for name in set(self.groups or ()) - {"model", "data"}:
             if not isinstance(namespace.get(name, Namespace()), Namespace):
                 raise TypeError(f'Parser key "{name}": Unable to load config {namespace[name]}')
         super().validate(namespace, *args, **options)
 
     def instantiate(self, namespace: Any, *args: Any, **options: Any) -> Any:
-        """Build the objects of a config; the exception of a constructor keeps its traceback."""
+        """Build the objects of a config; errors of their constructors keep their tracebacks."""
         try:
             return super().instantiate(namespace, *args, **options)
         except Exception as error:
@@ -67,12 +67,22 @@ class Parser(LightningArgumentParser):
         raise original
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise InputError, with the key at fault if there is one."""
+        """Raise an InputError in place of an error of jsonargparse.
+
+        Args:
+            message: Message of jsonargparse.
+            ex: Exception that jsonargparse reports with the message, if any.
+        """
         raise explain(message, ex, self) from ex
 
 
 def was_raised_in(error: Exception, package: str) -> bool:
-    """Return True if the code that raised an exception belongs to a package."""
+    """Return True if the line of code that raised an exception is in a given package.
+
+    Args:
+        error: The exception.
+        package: First characters of the module's name, such as "lightning.".
+    """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(package)
 
@@ -87,7 +97,12 @@ def import_all_classes() -> None:
 def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Namespace]:
     """Return the config that the arguments describe, and the part of it that the user gave.
 
-    The second config contains no default values.
+    Args:
+        parser: Parser of the arguments.
+        arguments: Options and config files.
+
+    Returns:
+        The config with default values, and the config without default values.
 
     Raises:
         InputError: A config file or an argument is invalid, or the model or the data are missing.
@@ -103,12 +118,12 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
 
 
 def explain(message: str, cause: BaseException | None, parser: Parser) -> InputError:
-    """Return the error for a message of jsonargparse.
+    """Return the InputError that replaces an error of jsonargparse.
 
     Args:
         message: Message of jsonargparse.
-        cause: The exception that jsonargparse reports with the message.
-        parser: The parser that reports it.
+        cause: The exception that jsonargparse reports with the message, if any.
+        parser: The parser that reports the message.
 
     Raises:
         Exception: The import of a user's module failed; the exception is the user's own.
@@ -128,7 +143,11 @@ def explain(message: str, cause: BaseException | None, parser: Parser) -> InputE
 
 
 def known_keys(parser: Parser) -> list[str]:
-    """Return the dotted names of all options of a parser, and those of all tasks and data."""
+    """Return the dotted names of all options of a parser, such as trainer.max_steps.
+
+    For the parser of a whole config, these include the arguments of all DataModules, as data.NAME,
+    and the fields of optimizer, schedule and tuning, as model.SECTION.NAME.
+    """
     options = [name for name in parser._option_string_actions if name.startswith("--")]
     keys = [name[2:] for name in options if not name.endswith((".help", "+"))]
     if "model" not in keys:
@@ -148,7 +167,14 @@ def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def _invalid_value(key: str, details: str, cause: BaseException | None) -> InputError:
-    """Return the error of a key's value, from jsonargparse's details or a nested parser's error."""
+    """Return the InputError for an invalid value of a config key.
+
+    Args:
+        key: Dotted name of the key.
+        details: Rest of jsonargparse's message, from which the error is made unless `cause` is the
+            error of a nested parser.
+        cause: The exception that jsonargparse reports with the message, if any.
+    """
     while cause is not None and not isinstance(cause, InputError):
         cause = cause.__cause__ or cause.__context__
     if cause is not None:
@@ -183,7 +209,13 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
 
 
 def _invalid_class(key: str, value: str, details: str) -> InputError:
-    """Return the error of a value that does not name a suitable class."""
+    """Return the InputError for a value that does not name a suitable class.
+
+    Args:
+        key: Dotted name of the config key.
+        value: The value, such as an import path.
+        details: Rest of jsonargparse's message.
+    """
     match = re.search(r"(?:class_path '|class_path': '|path string: )([\w.]+)", details)
     path = match[1] if match else value
     module, _, name = path.rpartition(".")

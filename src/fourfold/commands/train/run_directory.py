@@ -1,4 +1,4 @@
-"""Run directory: the directory of one training, its lock and its checkpoints.
+"""Run directory of one training: its lock, checkpoints and metrics, and checks before reuse.
 
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
@@ -54,10 +54,14 @@ class RunDirectory:
 
     @classmethod
     def resolve_checkpoint(cls, path: str) -> Path:
-        """Return the checkpoint file that `path` is, or that the run directory `path` contains.
+        """Return the checkpoint file that a path means.
+
+        Args:
+            path: A file, which is returned as it is; or a run directory, of which best.ckpt is
+                taken, else average.ckpt, else last.ckpt.
 
         Raises:
-            InputError: The directory contains no checkpoint.
+            InputError: The run directory contains no checkpoint.
         """
         is_run = os.path.isdir(path)  # unlike Path.is_dir, False for a name that is too long
         return cls(path).find_checkpoint(None) if is_run else Path(path)
@@ -108,14 +112,20 @@ class RunDirectory:
         return chosen
 
     def resume_candidates(self) -> Iterator[Path]:
-        """Yield the checkpoints that training can resume from, the newest first."""
+        """Yield the existing checkpoints that training can resume from, the newest first."""
         yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
         for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
             if not _is_inside_accumulation(file):
                 yield file
 
     def _newest_complete(self) -> Path:
-        """Return the first resume candidate that is not corrupted, and rename those that are."""
+        """Return the newest checkpoint to resume from that is not corrupted.
+
+        Corrupted newer checkpoints are renamed to NAME.corrupted.
+
+        Raises:
+            InputError: All checkpoints are corrupted.
+        """
         from fourfold.checkpoints.files import is_complete
 
         corrupted: list[Path] = []
@@ -176,8 +186,9 @@ class RunDirectory:
         """Return a checkpoint for evaluation.
 
         Args:
-            which: best, average, last or a path; None means the first existing checkpoint of best,
-                average and last.
+            which: best, average or last; the path of a file; or the path of another run directory,
+                of which best.ckpt is taken, else average.ckpt, else last.ckpt. None makes the same
+                choice in this run directory.
 
         Raises:
             InputError: There is no such checkpoint.
@@ -212,10 +223,13 @@ class RunDirectory:
         return dict(content)
 
     def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
-        """Return the content of metrics.json, or None if there is no readable file.
+        """Return the content of metrics.json, after a check that the expected test wrote the file.
 
         Args:
-            options: Options of the `fourfold test` that must have written the file.
+            options: Options of the `fourfold test` that is expected.
+
+        Returns:
+            The content, or None if there is no readable metrics.json.
 
         Raises:
             InputError: A test with other options wrote the file, or a config file has changed
@@ -274,7 +288,10 @@ class RunDirectory:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Lock a file until it is closed; return False if another process has locked it."""
+    """Lock a file until it is closed; return False if another process has locked the file.
+
+    True is also returned on a file system without locks.
+    """
     try:
         # lockf, not flock: data workers of a killed training would still hold a flock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -284,9 +301,9 @@ def _try_lock(file: IO[str]) -> bool:
 
 
 def _is_inside_accumulation(file: Path) -> bool:
-    """Return True if a checkpoint was saved between two micro-batches of one step.
+    """Return True if a checkpoint was saved between two micro-batches of one optimizer step.
 
-    The gradient accumulated so far is not saved, so training cannot resume from it.
+    The gradient accumulated so far is not saved, so training cannot resume from that checkpoint.
     """
     from fourfold.checkpoints.files import is_complete, read_file
 
