@@ -251,7 +251,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return the loss of a micro-batch, scaled for the backward pass; see `LossNormalizer`."""
+        """Return the loss of a micro-batch, scaled for a mean over all targets of the step."""
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -266,7 +266,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Return an optimizer and a schedule for Lightning, which updates both in every step."""
+        """Return the optimizer, and a schedule that Lightning updates in every optimizer step."""
         # torch has no fused SGD for sharded weights, nor for weights without a momentum.
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs

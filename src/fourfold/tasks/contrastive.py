@@ -27,7 +27,7 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 
 @dataclass(eq=False, repr=False)
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
-    """Contrastive learning, which matches images and captions in a batch (section 2.3, Figure 3).
+    """Contrastive learning: images are matched with captions (CLIP, section 2.3 and Figure 3).
 
     The loss is the mean over all pairs of the two cross-entropies, image to text and text to image,
     divided by two. The loss of a pair depends on the other pairs in the batch, so the batch size is

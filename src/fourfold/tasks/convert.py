@@ -57,7 +57,7 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
 
 
 def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
-    """Return tokenizer, preprocessing and class names of a model, by their names in checkpoints."""
+    """Return the artifacts of an imported model: tokenizer, class names and preprocessing."""
     model: Any = found.model
     artifacts: dict[str, Any] = {"tokenizer": found.tokenizer} if found.tokenizer else {}
     if model.source is None:

@@ -131,7 +131,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return loss, len(batch.images)
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
-        """Update the loss, which has no label smoothing, and the metrics in `scores`."""
+        """Update the loss (without label smoothing), the accuracies and any confusion matrix."""
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
@@ -142,9 +142,9 @@ class ImageClassification(Task[ViT, ImageBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss and the accuracies; in a test also the confusion matrix.
 
-        top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. For a model
-        with two heads, top1_class and top1_distillation are the accuracies of the single heads. The
-        rows of the confusion matrix are the true classes.
+        top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
+        with a distillation token also has the top-1 accuracies of its two heads, top1_class and
+        top1_distillation. The rows of the confusion matrix are the true classes.
         """
         scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
         return {"loss": self.loss.compute(), **scores}

@@ -62,11 +62,13 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the masked tokens, and the number of masked tokens.
 
-        The loss is the cross-entropy of the masked tokens plus the next-sentence loss, if the model
-        and the data have one. BERT adds the means of both losses. Here the next-sentence loss of a
-        row is weighted by the number of masked tokens in the row, so the number of masked tokens
-        normalizes both losses, and a row has the same weight in every micro-batch. The result is
-        the same as BERT's if all rows have the same number of masked tokens.
+        The loss is the cross-entropy of the masked tokens. If the model has a next-sentence head
+        and the batch has sentence pairs, the next-sentence loss is added.
+
+        BERT adds the means of both losses. Here the next-sentence loss of a row is weighted by the
+        number of masked tokens in the row, so the number of masked tokens normalizes both losses,
+        and a row has the same weight in every micro-batch. The result is the same as BERT's if all
+        rows have the same number of masked tokens.
         """
         h, output = self._encode(batch)
         targets = batch.targets.flatten()[_masked_positions(batch)]

@@ -73,12 +73,12 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return start, end
 
     def step(self, batch: SpanBatch) -> tuple[Tensor, int]:
-        """Return the mean of start and end cross-entropy, summed over the windows, and B."""
+        """Return the loss, summed over the context windows, and the number of windows."""
         losses = self._losses(batch, *self.logits(batch))
         return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """Return the loss (B,) of each window from its start and end logits, both (B, T)."""
+        """Return the mean (B,) of the cross-entropies of start and end logits, both (B, T)."""
         start_loss = F.cross_entropy(start, batch.starts, reduction="none")
         return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 

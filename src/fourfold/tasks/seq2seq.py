@@ -70,7 +70,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return self.tokenizer.bos_id if given is None else given
 
     def as_pairs(self, batch: Any) -> PairBatch:
-        """Return the sources and targets of a batch, by default the batch itself."""
+        """Return a batch as sources and targets; by default it is a `PairBatch` already."""
         pairs: PairBatch = batch
         return pairs
 

@@ -30,8 +30,8 @@ from fourfold.tasks.samples import prediction_rows, self_attention
 class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     """Classification or regression of a sentence or a pair, usually with a pre-trained encoder.
 
-    A model with one class predicts a number. The metrics of classes are accuracy, F1 and Matthews
-    correlation; the metrics of numbers are Pearson and Spearman correlation.
+    A model with one class is a regression, which predicts one value. Classification is evaluated by
+    accuracy, F1 and Matthews correlation; regression by Pearson and Spearman correlation.
 
     Args:
         config: Config of the model.
@@ -77,7 +77,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return upcast_fp32(logits)
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss, summed over the batch, and B.
+        """Return the loss, summed over the batch, and the number of examples.
 
         The loss is the cross-entropy, or the squared error if the model has one class.
         """
@@ -119,7 +119,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return {"samples": Table(columns, rows), "attention": attention}
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        """Return class probabilities (B, K), or numbers (B, 1) if the model has one class."""
+        """Return class probabilities (B, K), or values (B, 1) if the model has one class."""
         logits = self.logits(batch)
         return logits if self.config.n_classes == 1 else logits.softmax(-1)
 
@@ -155,7 +155,10 @@ class CausalSequenceClassification(SequenceClassification):
         )
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the summed loss of the classifier plus the weighted language-model loss, and B."""
+        """Return the loss, summed over the batch, and the number of examples.
+
+        The loss is that of the classifier plus `lm_weight` times the language-model loss.
+        """
         h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
         logits = upcast_fp32(self.model.classify(h, batch.mask))
         loss = self._loss(logits, batch.labels, self.label_smoothing)

@@ -80,7 +80,12 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
 
     def _tags(self, classes: Tensor, is_word: Tensor) -> list[list[str]]:
-        """Return the tags of the words in each row, for the classes (B, T) of all tokens."""
+        """Return the tags of the words in each row.
+
+        Args:
+            classes: Class of each token (B, T).
+            is_word: (B, T) bool, True at the first token of each word.
+        """
         names = self.artifacts["class_names"]
         return [
             [names[k] for k in row[words].tolist()]

@@ -54,6 +54,9 @@ class AtomicCheckpointIO(CheckpointIO):
             path: Path of the file.
             map_location: Ignored.
             weights_only: Ignored, since the function `read` decides how to load the file.
+
+        Raises:
+            InputError: The file is not a complete checkpoint.
         """
         return self._read(path)
 

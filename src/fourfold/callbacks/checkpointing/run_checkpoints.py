@@ -31,7 +31,7 @@ MONITORS = ("val/bleu", "val/top1", "val/loss")  # without `monitor`, the first 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Options of `RunCheckpoints`: times of saving, and the metric that ranks checkpoints.
+    """Options of `RunCheckpoints`: intervals of saving, and the metric that ranks checkpoints.
 
     Args:
         monitor: Metric that ranks checkpoints; None takes the first of val/bleu, val/top1 and

@@ -25,9 +25,9 @@ class PredictionWriter(Callback):
     - predictions.json: result of the method `merge_predictions`, if the task has this method.
     - predictions.txt: one text per line in the order of the split, if each output is a list of
       pairs (number of the example in the split, text).
-    - predictions.csv: one class or number per line in the order of the split, if outputs are
-      tensors of class probabilities (B, K) or numbers (B, 1), and batches have a field `rows` with
-      the numbers of the examples in the split.
+    - predictions.csv: one class or value per line in the order of the split, if outputs are tensors
+      of class probabilities (B, K) or values of a regression (B, 1), and batches have a field
+      `rows` with the numbers of the examples in the split.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
@@ -93,7 +93,7 @@ class PredictionWriter(Callback):
 def interleave(by_rank: list[list[Any]]) -> list[Any]:
     """Concatenate the outputs of all ranks in the order of the batches in the split.
 
-    In each step, the ranks take consecutive batches: the first rank takes the first of these.
+    Batches are given to the ranks in turn, one batch to each rank in each step.
 
     Args:
         by_rank: For each rank, the outputs of its batches. Some ranks may have one output less.
@@ -119,9 +119,9 @@ def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
     Args:
-        rows: Numbers of N examples in the split.
+        rows: Number of each of the N examples in the split.
         values: Class probabilities (N, K), of which the most probable class is written with its
-            probability; or predicted numbers (N, 1).
+            probability; or values of a regression (N, 1).
         names: Names of the K classes; None writes the numbers of the classes as names.
     """
     out = io.StringIO()

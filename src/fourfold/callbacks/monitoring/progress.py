@@ -43,13 +43,10 @@ class Progress(Callback):
             print("  ".join(parts), flush=True)
 
     def _is_due(self, always: bool = False) -> bool:
-        """Return True if a line of progress is to be printed now.
-
-        A line is due `seconds` seconds after the previous line; these are counted from now on if
-        the result is True.
+        """Return True, and start the clock again, if a line of progress is to be printed now.
 
         Args:
-            always: True if a line is due at any time. No line is due where none are printed.
+            always: Print the line although the previous line is less than `seconds` seconds old.
         """
         now = time.monotonic()
         is_due = self._prints_progress and (always or now - self._updated_at >= self.seconds)

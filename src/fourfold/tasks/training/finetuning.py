@@ -56,7 +56,8 @@ def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[
 def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
     """Freeze the running statistics of batch norms in layers that are frozen in an epoch.
 
-    Without gradual unfreezing, nothing is changed.
+    Frozen batch norms are set to eval mode, and all others to training mode. Without gradual
+    unfreezing, nothing is changed.
 
     Args:
         model: The model.

@@ -16,7 +16,7 @@ def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | N
 
     Args:
         trainer: The Trainer, which limits the steps and epochs.
-        schedule: Options of the schedule, for the check whether the schedule needs the number.
+        schedule: Options of the learning-rate schedule, which may need the number of steps.
 
     Raises:
         InputError: `trainer.max_steps` is 0; or the schedule needs the number of steps, but the
