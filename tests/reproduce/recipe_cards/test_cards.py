@@ -15,8 +15,8 @@ from fourfold.reproduce.recipe_cards.cards import (
     find_card,
     read_card,
 )
-from fourfold.reproduce.recipe_cards.compare import compare
 from fourfold.reproduce.recipe_cards.conventions import RESOLVED
+from fourfold.reproduce.recipe_cards.differences import compare
 
 (PENALTY, SMOOTHING, PEAK, DECAY, TOKENS, ROWS) = (quantity.of for quantity in RESOLVED)
 

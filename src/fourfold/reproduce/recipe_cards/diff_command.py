@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         read_config(name) if Path(name).suffix in SUFFIXES or name in packaged else find_card(name)
         for name in options.recipes
     ]
-    from fourfold.reproduce.recipe_cards.compare import compare
+    from fourfold.reproduce.recipe_cards.differences import compare
 
     print("\n".join(compare(recipes)))
     return 0
