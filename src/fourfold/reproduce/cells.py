@@ -1,7 +1,8 @@
 """Cells of a reproduced table: our values, the printed value, and the verdict of the comparison.
 
 A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
-`exact` computes them, `measured` times layers, and the other tiers train or test models.
+`exact` computes them, `measured` times layers, and the other tiers train or test models. Values in
+base units (parameters) are divided by `Column.scale` to obtain printed units (millions).
 """
 
 import math
@@ -21,19 +22,21 @@ TOLERANCE = 1e-6  # of a rounding step, for floating-point errors
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table in one tier.
+    """Cell of a table in one tier: our values and the printed value.
 
     Args:
-        row: Name of the row.
+        row: Name of the row of the table.
         column: Name of the column.
-        printed: Text that the paper prints; None if it prints nothing.
-        values: Our values in printed units, one per seed; empty if the cell was not run.
-        seeds: Seeds of the values.
-        verdict: "agrees", "explained", "unknown cause", "differs", "measured", "not printed" or
-            "not run".
-        why: Explanation of a difference.
-        source: Keys of the sources of the explanation.
-        changed: Value that results from the change named in the explanation.
+        printed: Text that the paper prints; None if the cell is empty in the paper.
+        values: Our values in printed units, one per seed; a single value if it is computed, which
+            may be a formula as text; empty if the cell was not run.
+        verdict: Result of the comparison. For a computed cell "agrees", "explained", "unknown
+            cause", "differs" or "not printed"; for every other cell "measured" or "not run".
+        seeds: Seeds of the values; empty if the value is computed.
+        why: Explanation of the difference from the printed value; "" if there is none.
+        source: Keys of `Paper.sources` that support the explanation.
+        changed: Value that is computed after the change of inputs that the explanation names; None
+            if the explanation names no change.
     """
 
     row: str
@@ -48,33 +51,43 @@ class Cell:
 
     @property
     def numbers(self) -> list[float]:
-        """Values that are numbers, in printed units."""
+        """Our values that are numbers and not formulas, in printed units."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
     def printed_number(self) -> float | None:
-        """Number that the paper prints; None if it prints nothing or a formula."""
+        """Number that the paper prints; None if the paper prints nothing or a formula."""
         return None if self.printed is None else printed_number(self.printed)
 
     @property
     def mean(self) -> float | None:
-        """Mean over seeds, in printed units."""
+        """Mean of our values over seeds, in printed units; None without a number."""
         return statistics.fmean(self.numbers) if self.numbers else None
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation over seeds in printed units; None for fewer than two seeds."""
+        """Sample standard deviation of our values over seeds, in printed units.
+
+        None for fewer than two seeds.
+        """
         return standard_deviation(self.numbers) if len(self.numbers) > 1 else None
 
     @property
     def deviation(self) -> float | None:
-        """Relative deviation of the mean from the printed number."""
+        """Relative deviation of our mean from the printed number: 0.01 if our mean is 1 % higher.
+
+        None if one of the two numbers is missing or the printed number is 0.
+        """
         if self.mean is None or not self.printed_number:
             return None
         return self.mean / self.printed_number - 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields, and mean, standard deviation (`std`) and deviation, by name."""
+        """Return the fields of the cell and three statistics by name, for JSON and CSV.
+
+        The statistics are `mean` and `std`, the mean and the standard deviation of our values, and
+        `deviation`, the relative deviation of our mean from the printed number.
+        """
         statistic = {"mean": self.mean, "std": self.spread, "deviation": self.deviation}
         return {**asdict(self), **statistic}
 
@@ -83,10 +96,10 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
     """Return True if a value in printed units rounds to the printed number.
 
     Args:
-        value: Number, or formula as text.
-        printed: Text of the cell as printed.
-        column: Column of the cell, which may give the rounding step.
-        rounding: "nearest", or "down" if the paper truncates.
+        value: Our number in printed units, or formula as text.
+        printed: Text of the cell in the paper. A formula must be equal to `value`.
+        column: Column of the cell, whose `step`, if given, replaces the last printed digit.
+        rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
     """
     number = printed_number(printed)
     if isinstance(value, str) or number is None:
@@ -106,9 +119,9 @@ def exact_cell(
 
     Args:
         table: Table.
-        row: Row with a setup, the inputs of the computation.
+        row: Row of the table, with a `setup`, the inputs of the computation.
         name: Name of the column.
-        compute: Function from a setup to the value.
+        compute: Function from a setup to the number in base units, or to a formula.
     """
     column, printed = table.columns[name], row.printed.get(name)
     assert row.setup is not None, f"{row.name} is not computed"
@@ -130,27 +143,47 @@ def exact_cell(
 
 
 def _in_units(value: Value, column: Column) -> Value:
-    """Convert a value to the unit that the paper prints."""
+    """Convert a value from base units to the printed units of a column."""
     return value if isinstance(value, str) else value / column.scale
 
 
 def run_cell(
     table: Table, row: Row, name: str, metric: str, metrics_by_seed: dict[int, dict[str, float]]
 ) -> Cell:
-    """Return a cell of a training tier from the test metrics of its seeds, if any."""
+    """Create a cell of a tier that trains or tests models.
+
+    Args:
+        table: Table.
+        row: Row of the table.
+        name: Name of the column.
+        metric: Metric of `fourfold test` that fills the column.
+        metrics_by_seed: Metrics of the finished tests, by seed; empty if no test is finished.
+    """
     column = table.columns[name]
     values = [_in_units(float(metrics[metric]), column) for metrics in metrics_by_seed.values()]
     return measured_cell(row, name, values, list(metrics_by_seed))
 
 
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
-    """Return a cell with one value per seed (or round of the timing), or one text for all seeds."""
+    """Create a cell with the verdict "measured", or "not run" if there are no values.
+
+    Args:
+        row: Row of the table.
+        name: Name of the column.
+        values: One value in printed units per seed or per round of a timing. A text such as "over
+            1024" stands for the values of all rounds.
+        seeds: Seeds, or numbers of the rounds.
+    """
     verdict = "measured" if values else "not run"
     return Cell(row.name, name, row.printed.get(name), values, verdict, seeds)
 
 
 def format_number(value: Value | None) -> str:
-    """Format a number: integers with all digits, others with five significant digits."""
+    """Format a number for a page; a text is returned as it is, and None as "".
+
+    Integers have all digits, other numbers from 1000 on have one decimal, and the remaining numbers
+    have five significant digits. From 10^12 on, all numbers have five significant digits.
+    """
     if value is None or isinstance(value, str):
         return value or ""
     if float(value).is_integer() and abs(value) < 1e12:
@@ -159,7 +192,7 @@ def format_number(value: Value | None) -> str:
 
 
 def format_value(value: Value | None, column: Column) -> str:
-    """Format a value in printed units, with all digits if the column holds counts."""
+    """Format a value in printed units; as a count in base units if `column.whole` is set."""
     if column.whole and isinstance(value, int | float):
         return f"{value * column.scale:,.0f}"
     return format_number(value)

@@ -1,8 +1,8 @@
 """The command `fourfold reproduce`: published tables with our numbers next to the printed ones.
 
-Options are checked before torch is imported, so that mistakes are reported without delay. A row of
-a table is one of its lines, a cell is one number, and a tier is one way to obtain cells, such as
-computing them without training.
+The module parses and checks the options before torch is imported, so that mistakes are reported
+without delay. A row of a table is one of its lines, a cell is one number, and a tier is one way to
+obtain cells, such as computing them without training.
 """
 
 import re
@@ -31,11 +31,17 @@ directory has to be removed first. A failed run only prevents the runs that star
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reproduce tables in one tier, print and write them; or list all tables.
+    """Reproduce tables in one tier, print and write them; with `--list`, only list the tables.
+
+    Args:
+        argv: Arguments after `fourfold reproduce`.
+
+    Returns:
+        The exit code: 0, or that of a run that failed or was stopped.
 
     Raises:
-        InputError: A table, tier or row is unknown, data files are missing, or the budget is too
-            short for every run.
+        InputError: A table, tier or row is unknown, data files are missing, or the budget is
+            shorter than each run.
     """
     options = make_parser().parse_intermixed_args(list(argv))
     if options.list:
@@ -120,10 +126,14 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
-    """Return the tables that have the tier of `--tier`.
+    """Return the tables that have a cell in the tier of `--tier`.
+
+    Args:
+        tables: Tables that the names on the command line stand for.
+        options: Options of the command.
 
     Raises:
-        InputError: A table that is named explicitly lacks the tier, or all tables lack it.
+        InputError: A table named by PAPER/TABLE has no cell in the tier, or no table has one.
     """
     for table in tables:
         if table.name in options.tables:
@@ -137,7 +147,13 @@ def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the rows that `--rows` names, or all rows of the tier, in the order of the table."""
+    """Return the selected rows of a table, in the order of the table.
+
+    The rows are those that `--rows` names; without `--rows`, all rows that the tier fills.
+
+    Raises:
+        InputError: `--rows` names no row, or a row that the tier does not fill.
+    """
     available = {row.name: row for row, _ in table.cells(options.tier)}
     wanted = [name for word in options.rows or available for name in word.split(",") if name]
     if not wanted:

@@ -1,8 +1,9 @@
 """Computation of table cells without training: parameters, FLOPs, formulas, schedules, masks.
 
-Each function of `EXACT` maps the `setup` of a table row (line) to a number or a formula, the cell
-of one column. A setup contains the `family` and `config` of a model and further inputs of the
-function. A multiply-add counts as two FLOPs.
+Each function of `EXACT` computes the cells of one column. The argument is the setup of a row (line)
+of the table: a mapping with the inputs of the function, such as `family` and `config` of a model,
+or the number of training `steps`. The result is a number, or a formula as text. A multiply-add
+counts as two FLOPs.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,34 +38,56 @@ def _model(setup: Setup) -> models.Model:
 
 
 def parameters(setup: Setup) -> int:
-    """Count the parameters of a model, except for the parts named in `leave_out`."""
+    """Count the parameters of the setup's model, except for the parts in `setup["leave_out"]`.
+
+    The parts are fields of `CostBreakdown`: embeddings, blocks or head.
+    """
     parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
 
 
 def forward(setup: Setup) -> int:
-    """Count the FLOPs of a forward pass of one sequence of `length` tokens or one image."""
+    """Count the FLOPs of a forward pass of the setup's model.
+
+    The input is one image or one sequence of `setup["length"]` tokens; for an encoder-decoder,
+    source and target have that length.
+    """
     return forward_flops(_model(setup), setup.get("length")).total
 
 
 def device_flops(setup: Setup) -> float:
-    """Compute hours x devices x sustained FLOP/s, the estimate of Vaswani et al. 2017, Table 2."""
+    """Estimate the training FLOPs as time x devices x sustained FLOP/s of one device.
+
+    Vaswani et al. 2017, Table 2, prints this estimate. The setup contains `hours`, `devices` and
+    `tflops` (10^12 FLOP/s).
+    """
     return float(setup["hours"] * 3600 * setup["devices"] * setup["tflops"] * 1e12)
 
 
 def training_flops(setup: Setup) -> float:
-    """Compute the training FLOPs of `steps` batches, or of `samples` samples."""
+    """Compute the training FLOPs of a model from those of its forward pass.
+
+    The setup contains the number of training `samples` (sequences or images), or the number of
+    `steps` and the samples of a `batch`.
+    """
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
     return TRAINING_TO_FORWARD * float(forward(setup)) * samples
 
 
 def six_n_d(setup: Setup) -> float:
-    """Estimate the training FLOPs as 6 x (rounded) parameters x tokens."""
+    """Estimate the training FLOPs as 6 x parameters x tokens.
+
+    The setup contains the number of `tokens`. The number of parameters is `setup["rounded"]`, if
+    given, or else that of the setup's model.
+    """
     return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
 
 
 def peak_rate(setup: Setup) -> float:
-    """Compute the maximum learning rate of a schedule over `steps` optimizer steps."""
+    """Compute the maximum learning rate of a training.
+
+    The setup contains the `schedule`, its `lr`, the number of optimizer `steps` and `d_model`.
+    """
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
 
@@ -88,13 +111,16 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
 
 
 def compute(table: Table, row: Row, column: str, setup: Setup | None = None) -> float | str:
-    """Compute one cell in base units (parameters, not millions of parameters).
+    """Compute one cell with the function of `EXACT` that belongs to its column.
 
     Args:
         table: Table.
         row: Row of the table.
-        column: Exact column of the table.
-        setup: Setup to use instead of the setup of the row.
+        column: Name of a column whose `exact` is set.
+        setup: Inputs of the function; None means `row.setup`.
+
+    Returns:
+        A number in base units (parameters, not millions of parameters), or a formula as text.
     """
     function = EXACT[str(table.columns[column].exact)]
     return function(setup or row.setup or {})

@@ -2,7 +2,8 @@
 
 A row of a table is one of its lines, and a cell is one number of a row. A tier is one way to obtain
 cells: `exact` computes them, `measured` times layers, and the other tiers run recipes. A run is the
-training and test of one row with one seed. The provenance of a table is the record of its runs.
+training and test of one row with one seed. The provenance of a table, in its file provenance.json,
+names the command and machine and records the result of each run.
 """
 
 import time
@@ -33,7 +34,13 @@ Rows = Mapping[str, list[Row]]  # selected rows by name of the table
 
 
 def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
-    """Print the commands of all runs (training and test with one seed) of some rows, in order."""
+    """Print the commands of all runs of the selected rows, in the order of execution.
+
+    Args:
+        tables: Tables.
+        rows: Selected rows by name of the table.
+        options: Options of `fourfold reproduce`.
+    """
     machine = _machine(options)
     runs_dir = Path(options.runs)
     commands: list[str] = []
@@ -49,6 +56,7 @@ def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> No
 
 
 def _machine(options: Namespace) -> Machine:
+    """Return the devices that `--machine` and `--memory` describe."""
     return Machine(options.machine and find_config(options.machine), options.memory)
 
 
@@ -59,17 +67,18 @@ def fill_tables(
 
     Args:
         tables: Tables.
-        rows: Selected rows by name of the table.
-        options: Options of `fourfold reproduce`.
-        command: Command line that the provenance names.
-        seconds: Time budget of all tables in seconds; None for no limit.
+        rows: Selected rows by name of the table; the tier `exact` computes all rows.
+        options: Options of `fourfold reproduce`, among them the tier.
+        command: Command line, which the provenance names.
+        seconds: Time budget of all tables together in seconds; None for no limit.
 
     Returns:
-        0, or the exit code of the first run that failed or was stopped by a signal.
+        0 if no run failed; the exit code of the run that a signal stopped, if any; otherwise the
+        exit code of the first run that failed.
 
     Raises:
-        InputError: Data are missing, a directory or record is invalid, or the budget is too short
-            for every run.
+        InputError: Data files are missing, a directory or provenance.json is invalid, or the budget
+            is shorter than each run.
     """
     # Missing data are reported before hours are spent on the first table.
     for table in tables:
@@ -121,8 +130,17 @@ def _train(
 
     The table is also saved while runs are in progress, so that no finished training is lost.
 
+    Args:
+        table: Table.
+        rows: Selected rows of the table.
+        options: Options of `fourfold reproduce`.
+        budget: Time budget.
+        save: Function that writes the table's files from its cells and further entries of the
+            provenance, and returns the page of the table.
+
     Returns:
-        The exit code of the runs, and the page of the table.
+        The exit code of the runs, 0 if none failed; and the page of the table, or a message if no
+        run is finished.
     """
     tier, out, runs_dir = options.tier, Path(options.out), Path(options.runs)
     data = hashes(find_files(table, tier))
@@ -158,7 +176,13 @@ def _train(
 
 
 def _announce(runs: Sequence[Run], record: Record, out: Path) -> None:
-    """Print the number of runs on record, and the titles of runs whose record is outdated."""
+    """Print the number of runs on record, and the titles of runs whose record is outdated.
+
+    Args:
+        runs: All runs of a table in one tier.
+        record: Results of the finished runs.
+        out: Directory of the results, for the message.
+    """
     recorded = sum(record.in_directory(run) is None and bool(record.find(run)) for run in runs)
     if recorded:
         print(f"{recorded} of {len(runs)} runs are on record in {out} and are not repeated")

@@ -1,7 +1,7 @@
 """Interleaved timing of several functions, so that their ratios are comparable.
 
 The clock rate and the load of a machine change from minute to minute, while the ratio of two
-measurements of the same round hardly does. All functions are therefore measured once per round in
+measurements of the same round hardly does. Each round therefore measures all functions once, in
 random order, so that ratios can be taken round by round.
 """
 
@@ -24,15 +24,19 @@ def interleave(
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Measure several functions in interleaved rounds; return the seconds per call by name.
+    """Measure the duration of several functions in interleaved rounds.
 
     Args:
         functions: Functions to measure, by name.
         rounds: Number of measured rounds. Each function is called once per round, in random order.
         warm: Number of unmeasured rounds before the measured rounds.
-        device: Device to synchronize before and after each call.
+        device: CUDA device to synchronize before and after each call; None, or another device, is
+            not synchronized.
         seed: Seed of the random orders.
         clock: Function that returns the time in seconds.
+
+    Returns:
+        The seconds of each call, one per measured round, by name of the function.
     """
     orders = random.Random(seed)
     names = list(functions)
@@ -49,6 +53,6 @@ def interleave(
 
 
 def wait(device: torch.device | None) -> None:
-    """Synchronize a CUDA device."""
+    """Wait until a CUDA device has finished its work; do nothing for other devices and None."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)

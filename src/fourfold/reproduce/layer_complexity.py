@@ -1,11 +1,12 @@
 """Complexity, sequential operations and path length of four layer types, obtained by running them.
 
-The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only.
-torch's FLOP counter counts the operations, and autograd's graph yields the number of dependent
-operations and the path length. A formula is then fitted to the growth of these counts.
+The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only,
+without projections. torch's FLOP counter counts the operations, autograd's graph yields the longest
+chain of dependent operations, and gradients show which tokens a stack of layers connects (path
+length). A formula is then selected that fits the growth of these counts with the sizes.
 
 Shapes:
-    T tokens (n in the table), D width (d), K kernel width (k), R neighbourhood (r).
+    T tokens (n in the table), D width (d), K kernel width (k), R tokens of a neighbourhood (r).
 """
 
 import math
@@ -24,7 +25,14 @@ PRODUCTS = ("MmBackward", "BmmBackward", "ConvolutionBackward", "MvBackward")
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the table: tokens n, width d, kernel width k and neighbourhood r."""
+    """Sizes that the formulas of the table contain.
+
+    Args:
+        n: Number of tokens.
+        d: Width of the token vectors.
+        k: Kernel width of the convolution, in tokens.
+        r: Number of tokens that restricted self-attention attends to.
+    """
 
     n: int = 32
     d: int = 16
@@ -33,12 +41,12 @@ class Size:
 
 
 def self_attention(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention over all tokens to x (T, D)."""
+    """Apply self-attention over all tokens to x (T, D); `depth` is ignored."""
     return (x @ x.T / math.sqrt(size.d)).softmax(-1) @ x
 
 
 def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply a recurrent layer to x (T, D)."""
+    """Apply a recurrent layer with tanh to x (T, D); `depth` is ignored."""
     w = torch.full((size.d, size.d), 0.5 / size.d, dtype=x.dtype)
     state = torch.zeros_like(x[:1])
     out = []
@@ -49,7 +57,13 @@ def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply a causal convolution of width K with dilation K^depth to x (T, D)."""
+    """Apply a causal convolution of width K with dilation K^depth to x (T, D).
+
+    Args:
+        x: (T, D) input.
+        size: Sizes of the layer.
+        depth: Number of layers below this layer.
+    """
     w = torch.ones(size.d, size.d, size.k, dtype=x.dtype)
     dilation = size.k**depth
     padded = F.pad(x.T, (dilation * (size.k - 1), 0))  # (D, T + padding)
@@ -57,7 +71,7 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention over the R neighbours of each token to x (T, D)."""
+    """Apply self-attention from each token to its R neighbours to x (T, D); ignore `depth`."""
     padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
     neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
     weights = torch.bmm(x[:, None], neighbours).softmax(-1)  # (T, 1, R)
@@ -75,13 +89,14 @@ LAYERS: dict[str, Layer] = {
 
 
 def _input(size: Size) -> Tensor:
+    """Return a random input (T, D) in float64 that requires a gradient."""
     noise = torch.Generator().manual_seed(0)
     return torch.randn(size.n, size.d, generator=noise, dtype=torch.float64).requires_grad_()
 
 
 @cache
 def operations(layer: Layer, size: Size) -> int:
-    """Count the multiply-adds of one forward pass of a layer."""
+    """Count the multiply-adds of the matrix products in one forward pass of a layer."""
     with FlopCounterMode(display=False) as counter:
         layer(_input(size), size, 0)
     return int(counter.get_total_flops()) // 2
@@ -89,13 +104,20 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """Count the matrix products in the longest chain of dependent products of a layer."""
+    """Count the matrix products in a layer's longest chain of products that need each other."""
     x = _input(size)
     return max(_chain_lengths(layer(x, size, 0).grad_fn).values())
 
 
 def _chain_lengths(end: Any) -> dict[Any, int]:
-    """Return the products on the longest path to the input, for each node of autograd's graph."""
+    """Count the matrix products on the longest path to the input in autograd's graph.
+
+    Args:
+        end: Node of the graph that belongs to the output of a layer, the `grad_fn` of the output.
+
+    Returns:
+        The count for the path from each node to the input, by node.
+    """
     lengths: dict[Any, int] = {}
     stack = [end]
     while stack:
@@ -111,7 +133,11 @@ def _chain_lengths(end: Any) -> dict[Any, int]:
 
 @cache
 def path(layer: Layer, size: Size) -> int:
-    """Compute the maximum path length between two tokens, in layers or recurrent steps."""
+    """Compute the maximum length of the path between two tokens through a stack of layers.
+
+    The length is the number of layers that connect the first token to the last one. In a recurrent
+    layer, it is the number of recurrent steps.
+    """
     x = _input(size)
     h = layer(x, size, 0)
     depth = 1
@@ -125,7 +151,7 @@ def path(layer: Layer, size: Size) -> int:
 
 
 def cost_formula(layer: Layer) -> str:
-    """Derive the operations per layer as a product of powers of n, d, k and r."""
+    """Derive the formula of a layer's operations, such as O(n^2 * d), by doubling each size."""
     base = Size()
     factors = []
     for name in ("k", "r", "n", "d"):
@@ -137,7 +163,7 @@ def cost_formula(layer: Layer) -> str:
 
 
 def sequence_formula(layer: Layer) -> str:
-    """Derive the growth of the number of sequential operations with n."""
+    """Derive the growth of a layer's sequential operations with the tokens n: O(1) or O(n)."""
     ratio = sequential(layer, Size(n=64)) / sequential(layer, Size(n=16))
     return {1: "O(1)", 4: "O(n)"}[round(ratio)]
 
@@ -153,7 +179,7 @@ SIZES = tuple(Size(n=n, d=4, k=k, r=r) for n in (27, 81, 243) for k, r in ((3, 5
 
 
 def path_formula(layer: Layer) -> str:
-    """Select the formula whose growth matches the maximum path length over several sizes."""
+    """Select the key of GROWTHS whose growth over SIZES matches a layer's maximum path length."""
 
     def spread(name: str) -> float:
         ratios = [path(layer, size) / GROWTHS[name](size) for size in SIZES]

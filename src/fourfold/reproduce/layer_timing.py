@@ -1,12 +1,12 @@
 """Timing of self-attention, recurrent and convolutional layers by sequence length.
 
 Vaswani et al. 2017, Table 1 counts operations. This module measures the time of a forward and
-backward pass of each layer, including its projections, for lengths that double, and the length
-from which self-attention is slower. The layers are timed in random order, round by round
-(`interleaved_timing`).
+backward pass of each layer, including its projections, for lengths that double. From the times
+follows the crossover, the length from which self-attention is slower than another layer. The
+layers are timed in random order, round by round (`interleaved_timing`).
 
 Shapes:
-    B batch, T tokens (n in the table), D width (d), R tokens of a block (r).
+    B sequences of a batch, T tokens (n in the table), D width (d), R tokens of a block (r).
 """
 
 import math
@@ -42,7 +42,7 @@ Round = Mapping[str, Mapping[str, float]]  # one round: length, layer, seconds
 
 
 def self_attention(width: int) -> Attention:
-    """Return self-attention over all tokens, a map from (B, T, D) to (B, T, D)."""
+    """Return self-attention of width D over all tokens, a map from (B, T, D) to (B, T, D)."""
     return Attention(width, max(1, width // MAX_HEAD_WIDTH))
 
 
@@ -78,11 +78,12 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Times
 
     Args:
         width: Width D of the layers.
-        rounds: Number of timed passes of each layer and length.
+        rounds: Number of timed passes of each layer at each length.
         longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
 
     Returns:
-        Seconds of each round, by length and by layer.
+        Seconds of each round: a list of one number per round, by length in tokens and by key of
+        LAYERS.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
@@ -96,6 +97,7 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Times
 
 
 def _pass(layer: Layer, length: int, width: int) -> Call:
+    """Return a function that performs a forward and backward pass over a random batch (B, T, D)."""
     x = torch.randn(BATCH, length, width, requires_grad=True)  # (B, T, D)
     return lambda: layer(x).sum().backward()
 
@@ -104,13 +106,15 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
     """Compute the length from which self-attention is slower than another layer.
 
     Args:
-        rounds: Seconds by length and layer, for each round.
-        layer: Key of LAYERS.
+        rounds: For each round, the seconds by length in tokens and by key of LAYERS.
+        layer: Key of LAYERS, the layer that self-attention is compared with.
 
     Returns:
-        One length in tokens for each round whose curves cross. If the medians over the rounds do
-        not cross, the only entry is the string "under" or "over", followed by the minimum or
-        maximum length.
+        One length in tokens for each round in which self-attention becomes slower. There is a
+        single entry in three cases: "under N" if, by the median of the rounds, self-attention is
+        slower at all lengths from the minimum N on; "over N" if, by the median, self-attention is
+        not slower at the maximum length N; and the length according to the medians if
+        self-attention becomes slower in no single round. The list is empty without rounds.
     """
     # Up to the block length the restricted layer is identical to self-attention.
     same = BLOCK if layer == "restricted" else 0
@@ -131,9 +135,13 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
 
 
 def _crossing(curve: Mapping[int, float]) -> float | None:
-    """Return the length, interpolated in log length, at which a curve last rises above 0.
+    """Return the length in tokens at which a curve last rises above 0.
 
-    None if the curve is above 0 at all lengths, or not above 0 at the maximum length.
+    The length is interpolated on a logarithmic axis. None if the curve is above 0 at all lengths,
+    or not above 0 at the maximum length.
+
+    Args:
+        curve: Values by length.
     """
     lengths = sorted(curve)
     no_slower = [i for i, n in enumerate(lengths) if curve[n] <= 0.0]
@@ -148,13 +156,22 @@ def _crossing(curve: Mapping[int, float]) -> float | None:
 def time_rows(
     table: Table, rows: Sequence[Row], rounds: int, out: Path
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """Time the layers of some rows; return the cells of the table and all recorded timings.
+    """Time the layers of some rows of a table and fill its cells with the crossover lengths.
 
-    A row (line) of the table is one width of the layers, and a cell is a length in tokens. Timings
-    of the other rows are taken from the record, the provenance.json of the table.
+    A row (line) of the table is one width of the layers. A cell is the length in tokens from which
+    self-attention is slower than the layer of the column.
+
+    Args:
+        table: Table.
+        rows: Rows to time. The timings of the other rows are read from provenance.json.
+        rounds: Number of rounds.
+        out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
+
+    Returns:
+        All cells of the table; and the timings of all rows, one record per row and round.
 
     Raises:
-        InputError: `rounds` is smaller than the number of rounds on record.
+        InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.
     """
     file = out / table.name / TIER / "provenance.json"
     recorded = _recorded_timings(table, file)
@@ -176,7 +193,10 @@ def time_rows(
 
 
 def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
-    """Return one record per round, with the seconds of each layer by length."""
+    """Time all layers at the width of one row of the table; return one record per round.
+
+    The entry `seconds_by_length` of a record holds the seconds by length and by layer.
+    """
     assert row.setup is not None, f"{row.name} is not timed"
     times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
     records = []
@@ -191,6 +211,6 @@ def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
 
 
 def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the records of a provenance file by row."""
+    """Return the recorded timings in a provenance.json, one per round, by row of the table."""
     runs = read_provenance(file).get("runs", ())
     return {name: [run for run in runs if run["row"] == name] for name in table.rows}

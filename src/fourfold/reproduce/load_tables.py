@@ -1,4 +1,4 @@
-"""Loading of the published tables from YAML, lookup by name, and the list of all tables.
+"""Loading of the published tables from YAML, lookup by name, and printing of a list of tables.
 
 A row of a table is one of its lines, a cell is one number, and a tier is one way to obtain cells,
 such as computing them without training (see `fourfold.reproduce.tables`).
@@ -31,7 +31,7 @@ DATA = Path(__file__).with_name("data")
 
 @cache
 def papers() -> dict[str, Paper]:
-    """Load all papers of the package, by name of the file.
+    """Load all papers of the package; return them by name of the file without .yaml.
 
     Raises:
         InputError: A file is invalid.
@@ -44,7 +44,7 @@ def read_paper(file: str, text: str) -> Paper:
     """Parse the YAML file of one paper.
 
     Args:
-        file: Name of the file.
+        file: Name of the file, such as bert2018.yaml, which determines the name of the paper.
         text: Content of the file.
 
     Raises:
@@ -61,7 +61,13 @@ def read_paper(file: str, text: str) -> Paper:
 
 
 def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table:
-    """Create a table from its YAML content and from its rows as printed."""
+    """Create a table from its YAML content.
+
+    Args:
+        name: Name of the table, PAPER/TABLE.
+        content: Content of the table, with numbers converted by YAML.
+        printed: The same content's `rows` with all numbers as text, so that "5.00" keeps its zeros.
+    """
     shared = content.pop("setup", {})
     columns = {
         key: make(Column, f"{name}, column {key}", value)
@@ -97,7 +103,17 @@ def _row(
     tiers: dict[str, Tier],
     shared: dict[str, Any],
 ) -> Row:
-    """Create a row from its YAML content, its cells as printed, and the setup of the table."""
+    """Create a row of a table from its YAML content.
+
+    Args:
+        where: Location of the row in the file, for messages.
+        name: Name of the row.
+        row: Content of the row, with numbers converted by YAML.
+        texts: The same content with all numbers as text.
+        columns: Columns of the table by name.
+        tiers: Tiers of the table by name.
+        shared: Setup of the table, which the setup of the row changes.
+    """
     for key in row:
         check_choice(f"{where}: key", key, (*columns, *tiers, "title", "setup"))
     own = row.get("setup")
@@ -112,7 +128,10 @@ def _row(
 
 
 def merged(base: Any, change: Any) -> Any:
-    """Merge nested mappings; values of `change` replace those of `base`."""
+    """Merge nested mappings key by key; values of `change` replace those of `base`.
+
+    If one of the arguments is not a mapping, `change` is returned.
+    """
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change
     return base | {key: merged(base.get(key), value) for key, value in change.items()}
@@ -125,7 +144,10 @@ def all_tables() -> Iterator[Table]:
 
 
 def find_tables(names: list[str]) -> list[Table]:
-    """Return the tables named by PAPER/TABLE, PAPER or "all".
+    """Return the tables that have one of some names, without repetition.
+
+    Args:
+        names: Each PAPER/TABLE, PAPER for all tables of a paper, or "all".
 
     Raises:
         InputError: A name is unknown; the message lists the known names.
@@ -147,7 +169,12 @@ def find_tables(names: list[str]) -> list[Table]:
 
 
 def list_tables(tables: Sequence[Table], out: Path) -> None:
-    """Print two lines per table: its title, and the number of rows and finished cells by tier."""
+    """Print the name and title of each table, the number of its rows, and its cells by tier.
+
+    Args:
+        tables: Tables to list.
+        out: Directory of the results, from which the number of finished cells is read.
+    """
     width = max(len(table.name) for table in tables)
     for table in tables:
         tiers = ", ".join(f"{tier} {progress(table, tier, out)}" for tier in table.obtainable)
@@ -156,7 +183,13 @@ def list_tables(tables: Sequence[Table], out: Path) -> None:
 
 
 def progress(table: Table, tier: str, out: Path) -> str:
-    """Format the number of a tier's cells that have a result, such as 12/40."""
+    """Format the number of finished and of all cells of a tier, such as 12/40.
+
+    Args:
+        table: Table.
+        tier: Name of the tier.
+        out: Directory of the results, from which the number of finished cells is read.
+    """
     file = out / table.name / tier / "table.json"
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.exists() else ()
     return f"{sum(bool(cell['values']) for cell in cells)}/{len(table.cells(tier))}"

@@ -22,20 +22,28 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Return a WordPiece tokenizer of single letters and the five special tokens."""
+    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens."""
     words = [" ".join(a + b for b in ALPHABET) for a in ALPHABET]
     return train_tokenizer(TokenizerConfig("wordpiece", 2 * len(ALPHABET) + 5), words, mask=True)
 
 
 def _random_rows(n: int, length: int) -> np.ndarray:
-    """Draw token ids (B, T) without special tokens."""
+    """Draw random token ids (n, length) that contain no special tokens."""
     tokenizer = _tokenizer()
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
     return np.random.default_rng(0).choice(ordinary, (n, length))
 
 
 def shares(masking: Mapping[str, Any]) -> dict[str, float]:
-    """Measure the shares of selected tokens that are masked, kept, or replaced at random."""
+    """Measure the proportions of the replacements among the tokens selected for prediction.
+
+    Args:
+        masking: Fields of `MaskingConfig`.
+
+    Returns:
+        The shares, which add up to 1, of tokens that are replaced by the mask token ("mask"),
+        replaced by a random token ("random"), or kept ("same").
+    """
     ids = _random_rows(N_ROWS, LENGTH)
     mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
     inputs, targets = mask(ids, np.arange(N_ROWS), 0)
@@ -53,7 +61,12 @@ def shares(masking: Mapping[str, Any]) -> dict[str, float]:
 
 
 def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
-    """Count the distinct masks of one sequence over a number of epochs."""
+    """Count the distinct sets of positions that are selected in one sequence over some epochs.
+
+    Args:
+        masking: Fields of `MaskingConfig`.
+        epochs: Number of epochs.
+    """
     ids = _random_rows(1, LENGTH)
     mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
     return len({mask(ids, np.zeros(1, int), epoch)[1].tobytes() for epoch in range(epochs)})

@@ -19,7 +19,10 @@ CURVE_PANEL_HEIGHT = 3.6  # inches
 
 
 def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
-    """Plot the cells of a table into a PNG file, if at least one cell is a number."""
+    """Plot the cells of a table into a PNG file.
+
+    Cells without a number of ours are left out. Nothing is written if no cell has one.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,7 +46,14 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
 
 
 def _draw_column(axis: Any, table: Table, name: str, cells: Sequence[Cell]) -> None:
-    """Draw our values with their standard deviation, and the printed values, row by row."""
+    """Draw our means with their standard deviations, and the printed values, of one column.
+
+    Args:
+        axis: Axes of matplotlib.
+        table: Table.
+        name: Name of the column.
+        cells: Cells of the column, one per row of the table.
+    """
     rows = range(len(cells))
     spread = [cell.spread or 0.0 for cell in cells]
     axis.errorbar([cell.mean for cell in cells], rows, xerr=spread, fmt="o", label="ours")
@@ -56,7 +66,13 @@ def _draw_column(axis: Any, table: Table, name: str, cells: Sequence[Cell]) -> N
 
 
 def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
-    """Draw one curve per row over the coordinates of the columns."""
+    """Draw our means as one curve per row of the table, over the coordinates of the columns.
+
+    Args:
+        axis: Axes of matplotlib.
+        table: Table.
+        cells: Cells of all columns with a coordinate (`Column.at`).
+    """
     for row in dict.fromkeys(cell.row for cell in cells):
         own = [(table.columns[cell.column].at or 0.0, cell) for cell in cells if cell.row == row]
         own.sort(key=lambda pair: pair[0])
@@ -74,6 +90,7 @@ def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
 
 
 def _finish(axis: Any, title: str) -> None:
+    """Add title, grid and legend to the axes of a panel."""
     axis.set_title(title, fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)

@@ -1,6 +1,7 @@
 """Spearman's rank correlation between printed and measured numbers, with a bootstrap interval.
 
-The numbers are those of one column of a table. Rows are the lines of the table, such as models.
+The numbers are those of one column of a table. A row is one line of the table, such as one model.
+The correlation shows to what extent our measurements order the rows as the paper does.
 """
 
 import math
@@ -22,11 +23,11 @@ class RankCorrelation:
 
     Args:
         column: Title of the column.
-        rows: Number of compared rows.
-        rho: Spearman's rank correlation; nan if all numbers are equal.
-        low: Lower end of the 95 % bootstrap interval (rows drawn with replacement).
-        high: Upper end of the 95 % bootstrap interval.
-        p: One-sided p-value of a permutation test.
+        rows: Number of compared rows of the table.
+        rho: Spearman's rank correlation; nan if all printed or all measured numbers are equal.
+        low: Lower end of the 95 % bootstrap interval of `rho`, for rows drawn with replacement.
+        high: Upper end of that interval.
+        p: One-sided p-value of a permutation test of `rho`.
     """
 
     column: str
@@ -46,7 +47,15 @@ class RankCorrelation:
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]:
-    """Compute the rank correlation of each column with enough printed and measured rows."""
+    """Compute the rank correlation between printed and measured numbers for each column.
+
+    A column is left out if fewer than MIN_ROWS rows have both numbers, or if all printed or all
+    measured numbers are equal.
+
+    Args:
+        table: Table.
+        cells: Cells of the table in one tier.
+    """
     correlations = []
     for name, column in table.columns.items():
         known = [
@@ -61,7 +70,12 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 
 
 def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
-    """Compute the rank correlation of R pairs of printed and measured numbers, an array (R, 2)."""
+    """Compute the rank correlation between the printed and the measured numbers of one column.
+
+    Args:
+        title: Title of the column.
+        pairs: (R, 2) printed and measured number of each of the R rows of the table.
+    """
     rng = np.random.default_rng(0)
     paper = ranks(pairs[:, 0])
     ours = ranks(pairs[:, 1])
@@ -75,14 +89,14 @@ def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the ranks (N,) of numbers (N,), from 1; equal numbers share their mean rank."""
+    """Return the ranks (N,), from 1, of numbers (N,); equal numbers share their mean rank."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return ((last - counts + 1 + last) / 2)[index]
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Return Pearson's correlation of arrays (N,) and (N,); nan if an array is constant."""
+    """Return Pearson's correlation of two arrays (N,); nan if one of the arrays is constant."""
     a, b = a - a.mean(), b - b.mean()
     norm = math.sqrt(float((a @ a) * (b @ b)))
     return float(a @ b) / norm if norm else math.nan

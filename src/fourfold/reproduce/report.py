@@ -1,7 +1,8 @@
 """Report of a reproduced table as Markdown, CSV and JSON.
 
 A tier is one way to obtain cells (numbers) of a table: `exact` computes them, `measured` times
-layers, and the other tiers train or test models.
+layers, and the other tiers train or test models. The verdict of a cell is the result of comparing
+our value with the printed value.
 """
 
 import csv
@@ -26,7 +27,15 @@ CSV_HEADINGS = [
 def markdown(
     paper: Paper, table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> str:
-    """Format the page of a table, without its provenance."""
+    """Format the page of a table, without the command and commit of its results.
+
+    Args:
+        paper: Paper of the table.
+        table: Table.
+        tier: Tier that the cells were obtained in.
+        cells: Cells of the table.
+        order: Rank correlations between printed and our numbers, one per column.
+    """
     paragraphs = [
         f"# {table.name}, {tier}: {table.title}",
         f"{paper.citation}. {table.setting}.",
@@ -50,7 +59,7 @@ def markdown(
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """Format the cells as a Markdown table, followed by numbered explanations."""
+    """Return the cells as a Markdown table, followed by one paragraph per numbered explanation."""
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
     notes: dict[str, int] = {}  # number of each explanation
@@ -64,7 +73,14 @@ def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[
 
 
 def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> str:
-    """Format the reference of a cell's explanation, with the value that its change yields."""
+    """Format the reference to a cell's explanation, such as "[2] gives 65.1"; "" if there is none.
+
+    Args:
+        paper: Paper of the table, whose sources the explanation cites.
+        cell: Cell.
+        column: Column of the cell.
+        notes: Numbers of the explanations by text, to which a new explanation is added.
+    """
     if not cell.why:
         return ""
     text = f"{cell.why} Source: {'; '.join(paper.sources[s] for s in cell.source)}."
@@ -73,7 +89,7 @@ def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> st
 
 
 def ours(cell: Cell, column: Column) -> str:
-    """Format our value: a number, or mean and standard deviation over seeds."""
+    """Format our value: one value, or mean ± standard deviation if there are several seeds."""
     if not cell.values:
         return "not run"
     if cell.spread is None:
@@ -82,7 +98,7 @@ def ours(cell: Cell, column: Column) -> str:
 
 
 def method(cell: Cell, tier: str) -> str:
-    """Describe the method that produced a cell."""
+    """Describe the method that produced a cell, such as "laptop, trained, 3 seeds"."""
     if not cell.values:
         return f"{tier}, not run"
     n = len(cell.seeds)
@@ -90,7 +106,11 @@ def method(cell: Cell, tier: str) -> str:
 
 
 def deviation(cell: Cell) -> str:
-    """Format the deviation of a cell and its verdict."""
+    """Format the deviation of our mean from the printed number in percent, and the verdict.
+
+    The result is "" for a cell that was not run or is not printed, and only the verdict if the
+    numbers agree or are formulas. The verdict "measured" is omitted if there is a deviation.
+    """
     if cell.verdict in ("not run", "not printed"):
         return ""
     if cell.verdict == "agrees" or cell.deviation is None:
@@ -100,7 +120,7 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """List the columns with printed numbers that a tier does not fill."""
+    """List the columns with printed cells that a tier does not fill, with the number of rows."""
     filled = {(row.name, column) for row, column in table.cells(tier)}
     missing = Counter(
         column
@@ -129,7 +149,7 @@ def as_csv(table: Table, cells: Sequence[Cell]) -> str:
 def content(
     table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> dict[str, Any]:
-    """Return all cells and rank correlations for JSON."""
+    """Return the content of table.json: all cells and rank correlations of a table in one tier."""
     return {
         "table": table.name,
         "title": table.title,

@@ -1,8 +1,9 @@
-"""Files of a reproduced table: pages, plot and provenance.
+"""Files of a reproduced table: Markdown page, CSV, JSON, plot and provenance.
 
 The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json}. A
 tier is one way to obtain cells (numbers) of a table, such as computing them without training. A run
-is the training and test of one row (line) of the table with one seed.
+is the training and test of one row (line) of the table with one seed. The provenance holds the
+command, date, machine and package versions, and the records of the runs.
 """
 
 import json
@@ -29,10 +30,22 @@ def write(
     provenance: dict[str, Any],
     out: Path,
 ) -> str:
-    """Write all files of a table atomically; return the page as text.
+    """Write all files of a table, each atomically.
 
-    provenance.json is written first, because later commands read the finished runs from it. If it
-    would contain the same runs as before, the previous command and date are kept.
+    provenance.json is written first, because later commands read the finished runs from this file.
+    If its runs and data hashes would be the same as before, the previous content, with the previous
+    command and date, is kept.
+
+    Args:
+        paper: Paper of the table.
+        table: Table.
+        tier: Tier that the cells were obtained in.
+        cells: Cells of the table.
+        provenance: Content of provenance.json.
+        out: Directory of the results.
+
+    Returns:
+        The Markdown page without its provenance, followed by the name of the directory.
     """
     order = compare_orders(table, cells) if tier != "exact" else []
     page = markdown(paper, table, tier, cells, order)
@@ -52,7 +65,7 @@ def write(
 
 
 def check_folder(out: Path, table: Table, tier: str) -> None:
-    """Raise InputError if the folder of a table cannot be written."""
+    """Raise InputError if the directory OUT/PAPER/TABLE/TIER cannot be written or created."""
     folder = out / table.name / tier
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -62,7 +75,7 @@ def check_folder(out: Path, table: Table, tier: str) -> None:
 
 
 def read_provenance(file: Path) -> dict[str, Any]:
-    """Return the content of a provenance file; empty if there is no such file.
+    """Return the content of a provenance.json; an empty dict if the file does not exist.
 
     Raises:
         InputError: The file is damaged.
@@ -75,7 +88,7 @@ def read_provenance(file: Path) -> dict[str, Any]:
 
 
 def with_provenance(page: str, provenance: dict[str, Any]) -> str:
-    """Return the page of a table followed by the command, commit and date of its results."""
+    """Append a line with the command, commit and date of the results to the page of a table."""
     commit = provenance["machine"].get("commit", "unknown")
     return (
         f"{page}\n`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware,"

@@ -4,9 +4,11 @@ The YAML files in `data/` hold the content of these classes. A number is stored 
 ("5.00", "3.3e18"), because its last digit determines the precision of a comparison.
 
 Terms:
-    A row is one line of a printed table, such as one model. A cell is one number of a row and a
-    column. A tier is one way to obtain cells: `exact` computes them without training, `measured`
-    times layers, `weights` tests official weights, and the other tiers train models.
+    A row is one line of a printed table, such as one model. A cell is the number in one row and
+    one column. A tier is one way to obtain cells: `exact` computes them without training,
+    `measured` times layers, `weights` tests official weights, and the other tiers (`laptop`,
+    `single-gpu` and `paper`) train models. A recipe is a config file with changed options; a row
+    of the table is obtained by running the recipe of a tier with the changes of that row.
 """
 
 from collections.abc import Mapping
@@ -19,11 +21,11 @@ from fourfold.errors import InputError
 T = TypeVar("T")
 RECIPES = ("weights", "laptop", "single-gpu", "paper")  # in the order of required compute
 TIERS = ("exact", "measured", *RECIPES)  # computed, timed, or obtained by running recipes
-RANDOM = "random"  # start of a row that is initialized at random
+RANDOM = "random"  # `start` of a row whose parts begin with random weights
 
 
 def printed_number(text: str) -> float | None:
-    """Return the value of a printed cell such as "4.92" or "3.3e18"; None for a formula."""
+    """Convert the text of a printed cell such as "4.92" or "3.3e18"; None for a formula."""
     try:
         return float(text)
     except ValueError:
@@ -31,7 +33,7 @@ def printed_number(text: str) -> float | None:
 
 
 def printed_step(text: str) -> float:
-    """Return the value of the last digit of a printed number.
+    """Return the value of one unit in the last digit of a printed number.
 
     Example:
         >>> printed_step("4.92"), printed_step("3.3e18")
@@ -50,11 +52,14 @@ class Column:
         title: Heading.
         unit: Unit, appended to the heading.
         scale: Value of one printed unit: 1e6 if the paper prints millions.
-        step: Rounding of the paper in printed units; None means the last printed digit.
-        exact: Key of `exact_values.EXACT`, the function that computes the column.
-        measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column.
+        step: Step to which the paper rounds, in printed units; None means one unit in the last
+            printed digit.
+        exact: Key of `exact_values.EXACT`, the function that computes the cells of the column
+            without training; None if no function does.
+        measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column; None if the
+            column is not timed.
         whole: True if our value is a count that is shown with all digits.
-        at: Coordinate of the column on the horizontal axis of a figure.
+        at: Coordinate of the column on the horizontal axis, if the table was read from a figure.
     """
 
     title: str
@@ -68,7 +73,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Title and unit of the column."""
+        """Title of the column, followed by its unit if there is one."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
@@ -78,11 +83,12 @@ class Reason:
 
     Args:
         why: Explanation in one or two sentences.
-        source: Keys of the sources of the explanation.
-        rows: Names of the rows that the explanation applies to.
+        source: Keys of `Paper.sources` that support the explanation.
+        rows: Names of the rows of the table that the explanation applies to.
         columns: Names of the columns that the explanation applies to.
-        changes: Change of the rows' setup that results in the printed number.
-        rounding: "nearest", or "down" if the paper truncates.
+        changes: Changes of `Row.setup` with which the computation results in the printed number;
+            empty if the difference is due to rounding or its cause is unknown.
+        rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
         unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
     """
 
@@ -104,13 +110,21 @@ class Row:
         title: Name in the paper.
         printed: Text that the paper prints, without a unit, by column; columns in which the paper
             prints nothing are missing.
-        setup: Input of the functions that compute exact columns; None if there are none.
-        runs: Changes of the recipe by tier. Keys are the sections of the first training; `each`
-            for changes of every training; the name of another part for changes of that part, or
-            null to omit the part; `recipe` and `minutes` to replace those of the tier; `start` for
-            the row whose first training is reused (see `Tier.then`); `words` for the row whose
-            tokenizer is reused with random weights; `teacher` for the row that is distilled; and
-            `columns` for metrics that replace those of the tier.
+        setup: Input of the functions of `exact_values.EXACT`, such as the model's config; None if
+            no cell of the row is computed.
+        runs: Changes of the tier's recipe, by tier; tiers that do not run this row are missing.
+
+    The changes of one tier are a mapping. A row may consist of several trainings: the first one,
+    and further ones that are called parts (see `Tier`). The keys of the mapping are:
+
+    - config, model, data, trainer, run: options that change in the first training.
+    - recipe, minutes: values that replace `config` and `minutes` of the tier.
+    - each: a mapping of changes that apply to every training.
+    - the name of a part: a mapping of changes of that part, or null to omit the part.
+    - start: the row of a table whose first training replaces that of this row; "random" for none.
+    - words: the row whose tokenizer is reused, while the weights start at random.
+    - teacher: the row whose model is the teacher in distillation.
+    - columns: metrics by column, which replace those of the tier.
     """
 
     name: str
@@ -125,10 +139,11 @@ class Recipe:
     """Training and test that fill columns of a table.
 
     Args:
-        config: Config file, which the rows modify.
-        columns: Metric of `fourfold test` by column.
-        options: Changes shared by all rows, by section: config, model, data, trainer, run.
-        test: Additional changes of the test.
+        config: Config file, whose options the rows of the table change.
+        columns: Metric of `fourfold test` by column, such as test/accuracy.
+        options: Changed options that all rows share, by section: config (of the model), model,
+            data, trainer, run.
+        test: Further changed options, by section, which apply to the test only.
         minutes: Measured duration in minutes; None if it was never measured.
     """
 
@@ -143,18 +158,22 @@ class Recipe:
 class Tier(Recipe):
     """Recipes that fill columns of a table on one class of hardware.
 
+    The fields that a tier shares with `Recipe` describe its first training, such as pretraining.
+    `then` and `also` add trainings, such as fine-tuning, which are called parts.
+
     Args:
-        config: Config of the first training; "" if all parts of `then` start from random weights.
-        about: Differences from the paper.
+        config: Config of the first training; "" if there is none.
+        about: Differences from the experiment of the paper.
         files: Required files and directories, relative to the current directory or $FOURFOLD_DATA.
             Their hashes are recorded with the results. Downloads from a hub are not listed.
-        origin: Description and source of these files.
+        origin: Description and source of `files`.
         train: False if the tier only tests given weights.
-        like: Other tier whose changes apply to a row that has none for this tier.
-        then: Trainings that start from the weights of the first training, by name. The `start` of
-            a row names the row, ROW or PAPER/TABLE/ROW, whose first training is used instead;
-            "random" omits the first training.
-        also: Trainings that start from random weights, by name.
+        like: Name of another tier, whose changes apply to a row that has none for this tier.
+        then: Parts that start from the weights of the first training, by name. A row whose changes
+            contain `start` uses the first training of another row instead, named by ROW or
+            PAPER/TABLE/ROW. With "random" there is no first training, and the parts start from
+            random weights.
+        also: Parts that always start from random weights, by name.
     """
 
     config: str = ""
@@ -168,17 +187,24 @@ class Tier(Recipe):
 
     @property
     def parts(self) -> dict[str, Recipe]:
-        """Recipes of the trainings other than the first training, by name."""
+        """Recipes of all parts, the trainings other than the first training, by name."""
         return self.then | self.also
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
-        """Part ("" for the first training) and metric of each column."""
+        """Training and metric that fill each column, by column.
+
+        The training is named by its part; "" is the first training.
+        """
         parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
-        """Return the columns that the tier fills for a row with these changes of the recipe."""
+        """Return the names of the columns that the tier fills for one row of the table.
+
+        Args:
+            changes: Changes of the recipe for this row and tier, a value of `Row.runs`.
+        """
         omitted = {part for part in self.parts if changes.get(part, {}) is None}
         if not self.config or changes.get("start") == RANDOM:
             omitted.add("")
@@ -190,17 +216,17 @@ class Table:
     """Table or figure of a paper, or a table of this project without printed numbers.
 
     Args:
-        name: PAPER/TABLE.
+        name: Name in the form PAPER/TABLE.
         title: Title.
-        setting: Description of the experiment.
-        source: Keys of the sources that the numbers were read from.
-        confirmed: True if the numbers were read in the source itself.
         columns: Columns by name.
         rows: Rows by name.
-        tiers: Recipes by tier.
-        reasons: Explanations of differences.
+        setting: Description of the experiment.
+        source: Keys of `Paper.sources` that the numbers were read from.
+        confirmed: True if the numbers were read in the source itself.
+        tiers: Recipes by tier, for the tiers that run recipes (`RECIPES`).
+        reasons: Explanations of differences between computed and printed numbers.
         note: Remark below the table.
-        axis: Label of the axis on which the columns have the coordinates `at`.
+        axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
         derived: True if the numbers follow from printed formulas but are not printed themselves.
     """
 
@@ -224,15 +250,15 @@ class Table:
 
     @property
     def obtainable(self) -> list[str]:
-        """Tiers that fill at least one cell."""
+        """Names of the tiers that fill at least one cell."""
         return [tier for tier in TIERS if self.cells(tier)]
 
     def rows_of(self, tier: str) -> list[Row]:
-        """Return the rows that a tier trains or tests."""
+        """Return the rows for which a tier (one of `RECIPES`) trains or tests a model."""
         return [row for row in self.rows.values() if tier in row.runs]
 
     def cells(self, tier: str) -> list[tuple[Row, str]]:
-        """Return row and column of each cell that a tier fills."""
+        """Return the row and the column name of each cell that a tier fills."""
         if tier not in RECIPES:
             columns = [name for name, column in self.columns.items() if getattr(column, tier)]
             return [(r, c) for r in self.rows.values() if r.setup is not None for c in columns]
@@ -240,14 +266,29 @@ class Table:
         return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Return the explanation of a cell's difference, or None."""
+        """Return the explanation why a computed cell differs from the paper; None if there is none.
+
+        Args:
+            row: Name of the row.
+            column: Name of the column.
+        """
         matches = (r for r in self.reasons if row in r.rows and column in r.columns)
         return next(matches, None)
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Paper, or this project itself, with the tables that are reproduced."""
+    """Paper, or this project itself, with the tables that are reproduced.
+
+    Args:
+        name: Name on the command line.
+        title: Title.
+        authors: Authors, separated by commas.
+        venue: Place of publication, such as NIPS.
+        year: Year of publication.
+        sources: Descriptions of the versions, repositories and pages that were read, by key.
+        tables: Tables by name, without the name of the paper.
+    """
 
     name: str
     title: str
@@ -259,19 +300,19 @@ class Paper:
 
     @property
     def citation(self) -> str:
-        """Citation: authors, title, venue and year."""
+        """Citation of the first author, the title, the venue and the year."""
         first, *others = self.authors.split(",")
         return f"{first}{' et al.' if others else ''}, {self.title}, {self.venue} {self.year}"
 
 
 def make(cls: type[T], where: str, given: Any, **more: Any) -> T:
-    """Create a dataclass from a mapping that was read from a file.
+    """Create an instance of a dataclass from a mapping that was read from a file.
 
     Args:
         cls: Dataclass.
         where: Location of the mapping in its file, for messages.
-        given: Mapping.
-        more: Fields that the mapping must not contain.
+        given: The mapping, with the names of fields as keys.
+        more: Further fields, which the mapping must not contain.
 
     Raises:
         InputError: A key is missing or unknown, or its value has the wrong type.

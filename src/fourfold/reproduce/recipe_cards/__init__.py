@@ -1,1 +1,1 @@
-"""Recipe cards (hyperparameters of papers and toolkits), and their comparison."""
+"""Recipe cards, the hyperparameters of papers and toolkits, and their comparison."""

@@ -1,9 +1,9 @@
 """Recipe cards: hyperparameters of papers and toolkits with their conventions and sources.
 
 A recipe card is a YAML file that holds the hyperparameters of one published training. The same
-number has another meaning under another convention. A card therefore names the convention
-(`length_penalty_type`, `label_smoothing_type`, `weight_decay_form`, `schedule`) by the option
-values of this package.
+number has another meaning under another convention, such as another formula of label smoothing. A
+card therefore also holds the conventions, in the keys `length_penalty_type`,
+`label_smoothing_type`, `weight_decay_form` and `schedule`; `MEANINGS` lists their values.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ TASKS_OF_KEY = {
     "label_smoothing": ("translation", "downstream", "images"),
     **dict.fromkeys(("label_smoothing_type", *BEAM_SEARCH), ("translation",)),
 }
-# Conventions that have no meaning if the number that they apply to is 0.
+# Key of the number that a convention applies to; if the number is 0, the convention has no meaning.
 CONVENTION_OF = {"weight_decay_form": "weight_decay", "label_smoothing_type": "label_smoothing"}
 # Conventions and their meanings.
 MEANINGS = {
@@ -80,14 +80,14 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Card:
-    """Recipe of a paper, a toolkit or a config file.
+    """Hyperparameters of one training, as stated by a paper, a toolkit or a config file.
 
     Args:
         name: Name on the command line.
         title: Description of the training.
         source: File and commit, or section of a paper, that the values were read from.
-        values: Values by key; keys that the source leaves open are missing.
-        notes: Remarks on values, by key.
+        values: Hyperparameters by key of `KEYS`; those that the source does not state are missing.
+        notes: Remarks on hyperparameters, by key.
     """
 
     name: str
@@ -97,9 +97,9 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a key has no meaning for the card.
+        """Return True if a hyperparameter, given by its key, has no meaning for the card.
 
-        Such a key belongs to other tasks, or it is the convention of a value that is 0.
+        Such a hyperparameter belongs to other tasks, or is the convention of a value that is 0.
         """
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)
@@ -114,7 +114,11 @@ def cards() -> dict[str, Card]:
 
 
 def read_card(name: str, text: str) -> Card:
-    """Parse the YAML content of one card.
+    """Parse the YAML file of one card.
+
+    Args:
+        name: Name of the card, which is the name of the file without .yaml.
+        text: Content of the file.
 
     Raises:
         InputError: A field is missing or unknown.
@@ -123,7 +127,7 @@ def read_card(name: str, text: str) -> Card:
 
 
 def find_card(name: str) -> Card:
-    """Return the card with a given name.
+    """Return the card of the package with a given name.
 
     Raises:
         InputError: The name is unknown; the message contains the closest name.

@@ -1,8 +1,9 @@
-"""Quantities derived from the values of a recipe card under its conventions, for comparison.
+"""Derived quantities of recipe cards, such as peak learning rate or tokens per optimizer step.
 
 A recipe card holds the hyperparameters of one published training and the convention of each, such
-as the formula of a length penalty. Each entry of `RESOLVED` converts values of a card to numbers
-that have the same meaning for all cards. The result is None if the card lacks a value.
+as the formula of a length penalty. Each entry of `RESOLVED` converts values of a card under its
+conventions to numbers that have the same meaning for all cards, so that cards can be compared. The
+argument of the functions is `Card.values`, the hyperparameters by key.
 """
 
 import math
@@ -23,13 +24,14 @@ LENGTHS = (10, 20, 40)  # tokens of a translation
 
 @dataclass(frozen=True)
 class Resolution:
-    """Quantity that depends on several values of a card.
+    """Quantity that is derived from several values of a card.
 
     Args:
         title: Description of the quantity.
-        needs: Keys that are required.
-        optional: Keys that change the quantity if present.
-        value: Function from the values of a card to the numbers.
+        needs: Keys of the values that are required.
+        value: Function from the values of a card to one or more numbers, or to None if they cannot
+            be computed from the card.
+        optional: Keys of values that change the quantity if present.
     """
 
     title: str
@@ -38,14 +40,19 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """Compute the quantity from the values of a card; None if a required value is missing."""
+        """Compute the numbers of the quantity from the values of a card.
+
+        None if the card does not contain enough values.
+        """
         return self.value(values) if all(key in values for key in self.needs) else None
 
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
-    """Compute the divisors of log-probabilities for `LENGTHS`, and the ratio of two of them.
+    """Compute the divisors that the length penalty applies to log-probabilities of translations.
 
-    The ratio is the divisor of the second length divided by the divisor of the first length.
+    Returns:
+        The divisors for translations of 10, 20 and 40 tokens (`LENGTHS`), and the divisor for 20
+        tokens divided by that for 10 tokens.
     """
     penalty = LENGTH_PENALTIES[values["length_penalty_type"]]
     n = torch.tensor(LENGTHS, dtype=torch.float64)
@@ -57,7 +64,7 @@ def smoothed(values: Values) -> tuple[float, ...]:
     """Compute the target probabilities under label smoothing.
 
     Returns:
-        The probability of the target token, and that of all other tokens together.
+        The probability of the target token, and the sum over all other tokens.
     """
     kind = values["label_smoothing_type"]
     own, _ = smoothing_weights(float(values["label_smoothing"]), kind, int(values["vocab_size"]))
@@ -65,7 +72,10 @@ def smoothed(values: Values) -> tuple[float, ...]:
 
 
 def peak(values: Values) -> tuple[float, ...] | None:
-    """Compute the peak learning rate; for noam it depends on width and warm-up steps."""
+    """Compute the peak learning rate.
+
+    The schedule noam scales the rate by width and warm-up steps. None for noam without a width.
+    """
     lr = float(values["lr"])
     if values["schedule"] != "noam":
         return (lr,)
@@ -77,7 +87,14 @@ def peak(values: Values) -> tuple[float, ...] | None:
 
 
 def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: int) -> float:
-    """Compute the maximum learning rate over `total` optimizer steps."""
+    """Compute the maximum learning rate of a training.
+
+    Args:
+        schedule: Schedule of the learning rate.
+        lr: Learning rate that the schedule multiplies.
+        total: Number of optimizer steps.
+        d_model: Width D of the model, for the schedule noam.
+    """
     factor = learning_rate_factor(schedule, lr, total, d_model)
     # Every schedule rises during its warm-up and falls afterwards.
     last = min(total, schedule.warmup_steps + 2)
@@ -85,9 +102,10 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 
 
 def decay(values: Values) -> tuple[float, ...] | None:
-    """Convert a weight decay to that of torch's AdamW, which multiplies it by the learning rate.
+    """Convert the weight decay of a card to the convention of torch's AdamW.
 
-    None for an L2 penalty, or if the card lacks the convention or the learning rate.
+    AdamW multiplies the decay by the learning rate in each step. None for an L2 penalty, which
+    cannot be converted, and if the card does not state the convention or the learning rate.
     """
     given = float(values["weight_decay"])
     form = values.get("weight_decay_form")
@@ -98,20 +116,32 @@ def decay(values: Values) -> tuple[float, ...] | None:
 
 
 def tokens(values: Values) -> tuple[float, ...] | None:
-    """Compute the tokens per optimizer step over all devices.
+    """Compute the number of tokens per optimizer step over all devices.
 
-    In a sentence pair, the tokens of the longer side count, including padding.
+    Of a sentence pair, only the longer side counts, including padding. None if the card states
+    neither tokens nor samples and length of a batch.
     """
     return _per_step(values, "batch_tokens") or _per_step(values, "batch_rows", "length")
 
 
 def rows(values: Values) -> tuple[float, ...] | None:
-    """Compute the rows (samples) per optimizer step over all devices."""
+    """Compute the number of samples per optimizer step over all devices.
+
+    None if the card does not state the number of samples of a batch (`batch_rows`).
+    """
     return _per_step(values, "batch_rows")
 
 
 def _per_step(values: Values, *keys: str) -> tuple[float, ...] | None:
-    """Multiply values by devices and accumulation; None if a value is missing."""
+    """Compute the product of some values of a card, its devices and its accumulation steps.
+
+    Args:
+        values: Values of the card. One device and one accumulation step are assumed if not stated.
+        keys: Keys of the values to multiply.
+
+    Returns:
+        One number, or None if a value of `keys` is missing.
+    """
     if not set(keys) <= values.keys():
         return None
     factors = [*(values[key] for key in keys), values.get("devices", 1)]

@@ -1,7 +1,7 @@
 """The command `fourfold diff`: differences between recipe cards and config files.
 
 A recipe card is a YAML file with the hyperparameters of one published training and the convention
-of each, such as the formula of a length penalty.
+of each, such as the formula of a length penalty. Config files are converted to cards.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fourfold.errors import InputError
 from fourfold.reproduce.recipe_cards.cards import KEYS, TASKS_OF_KEY, Card, cards, find_card
 
 MAX_RECIPES = 26  # each recipe is named by a letter
-# Option of a config, below its model, data and trainer, for keys with another name.
+# Option of a config file by key of a card, for keys whose option has another name.
 OPTION_OF_KEY = {
     "optimizer": "optimizer.name",
     **{key: f"optimizer.{key}" for key in ("bias_correction", "eps", "weight_decay", "lr")},
@@ -29,7 +29,7 @@ OPTION_OF_KEY = {
     "mlm_probability": "masking.mlm_probability",
     "static_masks": "masking.dupe_factor",
 }
-# Task of a card by the end of the name of a Task class; the first match counts.
+# Task of a card by the end of the name of a Task class; the first entry that matches counts.
 TASK_OF_CLASS = {
     "MaskedLanguageModeling": "masked_lm",
     "LanguageModeling": "causal_lm",
@@ -52,7 +52,13 @@ file, or a recipe that `fourfold recipes` lists, such as gpt2/small."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare two or more recipes, or list the recipe cards.
+    """Print the differences between two or more recipes; with `--list`, only list the recipe cards.
+
+    Args:
+        argv: Arguments after `fourfold diff`.
+
+    Returns:
+        The exit code, 0.
 
     Raises:
         InputError: A recipe is unknown or a config is invalid.
@@ -83,7 +89,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_config(name: str) -> Card:
-    """Convert a config file, or a recipe of the package, to a card.
+    """Convert a config file to a recipe card.
+
+    Args:
+        name: Path of the file, or name of a packaged recipe such as gpt2/small.
 
     Raises:
         InputError: The config is invalid or names no model.

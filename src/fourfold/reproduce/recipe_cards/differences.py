@@ -17,7 +17,12 @@ ABSENT = "-"  # the key does not apply to the task
 
 
 def compare(recipes: Sequence[Card]) -> list[str]:
-    """Compare two to 26 recipes; return the lines to print. Each recipe is named by a letter."""
+    """Compare two to 26 recipe cards, each of which is named by a letter from A on.
+
+    Returns:
+        The lines to print: titles, table of differing values, derived quantities, notes, and equal
+        values.
+    """
     lettered = dict(zip(ascii_uppercase, recipes, strict=False))
     lines = []
     for letter, card in lettered.items():
@@ -52,6 +57,7 @@ def compare(recipes: Sequence[Card]) -> list[str]:
 
 
 def _text(card: Card, key: str) -> str:
+    """Format the value of a key; ABSENT if the key does not apply, OPEN if it is not stated."""
     value = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
@@ -59,11 +65,18 @@ def _text(card: Card, key: str) -> str:
 
 
 def _noted(card: Card, key: str) -> str:
+    """Format the value of a key, followed by * if the card has a note on the value."""
     return _text(card, key) + "*" * (key in card.notes)
 
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
-    """Format each derived quantity whose inputs differ, with the meaning of its conventions."""
+    """Iterate over the lines on derived quantities (`RESOLVED`) that are not equal in all cards.
+
+    A quantity with equal numbers is also shown if the cards state them by different values.
+
+    Args:
+        lettered: Cards by letter.
+    """
     explained: set[str] = set()
     for quantity in RESOLVED:
         results = {
@@ -93,7 +106,14 @@ def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
 
 
 def _groups(results: Mapping[str, tuple[float, ...]]) -> list[list[str]]:
-    """Group the letters of recipes with equal results."""
+    """Group the cards for which a derived quantity is equal.
+
+    Args:
+        results: Numbers of the quantity by letter of the card.
+
+    Returns:
+        The letters of the cards of each group.
+    """
     groups: list[list[str]] = []
     for letter, numbers in results.items():
         for group in groups:
@@ -108,7 +128,13 @@ def _groups(results: Mapping[str, tuple[float, ...]]) -> list[list[str]]:
 def _conclusions(
     quantity: Resolution, lettered: Mapping[str, Card], groups: Sequence[Sequence[str]]
 ) -> Iterator[str]:
-    """State which recipes are equal, and where one number has two meanings."""
+    """Iterate over sentences that say for which cards a derived quantity is equal or different.
+
+    Args:
+        quantity: Derived quantity.
+        lettered: Cards by letter.
+        groups: Letters of the cards for which the quantity is equal.
+    """
     for group in groups:
         if len(group) > 1:
             everyone = len(group) == len(lettered)
@@ -123,5 +149,6 @@ def _conclusions(
 
 
 def _listed(letters: Sequence[str]) -> str:
+    """Join letters as in "A, B and C"."""
     *others, last = letters
     return f"{', '.join(others)} and {last}" if others else last

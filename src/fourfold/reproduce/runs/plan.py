@@ -1,9 +1,10 @@
-"""Planning of the training runs behind the rows of a table.
+"""Planning of the training runs behind the rows of a table: directories, options and order.
 
 A run consists of `fourfold fit` and `fourfold test` of a recipe, with the changes of one row (line)
-of the table and with one seed. Its run directory, which holds checkpoints and metrics, is
-RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and .../ROW/PART/seed_N for each
-further training, which is called a part.
+of the table and with one seed. A row may need several trainings, such as pretraining and
+fine-tuning; those after the first training are called parts. The run directory, which holds
+checkpoints and metrics, is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and
+.../ROW/PART/seed_N for a part.
 """
 
 import json
@@ -19,7 +20,7 @@ from fourfold.reproduce.load_tables import find_tables, merged
 from fourfold.reproduce.runs.run import RECIPE_MACHINE, Machine, Run
 from fourfold.reproduce.tables import RANDOM, Recipe, Row, Table, Tier
 
-# Section of a row's changes: prefix of the corresponding options of `fourfold fit`.
+# Prefix of the options of `fourfold fit`, by section of the changes of a recipe.
 SECTIONS = {
     "config": "model.init_args.config.",
     "model": "model.init_args.",
@@ -33,14 +34,14 @@ ROW_KEYS = (*RUN_KEYS, "each", "start", "words", "teacher", "columns")
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Plan of the runs of one row with one seed.
+    """Plan of the runs of one row of a table with one seed.
 
     Args:
-        table: Table of the row.
-        tier: Tier whose recipes are run, such as laptop.
-        row: Row.
+        table: Table.
+        tier: Name of the tier whose recipes are run, such as laptop.
+        row: Row of the table.
         seed: Random seed.
-        folder: Directory of all run directories.
+        folder: Directory that contains all run directories (RUNS).
         machine: Devices that the runs are trained on.
     """
 
@@ -57,7 +58,9 @@ class RowPlan:
         return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
 
     def runs(self) -> dict[str, Run]:
-        """Return the runs of the row by part, in order; "" is the first training.
+        """Return the runs of the row by part, in the order of execution.
+
+        The key of the first training is "", and that of a teacher to distil is "teacher".
 
         Raises:
             InputError: A recipe is missing, or the row has an unknown key or an unknown start.
@@ -83,7 +86,17 @@ class RowPlan:
         return planned
 
     def _teacher_and_first(self, recipe: Tier, changes: dict[str, Any]) -> dict[str, Run]:
-        """Return the teacher, if any, and the first training, which may be that of another row."""
+        """Return the runs that the parts of the row may start from, in the order of execution.
+
+        Args:
+            recipe: Recipes of the tier.
+            changes: Changes of the recipe for the row.
+
+        Returns:
+            A dict with the run "teacher", if the row distils a teacher, and the run "" for the
+            first training, which is missing if the parts start from random weights. Both may
+            belong to other rows.
+        """
         start = changes.get("start", self.row.name)
         planned: dict[str, Run] = {}
         if "teacher" in changes:
@@ -99,10 +112,15 @@ class RowPlan:
         return planned
 
     def _other_row(self, key: str, name: str) -> Run:
-        """Return the first training of another row, ROW or PAPER/TABLE/ROW.
+        """Return the first training of another row of this table or of another table.
+
+        Args:
+            key: Key of the row's changes that names the other row (start, words or teacher), for
+                the message.
+            name: Name of the other row: ROW in this table, or PAPER/TABLE/ROW.
 
         Raises:
-            InputError: There is no such row, or it starts from a further row.
+            InputError: There is no such row in the tier, or the other row has a `start` itself.
         """
         table_name, _, row = name.rpartition("/")
         table = find_tables([table_name])[0] if table_name else self.table
@@ -118,7 +136,16 @@ class RowPlan:
         start_options: list[str],
         starts: tuple[Run, ...],
     ) -> Run:
-        """Return the run of a recipe with changes, options of its start, and runs to start from."""
+        """Return the run of one training of the row.
+
+        Args:
+            part: Name of the part; "" for the first training.
+            recipe: Recipe of the training.
+            changes: Changes of the recipe for the row.
+            start_options: Options of the commands that name the weights, the tokenizer or the
+                teacher in the directories of `starts`.
+            starts: Runs that have to be finished before this run.
+        """
         config = find_config(changes.get("recipe", recipe.config))
         changed = merged(recipe.options, {k: v for k, v in changes.items() if k in SECTIONS})
         names = (self.table.name, self.row.name, part, self.seed)
@@ -143,16 +170,17 @@ def plan_runs(
     runs: Path,
     machine: Machine = RECIPE_MACHINE,
 ) -> list[Run]:
-    """Return the runs of several rows without repetition, ordered by seed.
+    """Return the runs of several rows of a table without repetition, ordered by seed.
 
-    A run follows all runs that it starts from, even if those belong to rows that are not given.
+    Each run comes after all runs that it starts from, which are included even if they belong to
+    rows that are not in `rows`.
 
     Args:
-        table: Table of the rows.
-        tier: Tier whose recipes are run.
-        rows: Rows.
-        n_seeds: Number of seeds, from 0.
-        runs: Directory of the run directories.
+        table: Table.
+        tier: Name of the tier whose recipes are run.
+        rows: Rows of the table.
+        n_seeds: Number of seeds, which are 0 to `n_seeds` - 1.
+        runs: Directory that contains all run directories.
         machine: Devices that the runs are trained on.
 
     Raises:
@@ -169,18 +197,23 @@ def plan_runs(
 
 
 def _with_starts(run: Run) -> Iterator[Run]:
+    """Iterate over the runs that a run directly or indirectly starts from, and the run itself."""
     for start in run.starts:
         yield from _with_starts(start)
     yield run
 
 
 def _check_keys(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Raise InputError, with the location `where`, if a key of `given` is not in `known`."""
     for key in given:
         check_choice(f"{where}: key", key, known)
 
 
 def find_config(name: str) -> str:
-    """Return the relative path of a config, so that records contain no path of the machine.
+    """Return the path of a config file, relative so that records contain no path of the machine.
+
+    Args:
+        name: Path of the file, or name of a packaged recipe.
 
     Raises:
         InputError: There is neither a file nor a packaged recipe of that name.
@@ -189,7 +222,11 @@ def find_config(name: str) -> str:
 
 
 def options(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Convert changes by section (see `SECTIONS`) to command-line options."""
+    """Convert changes of a recipe to command-line options of `fourfold fit`.
+
+    Args:
+        changes: Values by key, for each section; sections are keys of `SECTIONS`.
+    """
     converted = []
     for section, keys in changes.items():
         for key, value in keys.items():

@@ -1,8 +1,9 @@
-"""Results of the runs of a table, read from run directories and from committed provenance files.
+"""Record of the runs of a table: finished, outdated and due runs, and the cells that runs fill.
 
 A run is the training and test of one row (line) of a table with one seed. A run is identified by
-its stamp, a hash of its options, configs and start runs, and by the hashes of its data. The file
-provenance.json of a table records the runs of the table.
+its stamp (a hash of its options, its configs and the runs that it starts from) and by the hashes of
+its data. Results are read from the run directories and from the committed file provenance.json of
+each table. A run is outdated if a result exists, but with another stamp or other data.
 """
 
 import statistics
@@ -21,17 +22,17 @@ NAMES = ("table", "row", "part", "seed")  # names of a run in its record
 
 
 class Record:
-    """Results of all runs that are finished, whether or not their directories still exist.
+    """Results of all finished runs, whether or not their run directories still exist.
 
     A run directory may disappear with its machine, whereas provenance.json keeps the result of
     each run of a table, so that the run is not repeated.
 
     Args:
-        files: Provenance files, PAPER/TABLE/TIER/provenance.json.
-        data: SHA-256 of the current data files, by name.
+        files: Files provenance.json of several tables, in directories PAPER/TABLE/TIER.
+        data: SHA-256 of the current data files, by name of the file.
 
     Raises:
-        InputError: A file is damaged.
+        InputError: A provenance file is damaged.
     """
 
     def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
@@ -50,15 +51,17 @@ class Record:
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
-        """Return the number of seeds on record for a table."""
+        """Return the number of seeds on record for a table, given by its name PAPER/TABLE."""
         return max((entry["seed"] + 1 for entry in self._of_table(table).values()), default=0)
 
     def _of_table(self, table: str) -> dict[str, dict[str, Any]]:
-        """Return the recorded entries of a table by title."""
+        """Return the recorded results in the provenance files of a table, by title of the run."""
         return {title: e for (name, title), e in self._by_title.items() if name == table}
 
     def in_directory(self, run: Run) -> dict[str, Any] | None:
-        """Return the result in the directory of a run; None if it has other options or data.
+        """Return the result in the directory of a run.
+
+        None if the run is not finished, or if the directory belongs to other options or data.
 
         Raises:
             InputError: The directory was created by hand and does not match the run.
@@ -66,7 +69,9 @@ class Record:
         return None if self._change(run) else run.result
 
     def find(self, run: Run) -> dict[str, Any] | None:
-        """Return the result of a run from its directory or the record; None if it never finished.
+        """Return the result of a run from its directory, or else from a provenance file.
+
+        None if the run was never finished with its present options and data.
 
         Raises:
             InputError: The directory was created by hand and does not match the run.
@@ -74,15 +79,19 @@ class Record:
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
     def is_outdated(self, run: Run) -> bool:
-        """Return True if the run is on record, but with other options or data."""
+        """Return True if a provenance file has the run, but only with other options or data."""
         is_recorded = any(run.title == title for _, title in self._by_title)
         return is_recorded and self.find(run) is None
 
     def outdated(self, table: str, runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the recorded entries of a table whose titles are not among those of `runs`.
+        """Return the recorded results of a table that no current result replaces.
 
-        An outdated entry stays on record, because it becomes valid again if the change of its
+        An outdated result stays on record, because it becomes valid again if the change of its
         recipe is reverted.
+
+        Args:
+            table: Name of the table, PAPER/TABLE.
+            runs: Current results. A recorded result with the title of one of them is left out.
         """
         current = {_title(run) for run in runs}
         return [e for title, e in self._of_table(table).items() if title not in current]
@@ -98,7 +107,10 @@ class Record:
                 )
 
     def _change(self, run: Run) -> str:
-        """Describe the difference between a run and the start of its directory; "" if none."""
+        """Describe the difference between a run and the run that its directory was started with.
+
+        "" if there is no difference or no such directory.
+        """
         started = run.started_with
         if started and not self._is_current(started["data"]):
             return "the data have changed"
@@ -107,13 +119,21 @@ class Record:
         return ""
 
     def _is_current(self, data: Mapping[str, str]) -> bool:
-        """Return True if `data` and the current data have the same hashes for all common names."""
+        """Return True if the hashes of all files that `data` shares with `self.data` are equal.
+
+        Args:
+            data: SHA-256 of the data files of a recorded run, by name of the file.
+        """
         return all(data[name] == self.data[name] for name in data.keys() & self.data.keys())
 
     def due(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs to execute: unfinished ones, and finished ones whose weights are needed.
+        """Return the runs to execute.
 
-        A finished run is repeated if another run starts from it and its weights no longer exist.
+        These are the unfinished runs, and each finished run whose weights no longer exist although
+        a run to execute starts from them.
+
+        Args:
+            runs: Runs, each after those that it starts from.
         """
         due: list[Run] = []
         needed: set[Path] = set()
@@ -125,11 +145,19 @@ class Record:
         return due[::-1]
 
     def usable(self, run: Run) -> bool:
-        """Return True if the run is finished and its weights exist."""
+        """Return True if the run is finished and its weights still exist in its directory."""
         return run.has_weights and self.in_directory(run) is not None
 
     def expected_seconds(self, runs: Sequence[Run], run: Run) -> float | None:
-        """Return the median seconds of finished runs of the same recipe, or those of the table."""
+        """Estimate the duration of a run in seconds.
+
+        The estimate is the median of the finished runs with the same recipe or, if there are none,
+        the duration that the recipe states (`Run.minutes`). None if both are unknown.
+
+        Args:
+            runs: Runs to compare with.
+            run: Run whose duration is estimated.
+        """
         similar = [r for r in runs if (r.recipe, r.minutes) == (run.recipe, run.minutes)]
         results = [result for r in similar if (result := self.find(r))]
         if known := [s for result in results if (s := result.get("seconds")) is not None]:
@@ -138,6 +166,7 @@ class Record:
 
 
 def _title(entry: Mapping[str, Any]) -> str:
+    """Return the title of the run that a recorded result belongs to."""
     return run_title(**{key: entry[key] for key in NAMES})
 
 
@@ -148,15 +177,15 @@ def collect_results(
 
     Args:
         table: Table.
-        tier: Tier.
-        n_seeds: Number of seeds to show.
-        runs_dir: Directory of the run directories.
+        tier: Name of the tier.
+        n_seeds: Number of seeds whose values the cells contain.
+        runs_dir: Directory that contains all run directories.
         record: Results of the finished runs.
         machine: Devices that the runs are trained on.
 
     Returns:
-        The cells of the table; and for each finished run its row, seed, stamp, commands, metrics
-        and provenance.
+        The cells of the table, and one mapping for each finished run, with its table, row, part,
+        seed, stamp, commands, metrics and the rows that use it.
     """
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)
     results = {run.folder: result for run in runs if (result := record.find(run))}

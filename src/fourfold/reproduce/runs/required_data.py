@@ -1,4 +1,4 @@
-"""Data files that the trainings of a table require, and their hashes."""
+"""Search for the data files that the trainings of a table require, and hashes of these files."""
 
 import hashlib
 import os
@@ -9,7 +9,15 @@ from fourfold.reproduce.tables import Table
 
 
 def find_files(table: Table, tier: str) -> dict[str, Path]:
-    """Locate the data files of a tier (such as laptop) in the current directory or $FOURFOLD_DATA.
+    """Locate the data files of a tier in the current directory or in $FOURFOLD_DATA.
+
+    Args:
+        table: Table.
+        tier: Name of one of the table's tiers, such as laptop.
+
+    Returns:
+        Paths of the files and directories by their name in the tier (`Tier.files`), without .gz if
+        the uncompressed file of GLUE was found.
 
     Raises:
         InputError: A file is missing.
@@ -32,10 +40,16 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
 
 
 def hashes(files: dict[str, Path]) -> dict[str, str]:
-    """Compute the SHA-256 of each file, or of the names and sizes of all files in a directory.
+    """Compute the SHA-256 of each file or directory.
 
-    The content of directories such as ImageNet is not read, because that would take longer than
-    many trainings. Missing or resized images change the names or sizes.
+    The hash of a directory covers the names and sizes of the files in it. Their content is not
+    read, because that would take longer than many trainings for a directory such as ImageNet.
+
+    Args:
+        files: Paths of files and directories, by name.
+
+    Returns:
+        The hashes, by name.
     """
     return {
         name: _hash_listing(path) if path.is_dir() else _hash_file(path)
@@ -49,6 +63,7 @@ def _hash_file(file: Path) -> str:
 
 
 def _hash_listing(directory: Path) -> str:
+    """Return the SHA-256 of the names and sizes of all files in a directory tree."""
     digest = hashlib.sha256()
     for folder, subfolders, names in os.walk(directory, followlinks=True):
         subfolders.sort()

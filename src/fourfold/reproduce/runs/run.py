@@ -1,7 +1,7 @@
-"""Training run of a table row (line): machine, options, identity, results and execution.
+"""Training run of one row (line) of a table: machine, options, identity, results and execution.
 
-The identity of a run is its stamp, a SHA-256 hash of everything that determines the result of the
-run, except the data.
+A run is the training and test of one row with one seed. The identity of a run is its stamp, a
+SHA-256 hash of everything that determines the result of the run, except the data.
 """
 
 import hashlib
@@ -35,11 +35,15 @@ MACHINE_OPTIONS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices for which the batch of a recipe is split so that the global batch stays the same.
+    """Devices that a recipe is trained on.
+
+    The batch of the recipe is split over the devices and over accumulation steps, so that the
+    global batch, the samples of one optimizer step on all devices, stays that of the recipe.
 
     Args:
-        config: Config of the Trainer such as configs/trainer/ddp.yaml; None for the recipe's own.
-        memory: Memory of one device in GiB; None if every micro-batch fits.
+        config: File with options of the Trainer such as configs/trainer/ddp.yaml; None for the
+            devices that the recipe names.
+        memory: Memory of one device in GiB, which limits the micro-batch; None for no limit.
 
     Raises:
         InputError: The config sets an option that belongs to the recipe, or `memory` is invalid.
@@ -62,14 +66,18 @@ class Machine:
                 raise InputError(problem, option=key, file=self.config, line=line)
 
     def options(self, given: list[str]) -> list[str]:
-        """Return options followed by the config of this machine, which overrides the recipe."""
+        """Append the config of this machine, which overrides the recipe, to the options `given`."""
         return [*given, *(["--config", self.config] if self.config else [])]
 
     def split_batch(self, fit: list[str]) -> dict[str, int]:
-        """Compute the options, by key, that keep the global batch of a recipe on this machine.
+        """Compute the options that keep the global batch of a recipe on this machine.
 
         Args:
             fit: Options of `fourfold fit`; empty if nothing is trained.
+
+        Returns:
+            Values by key of the option, such as trainer.accumulate_grad_batches; empty if the
+            options of the recipe need no change.
 
         Raises:
             InputError: The data that determine the model's size are missing, the batch is not
@@ -87,13 +95,13 @@ RECIPE_MACHINE = Machine()  # the devices named in the recipe
 
 @dataclass(frozen=True)
 class Run:
-    """Training and test of one table row with one seed.
+    """Training and test of one row of a table with one seed.
 
     Args:
         table: Name of the table, PAPER/TABLE.
-        row: Name of the row.
-        part: Name of a training that follows the first training of the row or runs beside it; ""
-            for the first training.
+        row: Name of the row of the table.
+        part: Name of the training, such as a fine-tuning, among those after the first training of
+            the row; "" for the first training.
         seed: Random seed.
         folder: Run directory, which holds checkpoints and metrics.
         recipe: Recipe that the run follows.
@@ -128,10 +136,10 @@ class Run:
 
     @cached_property
     def stamp(self) -> str:
-        """SHA-256 of everything except the data that determines the result of the run.
+        """Identity of the run: SHA-256 of its options, its configs and the stamps of `starts`.
 
-        The hash covers the options, the content of the configs, and the stamps of the runs in
-        `starts`, but no paths and no devices. Runs of several tables may have the same stamp.
+        The hash does not depend on the data, paths or devices. Runs of several tables may have the
+        same stamp.
         """
         starts = {str(run.folder): run.stamp for run in self.starts}
         portable = [list(_portable(options, starts)) for options in (self.fit, self.test)]
@@ -140,9 +148,11 @@ class Run:
 
     @property
     def started_with(self) -> dict[str, Any] | None:
-        """Stamp, data hashes, commands, batch split and seconds of the existing run directory.
+        """Record of the run that the existing run directory was started with.
 
-        None if there is no run directory, or if the user created it by hand.
+        A dict with the keys `stamp`, `data` (hashes), `commands`, `cut` (options that split the
+        batch) and `seconds`. None if there is no run directory, or if it was created by hand and
+        not by this class.
         """
         if not (self.folder.is_dir() and self._start_file.is_file()):
             return None
@@ -150,23 +160,23 @@ class Run:
 
     @property
     def _start_file(self) -> Path:
-        """File next to the run directory that holds `started_with`."""
+        """Path of the file next to the run directory that holds the content of `started_with`."""
         return self.folder.with_name(f".{self.folder.name}.json")
 
     @property
     def seconds(self) -> float | None:
-        """Time in seconds that the run has taken so far; None if it is not known."""
+        """Time in seconds that training and test have taken so far; None if it is not known."""
         return (self.started_with or {}).get("seconds")
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """Duration in seconds, metrics, commands and provenance of a finished run.
+        """Duration in seconds, metrics, commands and provenance of the run, by name.
 
-        None if the run is not finished or its directory is gone.
+        None if the run is not finished or its directory does not exist any more.
 
         Raises:
-            InputError: The directory was created by hand, with other options or by a config that
-                has changed since.
+            InputError: The directory was created by hand, and its options differ from those of the
+                run, or its config has changed since.
         """
         directory = RunDirectory(self.folder)
         started = self.started_with
@@ -186,7 +196,7 @@ class Run:
 
     @cached_property
     def options(self) -> dict[str, list[str]]:
-        """Options of each command (fit, test) on the machine of the run.
+        """Options on the machine of the run, by command: "fit" (if it trains) and "test".
 
         Raises:
             InputError: The batch of the recipe cannot be split for the machine.
@@ -201,27 +211,27 @@ class Run:
 
     @cached_property
     def _batch_split(self) -> dict[str, int]:
-        """Options that split the batch of the recipe for the machine."""
+        """Values by key of the options that split the batch of the recipe for the machine."""
         return self.machine.split_batch(self.fit)
 
     @property
     def commands(self) -> list[str]:
-        """Commands of the run as a user would type them."""
+        """Command lines of the run as a user would type them."""
         return [shlex.join(["fourfold", name, *given]) for name, given in self.options.items()]
 
     def execute(self, limit: float | None, data: Mapping[str, str]) -> int:
-        """Train and test, or resume a training that was interrupted.
+        """Train and test in subprocesses; an interrupted training is resumed.
 
         Args:
             limit: Seconds after which the training is saved and stopped; None for no limit.
-            data: SHA-256 of each data file, by name.
+            data: SHA-256 of each data file, by name, to be recorded with the run.
 
         Returns:
             0, or the exit code of the command that failed or was stopped.
 
         Raises:
-            InputError: The batch cannot be split for the machine, the run was started with another
-                split, or a config was edited while the run was in progress.
+            InputError: The batch cannot be split for the machine, the interrupted training had
+                another split, or a config was edited while the run was in progress.
         """
         start = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
@@ -251,12 +261,26 @@ class Run:
 
 
 def run_title(table: str, row: str, part: str, seed: int) -> str:
-    """Return the name of one run of a table."""
+    """Return the name of one run in messages and records.
+
+    Args:
+        table: Name of the table, PAPER/TABLE.
+        row: Name of the row of the table.
+        part: Name of the training, such as a fine-tuning, among those after the first training of
+            the row; "" for the first training.
+        seed: Random seed.
+    """
     return f"{table}, row {row}, {part + ', ' if part else ''}seed {seed}"
 
 
 def _portable(options: list[str], starts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield options without paths; run directories of `starts` are replaced by their stamps."""
+    """Iterate over pairs of option and value without paths, which differ between machines.
+
+    Args:
+        options: Options and values in alternation. `--config` and `--run_dir` are left out.
+        starts: Stamps of the runs that this run starts from, by run directory. A stamp replaces the
+            directory in values such as the path of a checkpoint.
+    """
     for key, value in zip(options[::2], options[1::2], strict=True):
         if key in ("--config", "--run_dir"):
             continue

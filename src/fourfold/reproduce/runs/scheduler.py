@@ -1,7 +1,7 @@
 """Execution of the unfinished runs of a table within a time budget.
 
 A run is the training and test of one row (line) of a table with one seed. Finished runs are skipped
-and interrupted runs are resumed. A run whose measured duration exceeds the remaining budget is
+and interrupted runs are resumed. A run whose expected duration exceeds the remaining budget is
 skipped in favour of a shorter run. A run of unknown duration is started, then saved and stopped
 when the budget ends, so that a long training advances by one budget at a time, for example on a
 cluster that grants a few hours per job.
@@ -24,11 +24,13 @@ class Budget:
     """Time budget shared by the runs of one or several tables.
 
     Args:
-        seconds: Length of the budget in seconds; None for no limit.
+        seconds: Length of the budget in seconds, from the creation of this object; None for no
+            limit.
 
     Attributes:
-        was_used: True if a run was started.
-        n_postponed: Number of runs that did not fit.
+        was_used: True if at least one run was started.
+        n_postponed: Number of runs that did not fit into the budget or were stopped at its end,
+            and of the runs that start from them.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -40,17 +42,19 @@ class Budget:
 
     @property
     def left(self) -> float | None:
-        """Remaining seconds; None without a limit."""
+        """Remaining seconds of the budget; None if there is no limit."""
         if self.seconds is None:
             return None
         return max(0.0, self.seconds - (time.monotonic() - self._start))
 
     def admits(self, title: str, needed: float | None) -> bool:
-        """Return True if a run may start in the remaining time, and note it otherwise.
+        """Return True if a run may start in the remaining time.
+
+        A run that needs more than the remaining time is noted for `check_was_sufficient`.
 
         Args:
-            title: Name of the run.
-            needed: Expected duration of the run in seconds; None if it is unknown.
+            title: Title of the run.
+            needed: Expected remaining duration of the run in seconds; None if it is unknown.
         """
         left = self.left
         if left is None:
@@ -61,7 +65,7 @@ class Budget:
         return left > 0.0
 
     def check_was_sufficient(self) -> None:
-        """Raise InputError, naming the shortest run, if no run fitted into the budget."""
+        """Raise InputError, which names the shortest run, if no run fitted into the budget."""
         if self._too_long and not self.was_used:
             shortest = min(self._too_long, key=self._too_long.__getitem__)
             raise InputError(
@@ -76,16 +80,17 @@ def run_all(
 ) -> int:
     """Execute all unfinished runs that fit into the budget.
 
-    If a run fails, only the runs that start from it are skipped.
+    If a run fails, only the runs that start from the failed run are skipped.
 
     Args:
         runs: Runs, each after those that it starts from.
         record: Results of the finished runs.
-        budget: Time budget; at the end of the budget, the current run is saved and stopped.
-        on_finished: Callback after each finished run.
+        budget: Time budget, at the end of which the current run is saved and stopped.
+        on_finished: Function that is called after each run that is finished.
 
     Returns:
-        0, or the exit code of the first run that failed or was stopped by a signal.
+        0 if no run failed; the exit code of the run that a signal stopped, if any; otherwise the
+        exit code of the first run that failed.
     """
     due = record.due(runs)
     failed: dict[Path, int] = {}
@@ -116,7 +121,19 @@ def run_all(
 def _attempt(
     run: Run, runs: Sequence[Run], record: Record, budget: Budget, prefix: str
 ) -> int | None:
-    """Execute one run; return its exit code, or None if it does not fit into the budget."""
+    """Execute one run if it fits into the budget.
+
+    Args:
+        run: Run to execute.
+        runs: Runs of the same plan, from which the duration of `run` is estimated.
+        record: Results of the finished runs.
+        budget: Time budget.
+        prefix: Text before the run's title in the message, such as "[2/9] ".
+
+    Returns:
+        The exit code of the run, 2 if its input is invalid; None if the run does not fit into the
+        budget or was stopped at the end of the budget.
+    """
     needed = record.expected_seconds(runs, run)
     if not budget.admits(run.title, None if needed is None else needed - (run.seconds or 0.0)):
         return None
@@ -137,4 +154,5 @@ def _attempt(
 
 
 def _duration(seconds: float) -> str:
+    """Format a duration in seconds below 90 s, otherwise in minutes."""
     return f"{seconds:.0f}s" if seconds < 90 else f"{seconds / 60:.3g}m"
