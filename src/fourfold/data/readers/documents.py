@@ -1,4 +1,4 @@
-"""TextSource: documents for language models from built-in text, files or the Hugging Face hub.
+"""TextSource: reader of documents for language models; read_python_docs: the built-in text.
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
 built-in text is the language reference of Python (`pydoc_data.topics`) and the docstrings of the
@@ -34,11 +34,14 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def read_python_docs() -> dict[str, TextTable]:
-    """Return the documents in fixed splits that share no line and no sentence.
+    """Return the built-in documents, Python's documentation, divided into three splits.
 
-    The split of a document follows from the name of the document. Repeated paragraphs are kept
-    once. Paragraphs of validation and test that share a line or a sentence with an earlier split
-    are dropped.
+    A hash of its name assigns each document to a split. Repeated paragraphs are kept once. A
+    validation paragraph that shares a line or a sentence with the training split is dropped, and so
+    is a test paragraph that shares one with the training or validation split.
+
+    Returns:
+        Tables of the splits "train", "val" and "test", whose only column has the documents.
     """
     documents: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for name, text in (*_read_topics(), *_read_docstrings()):
@@ -62,7 +65,7 @@ def _read_topics() -> Iterator[tuple[str, str]]:
 
 
 def _read_docstrings() -> Iterator[tuple[str, str]]:
-    """Yield one document for each top-level module of the standard library."""
+    """Yield name and docstrings of each top-level module of the standard library, as a document."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         try:
             tree = ast.parse(path.read_bytes())
@@ -73,7 +76,7 @@ def _read_docstrings() -> Iterator[tuple[str, str]]:
 
 
 def _definitions(node: ast.AST) -> Iterator[_Documented]:
-    """Yield the nodes that may have a docstring, in source order."""
+    """Yield the modules, classes and functions at or below a syntax node, in source order."""
     if isinstance(node, _Documented):
         yield node
     for block in ("body", "handlers", "orelse", "finalbody"):
@@ -88,9 +91,16 @@ def _lines_and_sentences(paragraph: str) -> set[str]:
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop repeated paragraphs, and paragraphs that share a line or sentence with `seen`.
+    """Drop repeated paragraphs, and paragraphs that share text with an earlier split.
 
-    `seen` holds the lines and sentences of the earlier splits; those of this split are added.
+    Args:
+        split: Name of the split, for the locations in the table.
+        documents: Texts of the documents of this split.
+        seen: Lines and sentences of the earlier splits, to which the function adds the lines and
+            sentences that this split keeps.
+
+    Returns:
+        Table with one column, the remaining documents.
     """
     texts = []
     seen_here: set[str] = set()
@@ -120,12 +130,14 @@ class TextSource:
 
     Args:
         source: builtin (Python's documentation), files or hub.
-        split_sources: Files, or a split of the hub, for each of "train", "val" and "test"; for
-            "val" and "test" also a fraction of the training documents to hold out.
-        column: Column of tables (.jsonl, .json, .csv, .tsv) and of the hub; a row is a document.
+        split_sources: Source of each split, with the keys "train", "val" and "test": one or several
+            files, the name of a split of the Hugging Face dataset, or None if there is no such
+            split; for "val" and "test" also a fraction of the training documents to hold out.
+        column: Column with the text in tables (.jsonl, .json, .csv, .tsv) and in a Hugging Face
+            dataset, where each row is a document.
         documents: Unit of plain text that is one document: the file, a line, or a paragraph between
             blank lines.
-        hub: Dataset for source hub.
+        hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
         train_rows: Number of training documents to sample; None takes all training documents.
     """
 
@@ -137,12 +149,12 @@ class TextSource:
     train_rows: int | None = None
 
     def read(self) -> dict[str, TextTable]:
-        """Read a table with one column, the documents, for each split.
+        """Read the documents of each split, as a table with one column.
 
         Raises:
-            InputError: As the readers of files and of the hub; or if no split is given, if there
-                are fewer training documents than `train_rows`, or if splits of built-in data are
-                named.
+            InputError: If `split_sources` names no split, or names a split although `source` is
+                builtin; if there are fewer training documents than `train_rows`; or if files or the
+                Hugging Face dataset cannot be read.
         """
         # A single document is divided from its end: the test split is the last part of the text.
         sources = {name: self.split_sources[name] for name in ("train", "test", "val")}
@@ -181,7 +193,16 @@ class TextSource:
 
 
 def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, TextTable]:
-    """Hold out documents, or the end of a single document: a fraction of its characters."""
+    """Hold out documents; if there is only one document, hold out the last part of its text.
+
+    Args:
+        table: Training documents.
+        fraction: Fraction of the documents, or of the characters of the single document.
+        name: Name of the new split.
+
+    Returns:
+        Table of the remaining documents, and table of the documents that are held out.
+    """
     if len(table) > 1:
         return hold_out(table, fraction, name)
     check_range(name, fraction, above=0.0, below=1.0)
@@ -194,6 +215,10 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
 
 
 def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the number of UTF-8 bytes, and of words between white space, of each text."""
+    """Count the UTF-8 bytes and the whitespace-separated words of each text.
+
+    Returns:
+        Number of bytes of each text, and number of words of each text.
+    """
     n_words = [sum(len(chunk.split()) for chunk in split_for_workers(text)) for text in texts]
     return [len(text.encode()) for text in texts], n_words

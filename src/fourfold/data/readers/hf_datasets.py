@@ -1,4 +1,4 @@
-"""Text columns from the Hugging Face hub, or from any source that `datasets.load_dataset` reads."""
+"""HubConfig and read_hub_split: text columns of datasets that `datasets.load_dataset` loads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from fourfold.errors import InputError
 
 @dataclass(frozen=True)
 class HubConfig:
-    """Options of `datasets.load_dataset`, which loads a dataset of the Hugging Face hub.
+    """Dataset to load with `datasets.load_dataset`, usually from the Hugging Face hub.
 
     Args:
-        path: Name on the hub, a local folder, or a builder such as "json" (with data_files in
-            options).
+        path: Name on the hub, a local folder, or a builder such as "json" (with `data_files` in
+            `options`).
         name: Configuration of the dataset, such as "de-en" or "wikitext-103-raw-v1".
         rows: Maximum number of rows to read from each split; None reads all rows.
         streaming: Download only the rows that are read, instead of the complete dataset.
-        options: Further arguments of `load_dataset`, such as data_files or revision.
+        options: Further arguments of `load_dataset`, such as `data_files` or `revision`.
     """
 
     path: str
@@ -30,7 +30,13 @@ class HubConfig:
 
 
 def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str]) -> TextTable:
-    """Read columns of one split, such as "train", "train[:1%]" or "train+test".
+    """Read text columns of one split of a Hugging Face dataset.
+
+    Args:
+        config: Dataset to load; None, if the user has given none, raises InputError.
+        split: Split in the notation of `load_dataset`, such as "train", "train[:1%]" or
+            "train+test".
+        columns: Names of the columns; "translation.de" is the column "de" of a nested record.
 
     Raises:
         InputError: If no dataset is given, if `datasets` is not installed or cannot load the split,

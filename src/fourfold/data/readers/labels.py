@@ -1,4 +1,4 @@
-"""Labels: class names, class indices, targets of a regression, and stratified subsets."""
+"""Functions for labels: class names, class indices, regression targets and stratified subsets."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ def find_classes(labels: Sequence[str], location: str) -> list[str]:
     """Return the distinct labels, sorted by value if all are numbers, otherwise alphabetically.
 
     Args:
-        labels: Labels of the training rows.
-        location: Location of the first row, for the error message.
+        labels: Labels of the training examples, at least one.
+        location: Location of the first example, such as "train.tsv:2", for the error message.
 
     Raises:
         InputError: If all labels are equal.
@@ -33,11 +33,18 @@ def find_classes(labels: Sequence[str], location: str) -> list[str]:
 
 
 def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:
-    """Return the index of each label in `names`, (rows,) int64.
+    """Return the class number of each label.
+
+    Args:
+        labels: Class name of each example.
+        table: Table of the examples, which gives the location of a wrong label for the message.
+        names: Names of all classes, in the order of their numbers.
+
+    Returns:
+        (examples,) int64.
 
     Raises:
-        InputError: If a label is not in `names`; the message has the location of the row in
-            `table`.
+        InputError: If a label is not in `names`.
     """
     indices = {name: index for index, name in enumerate(names)}
     for row, label in enumerate(labels):
@@ -48,11 +55,17 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
 
 
 def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
-    """Return the targets of a regression, (rows,) float32.
+    """Parse the labels of a regression.
+
+    Args:
+        labels: Label of each example, as text.
+        table: Table of the examples, which gives the location of a wrong label for the message.
+
+    Returns:
+        (examples,) float32.
 
     Raises:
-        InputError: If a label is not a finite number; the message has the location of the row in
-            `table`.
+        InputError: If a label is not a finite number.
     """
     values = np.zeros(len(labels), np.float32)
     for row, label in enumerate(labels):
@@ -67,17 +80,20 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
-    """Return the sorted numbers of sampled rows, with as equal class counts as possible.
+    """Sample training examples, with as equal class counts as possible.
 
-    With the same seed, a larger subset contains all rows of a smaller subset.
+    With the same seed, a larger subset contains all examples of a smaller subset.
 
     Args:
-        labels: (rows,) class of each row.
-        n_rows: Number of rows to sample.
+        labels: (examples,) class of each training example; all zeros if there are no classes.
+        n_rows: Number of examples to sample.
         seed: Seed of the sample.
 
+    Returns:
+        (n_rows,) sorted indices of the sampled examples.
+
     Raises:
-        InputError: If `n_rows` is below 1 or exceeds the number of rows.
+        InputError: If `n_rows` is below 1 or exceeds the number of examples.
     """
     if not 1 <= n_rows <= len(labels):
         message = f"must lie between 1 and the {len(labels)} training rows, got {n_rows}"

@@ -1,4 +1,4 @@
-"""Training, validation and test splits: reading of each split, hold-out by a hash of the text."""
+"""Functions that read training, validation and test splits, and hold out rows by a text hash."""
 
 import hashlib
 import logging
@@ -31,15 +31,18 @@ def read_tables(
 
     Args:
         source: "builtin", "files" or "hub".
-        split_sources: Source of each split, as for `read_splits`; None for built-in data.
+        split_sources: Source of each split: one or several names of files or of hub splits, a
+            fraction of the training rows to hold out, or None if there is no such split. If
+            `source` is "builtin", all must be None.
         builtin: Function that returns the splits of the built-in data.
-        read: Function that reads files, or splits of the hub.
-        divide: Function that holds out rows, as for `read_splits`.
-        needs_train: The training split must be given; otherwise any split suffices.
+        read: Function that reads one split from a list of names.
+        divide: Function that holds out rows, given the training rows, the fraction to hold out and
+            the name of the new split; it returns the remaining and the held-out rows.
+        needs_train: Require the training split; otherwise any one split suffices.
 
     Raises:
-        InputError: If `source` is unknown, if splits of built-in data are named, or if a split is
-            missing; or as `read` and `divide`.
+        InputError: If `source` is unknown, if `split_sources` names a split although `source` is
+            "builtin", or if a required split is missing; or as `read` and `divide`.
     """
     check_choice("data.source", source, get_args(Source))
     named = {name: given for name, given in split_sources.items() if given is not None}
@@ -61,18 +64,22 @@ def read_splits(
     read: Callable[[list[str]], T],
     divide: Callable[[T, float, str], tuple[T, T]],
 ) -> dict[str, T]:
-    """Read the rows of each split that is given.
+    """Read the rows (examples) of each split that has a source.
 
     Args:
-        sources: Source of each split: one or several files, or the fraction of the training rows
-            to hold out. The fractions are held out one after the other, in the order of `sources`.
-        read: Function that reads the rows of files.
-        divide: Function that divides rows into the remaining and the held-out rows, given the
-            fraction to hold out and the name of the new split.
+        sources: Source of each split: one or several files, a fraction of the training rows to hold
+            out, or None if there is no such split. The fractions are held out one after the other,
+            in the order of `sources`, each from the training rows that remain.
+        read: Function that reads the rows of a list of files.
+        divide: Function that holds out rows, given the training rows, the fraction to hold out and
+            the name of the new split; it returns the remaining and the held-out rows.
+
+    Returns:
+        Rows of each split, in the type of the return value of `read`.
 
     Raises:
-        InputError: As `read` and `divide`; or if a split has no file, or no training rows from
-            which a fraction could be held out.
+        InputError: If the list of files of a split is empty, or if a fraction is given without a
+            training split before it in `sources`; or as `read` and `divide`.
     """
     splits: dict[str, T] = {}
     for name, source in sources.items():
@@ -89,13 +96,14 @@ def read_splits(
 def read_rows(
     sources: Mapping[str, SplitSource], read: Callable[[str], list[T]], key: Callable[[T], str]
 ) -> dict[str, list[T]]:
-    """Read the rows of each split that is given, where a row is any object.
+    """Read the examples of each split, as lists of objects of any type.
 
     Args:
-        sources: Source of each split, as for `read_splits`.
-        read: Function that reads the rows of one file.
-        key: Function that returns the text by which a row is held out; rows with equal texts stay
-            in one split.
+        sources: Source of each split: one or several files, a fraction of the training examples to
+            hold out, or None if there is no such split.
+        read: Function that reads the examples of one file.
+        key: Function that returns a text of an example, such as the context of a question. If a
+            fraction is held out, examples with equal texts stay in one split.
 
     Raises:
         InputError: As `read`, `read_splits` and `hold_out`.
@@ -112,21 +120,23 @@ def read_rows(
 def hold_out(
     table: TextTable, fraction: float, name: str, n_columns: int | None = None
 ) -> tuple[TextTable, TextTable]:
-    """Hold out rows with about `fraction` of the texts in the first column.
+    """Divide a table into remaining and held-out rows, by a hash of the text in the first column.
 
-    The split of a text follows from the characters of the text alone, so the split of a row never
-    changes when the data grow. Remaining rows that share a text with a held-out row are dropped, so
-    that no text is in both splits.
+    The hash is compared with `fraction`, so a row stays in its split when other rows are added to
+    the data. Remaining rows that share a text with a held-out row are dropped, so that no text is
+    in both splits.
 
     Args:
         table: Rows to divide.
-        fraction: Fraction of the texts to hold out, above 0 and below 1.
-        name: Name of the new split; another name holds out other rows.
-        n_columns: Number of columns whose texts may not be shared, by default all; later columns
-            (labels, second sentences) may be shared.
+        fraction: Approximate fraction of the distinct texts in the first column to hold out, above
+            0 and below 1.
+        name: Name of the new split, which is hashed together with the text: another name holds out
+            other rows.
+        n_columns: Number of columns, from the first, whose texts must not be in both splits; None
+            means all columns. Other columns, such as labels, may have equal texts in both splits.
 
     Returns:
-        The remaining rows and the held-out rows.
+        Table of the remaining rows, and table of the held-out rows.
 
     Raises:
         InputError: If one side has no rows, or if `fraction` does not lie between 0 and 1.
@@ -152,6 +162,6 @@ def hold_out(
 
 
 def unit_hash(text: str) -> float:
-    """Return a number in [0, 1), a hash of the text; numbers of different texts are uniform."""
+    """Return a hash of a text as a number in [0, 1), uniformly distributed over different texts."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -1,9 +1,9 @@
 """Built-in translation pairs: dates, durations, money, names and numbers, from Babel and num2words.
 
-The rules of the Unicode CLDR (through Babel) and of num2words express the same value in many
-languages, and the languages order the words differently ("March 5, 2024" and "5. März 2024",
-"forty-two" and "zweiundvierzig"). A reference always has the value of its source sentence, so a
-perfect score is possible.
+Babel (with the rules of the Unicode CLDR) and num2words express the same value in many languages,
+which order the words differently ("March 5, 2024" and "5. März 2024", "forty-two" and
+"zweiundvierzig"). A target sentence always has the values of its source sentence, so a perfect
+score is possible.
 """
 
 import datetime
@@ -32,15 +32,15 @@ _SECONDS = dict(
 )
 
 
-# Function that formats a sampled value in the language of a code, such as "de".
+# Function that writes one sampled value in a language, given its code, such as "de".
 Formatter = Callable[[str], str]
-# Function that samples a value.
+# Function that samples a value, and returns the formatter of this value.
 Sampler = Callable[[random.Random], Formatter]
 
 
 @cache
 def _locale(lang: str) -> Any:
-    """Return the `babel.Locale` of a language that num2words knows, too."""
+    """Return the `babel.Locale` of a language; raise InputError if num2words does not know it."""
     from babel import Locale, UnknownLocaleError
 
     try:
@@ -53,7 +53,7 @@ def _locale(lang: str) -> Any:
 
 @cache
 def _spell(number: int, lang: str, to: str = "cardinal") -> str:
-    """Return a number in words; `to` is a form of num2words, such as "ordinal"."""
+    """Return a number in words; `to` is the form of the number in num2words, such as "ordinal"."""
     from num2words import num2words
 
     text: str = num2words(number, lang=lang, to=to)
@@ -61,7 +61,7 @@ def _spell(number: int, lang: str, to: str = "cardinal") -> str:
 
 
 def _can_spell(lang: str, to: str) -> bool:
-    """Return True if num2words has a form of numbers, such as "ordinal", in a language."""
+    """Return True if num2words supports the form `to`, such as "ordinal", in a language."""
     try:
         return bool(_spell(1984, lang, to))
     except (NotImplementedError, TypeError, ValueError):
@@ -73,12 +73,19 @@ def _day(rng: random.Random) -> datetime.date:
 
 
 def _number(rng: random.Random, digits: int) -> int:
-    """Sample a number of 1 to `digits` digits; each number of digits is equally likely."""
+    """Sample a number below 10**k, where k from 1 to `digits` is sampled, too."""
     return rng.randrange(1, 10 ** rng.randint(1, digits))
 
 
 def _babel(module: str, function: str, *values: Any, **options: Any) -> Formatter:
-    """Return a formatter that calls a function of a module of Babel, such as "dates"."""
+    """Return a formatter that calls a function of Babel.
+
+    Args:
+        module: Module of Babel, such as "dates".
+        function: Function of the module, such as "format_date".
+        values: Positional arguments of the function, such as the date.
+        options: Keyword arguments of the function, apart from the locale.
+    """
     call = getattr(import_module(f"babel.{module}"), function)
     return lambda lang: call(*values, locale=_locale(lang), **options)
 
@@ -123,7 +130,13 @@ def _money(rng: random.Random) -> Formatter:
 
 
 def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter:
-    """Sample names of languages or territories; `category` is an attribute of Babel's locales."""
+    """Sample several languages or territories, and return the formatter of the list of their names.
+
+    Args:
+        category: Attribute of `babel.Locale` with the names: "languages" or "territories".
+        known: Codes from which are sampled.
+        rng: Random generator.
+    """
     codes = rng.sample(known, rng.randint(2, 4))
     names = [partial(_name, category, code) for code in codes]
     return _list(names, style=rng.choice(["standard", "or"]))
@@ -145,7 +158,7 @@ def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter
 
 
 def _samplers(langs: Sequence[str]) -> list[Sampler]:
-    """Return the samplers whose values can be formatted in both languages."""
+    """Return the samplers whose values can be formatted in all languages of `langs`."""
     samplers: list[Sampler] = [_date, _interval, _ago, _money]
     durations = [f"duration-{unit}" for unit in _TIME_UNITS]
     for sampler, units in ((_duration, durations), (_measure, _MEASURES)):
@@ -164,15 +177,15 @@ def _samplers(langs: Sequence[str]) -> list[Sampler]:
 
 @lru_cache(maxsize=4)
 def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, TextTable]:
-    """Return generated sentence pairs in fixed splits.
+    """Return generated sentence pairs in training, validation and test splits.
 
-    The pairs are equal on all machines that have equal versions of the packages. No source and no
-    target sentence occurs twice, so no sentence is in two splits. Validation and test have 500
-    pairs each. A larger training split begins with the pairs of a smaller training split.
+    The pairs are the same on all machines with the same versions of Babel and num2words. No source
+    and no target sentence occurs twice, so no sentence is in two splits. Validation and test have
+    500 pairs each. A larger training split begins with the pairs of a smaller training split.
 
     Args:
-        src_lang: Source language, a code that Babel and num2words know.
-        tgt_lang: Target language.
+        src_lang: Code of the source language, such as "en", which Babel and num2words must know.
+        tgt_lang: Code of the target language, such as "de".
         n_train: Number of training pairs.
 
     Returns:

@@ -22,8 +22,9 @@ class TextTable:
 
     Args:
         columns: Texts of each column; all columns have equal lengths.
-        source: (rows,) object array with the prefix of each row's location, such as "train.en:".
-        number: (rows,) number of each row in its source.
+        source: (rows,) object array with the source of each row, a prefix such as "train.en:" to
+            which `location` appends the number.
+        number: (rows,) number of each row in its source, such as the line number.
 
     Example:
         >>> table = TextTable.from_columns([["a", "b"]], "train.txt:")
@@ -43,8 +44,10 @@ class TextTable:
 
         Args:
             columns: Texts of each column.
-            source: Prefix of the locations, such as "train.en:".
-            number: Number of the first row in its source, or the number of each row.
+            source: Source of all rows, a prefix such as "train.en:" to which `location` appends the
+                number.
+            number: Number of the first row in the source, from which the other rows are counted; or
+                the number of each row.
         """
         n_rows = len(columns[0])
         if isinstance(number, int):
@@ -59,7 +62,7 @@ class TextTable:
         return f"{self.source[row]}{self.number[row]}"
 
     def select(self, rows: np.ndarray) -> "TextTable":
-        """Return a table of the rows with the given numbers; each row keeps its location."""
+        """Return a table of the rows with the given indices; each row keeps its location."""
         columns = [[column[row] for row in rows] for column in self.columns]
         return TextTable(columns, self.source[rows], self.number[rows])
 
@@ -75,12 +78,12 @@ class TextTable:
 
 
 def drop_blank(table: TextTable) -> TextTable:
-    """Drop the rows with a blank text, from which a model would learn to write nothing.
+    """Drop the rows in which any column is blank, from which a model would learn to write nothing.
 
     The number of dropped rows is logged.
 
     Raises:
-        InputError: If every row has a blank text.
+        InputError: If no row is left.
     """
     kept = [i for i, row in enumerate(zip(*table.columns, strict=True)) if all(map(str.strip, row))]
     first = table.location(0)
@@ -94,10 +97,10 @@ def drop_blank(table: TextTable) -> TextTable:
 
 
 def read_aligned_lines(paths: Sequence[str]) -> TextTable:
-    """Return a table with one column per file; lines with equal numbers form a row.
+    """Read parallel files as a table with one column per file; line n of each file gives row n.
 
     Raises:
-        InputError: As `read_lines`, or if the files have different numbers of lines.
+        InputError: If a file cannot be read, or if the files have different numbers of lines.
     """
     columns = [read_lines(path) for path in paths]
     for path, lines in zip(paths[1:], columns[1:], strict=True):
@@ -111,24 +114,27 @@ def read_aligned_lines(paths: Sequence[str]) -> TextTable:
 
 
 def is_table(path: str) -> bool:
-    """Return True if a suffix of `path` is .tsv, .csv, .jsonl or .json."""
+    """Return True if a suffix of `path`, as in "train.tsv.gz", is .tsv, .csv, .jsonl or .json."""
     return not {".tsv", ".csv", ".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
 
 
 def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) -> TextTable:
-    """Read columns of JSON lines (.jsonl, .json), of a CSV file (.csv), or else of a TSV file.
+    """Read columns of a table; the suffix of the file determines its format.
 
-    The first line of a CSV or TSV file names the columns. If all of `columns` are numbers (from 0),
-    the file has no such line. Blank lines are skipped.
+    The formats are JSON lines (.jsonl, .json), CSV (.csv), and TSV (any other suffix). Blank lines
+    are skipped.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
-        columns: Names or numbers of the columns to read.
-        drop_uneven: Skip rows with more or fewer fields than the header, and log their number.
+        columns: Columns to read. In a CSV or TSV file, names refer to its first line; if all
+            columns are numbers from 0, such as "3", the first line is data. In JSON lines, columns
+            are keys.
+        drop_uneven: Skip rows of a CSV or TSV file with more or fewer fields than its header, and
+            log their number; otherwise such a row raises InputError.
 
     Raises:
-        InputError: As `read_text`; or if a column is missing, if a line is invalid, or if the file
-            has no rows.
+        InputError: If the file cannot be read or has no rows, if a column is missing, or if a line
+            is invalid.
     """
     suffixes = Path(path).suffixes
     source = f"{path}, row " if ".csv" in suffixes else f"{path}:"
@@ -156,7 +162,16 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
 def _select_columns(
     records: Iterator[list[str]], columns: Sequence[str], path: str, source: str, drop_uneven: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each row and its fields in `columns`; see `read_table`."""
+    """Yield the number of each data row of a CSV or TSV file, and its fields in `columns`.
+
+    Args:
+        records: Fields of every line, the header included.
+        columns: Names in the header; or numbers from 0, such as "3", if there is no header.
+        path: File, for messages.
+        source: Prefix of a row's location, such as "train.tsv:", for messages.
+        drop_uneven: Skip rows with more or fewer fields than the header, instead of raising
+            InputError.
+    """
     filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
     header: list[str] = []
     if not all(column.isdecimal() for column in columns):
@@ -194,12 +209,12 @@ def _read_csv(path: str) -> Iterator[list[str]]:
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
-    """Yield the line number and the parsed value of each line of a JSON-lines file.
+    """Yield the line number, from 1, and the parsed value of each line of a JSON-lines file.
 
     Blank lines are skipped.
 
     Raises:
-        InputError: As `read_text`; or if a line is invalid.
+        InputError: If the file cannot be read, or if a line is not valid JSON.
     """
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
@@ -209,7 +224,11 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
 def get_column(record: object, column: str, location: str) -> str:
     """Return the text in a column of a record; a number, such as a class, is returned as text.
 
-    A name with dots, such as "translation.de", names a column of a nested record.
+    Args:
+        record: Record of a table or dataset, which must be a dict.
+        column: Name of the column; "translation.de" is the column "de" of the record in the column
+            "translation".
+        location: Location of the record, such as "data.jsonl:1", for the error message.
 
     Raises:
         InputError: If there is no such column, or if it holds neither a text nor a number.

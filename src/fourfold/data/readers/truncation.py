@@ -1,4 +1,4 @@
-"""Treatment of rows longer than max_len: error, truncation, or dropping from training."""
+"""limit_lengths: treatment of examples with too many tokens (error, truncation or dropping)."""
 
 import logging
 from collections.abc import Sequence
@@ -26,25 +26,28 @@ def limit_lengths(
     option: str = "max_len",
     lengths: np.ndarray | None = None,
 ) -> tuple[list[RaggedArray], TextTable]:
-    """Limit every row of every column to `limit` tokens.
+    """Truncate or drop examples with more than `limit` tokens, or raise an error.
 
-    "drop" drops rows of the training split only. In other splits longer rows are truncated, since a
-    score must include all rows.
+    An example may have several texts, such as the source and the target of a translation.
 
     Args:
-        columns: Token ids of the columns.
-        table: Texts of the same rows.
-        limit: Maximum number of tokens of a row.
-        too_long: "error", "truncate" or "drop".
+        columns: Token ids of the texts; array i has text i of every example.
+        table: Texts of the same examples.
+        limit: Maximum number of tokens.
+        too_long: Treatment of longer examples: "error", "truncate" (every text to `limit` tokens)
+            or "drop", which truncates in validation and test, since a score must include all
+            examples.
         split: Name of the split.
-        option: Option that determines the limit, for error messages.
-        lengths: (rows,) number of tokens of each row; None means those of its longest column.
+        option: Name of the option that sets the limit, for error messages.
+        lengths: (examples,) number of tokens of each example, compared with `limit`; None means the
+            number of tokens of its longest text.
 
     Returns:
-        The columns, and the table of their rows.
+        Token ids of the texts, and table of the texts, of the remaining examples. Truncation does
+        not change the table.
 
     Raises:
-        InputError: If a row is too long and `too_long` is "error", or if no row is left.
+        InputError: If an example is too long and `too_long` is "error", or if no example is left.
     """
     check_choice("data.too_long", too_long, ["error", "truncate", "drop"])
     if lengths is None:

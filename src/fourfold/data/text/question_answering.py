@@ -1,6 +1,6 @@
 """QuestionData: DataModule for extractive question answering, and reader of SQuAD 1.1 and 2.0.
 
-Shapes: B rows, T tokens.
+Shapes: B windows of a batch, T tokens of the longest window.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Question:
-    """Question with the context that contains its answer.
+    """Question with its context and the accepted answers.
 
     Args:
-        id: Name of the question in the file.
+        id: Identifier of the question in the file.
         text: Text of the question.
-        context: Text of the context.
+        context: Paragraph of text, of which the answer is a part.
         answers: Accepted answers; the first answer is the training target. The list is empty if the
-            context has no answer.
+            context does not answer the question.
         start: Index in `context` of the first character of the first answer; -1 without an answer.
     """
 
@@ -43,14 +43,14 @@ class Question:
 
 
 def read_squad(path: str) -> list[Question]:
-    """Read the questions of a SQuAD file.
+    """Read the questions of a JSON file in the format of SQuAD 1.1 or 2.0.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
 
     Raises:
-        InputError: If the file is missing, has another format or no question, or if an answer is
-            not at its position in the context.
+        InputError: If the file is missing, has another format or no question, or if the context
+            does not contain an answer at the character that the file gives.
     """
     questions = []
     content = parse_json(read_text(path), path)
@@ -83,7 +83,14 @@ def _parse_question(path: str, record: Any, context: str) -> Question:
 
 
 def _field(record: Any, key: str, expected: Any, location: str) -> Any:
-    """Return the value of a key; raise InputError if it is missing or of another type."""
+    """Return `record[key]`; raise InputError if the key is missing or its value has another type.
+
+    Args:
+        record: Parsed JSON value, which must be a dict.
+        key: Key in the record.
+        expected: Allowed type of the value, or a union of types.
+        location: File, or file and question, for the error message.
+    """
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, expected) or isinstance(value, bool):
         problem = f"is {str(value)[:60]!r}" if value is not None else "is missing"
@@ -91,21 +98,22 @@ def _field(record: Any, key: str, expected: Any, location: str) -> Any:
     return value
 
 
-NO_ANSWER = (0, 0)  # span of a window without the answer: the first token of the row
+NO_ANSWER = (0, 0)  # span of a window without the answer: the first token, BOS
 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Window of a context with its question, as a row: BOS question EOS context EOS.
+    """Window of a context, together with the question: BOS question EOS window EOS.
 
     Args:
-        question: Number of the question in the split.
-        number: Number of the window in the context.
-        ids: Token ids of the row.
-        first: Position in the row of the first context token.
-        offsets: Characters [begin, end) of the context for each token of the window.
-        span: First and last token of the answer in the row; NO_ANSWER if the window does not
-            contain the whole answer.
+        question: Number of the question in the split, from 0.
+        number: Number of the window among the windows of this question, from 0.
+        ids: Token ids of question and window, special tokens included.
+        first: Index in `ids` of the first token of the context.
+        offsets: Begin and end (exclusive) of each context token of the window, as character indices
+            in the context.
+        span: Indices in `ids` of the first and the last token of the answer; NO_ANSWER if the
+            window does not contain the whole answer.
     """
 
     question: int
@@ -116,10 +124,15 @@ class ContextWindow:
     span: tuple[int, int]
 
     def text(self, context: str, start: int, end: int) -> str:
-        """Return the text of the context from token `start` of the row to token `end`, inclusive.
+        """Return the text of a span of tokens, such as a predicted answer.
 
         White space at both ends is stripped: a token of a byte-level tokenizer may begin with the
         space before a word.
+
+        Args:
+            context: Text of the complete context.
+            start: Index in `ids` of the first token of the span.
+            end: Index in `ids` of the last token of the span, inclusive.
         """
         begin, _ = self.offsets[start - self.first]
         _, stop = self.offsets[end - self.first]
@@ -132,9 +145,9 @@ class SpanDataset(BatchedDataset):
 
     Args:
         questions: Questions of the split.
-        windows: Windows of the contexts; each window is a row.
+        windows: Windows of the contexts; each window is one example of a batch.
         pad_id: Id of the padding token.
-        order: Order of the batches.
+        order: Division of the windows into batches.
     """
 
     questions: Sequence[Question]
@@ -161,24 +174,25 @@ class SpanDataset(BatchedDataset):
 class QuestionData(LabelledDataModule):
     """DataModule for questions whose answer is a span of a context, in the format of SQuAD.
 
-    A context that is too long for a row is divided into overlapping windows. In a window that does
-    not contain the whole answer, the target is "no answer", the first token of the row. If every
-    question has an answer, training skips such windows. Contexts are held out with all their
-    questions.
+    A context is divided into overlapping windows if question and context have more than `max_len`
+    tokens together. A window that does not contain the whole answer has the target "no answer",
+    which is the span of the first token (BOS). Training skips such windows unless `allow_no_answer`
+    is set. If `val` or `test` is a fraction, contexts are held out with all their questions.
 
     Args:
         train: One or several files, plain or compressed, also looked up under $FOURFOLD_DATA.
-        allow_no_answer: Questions may have no answer (SQuAD 2.0).
-        max_len: Maximum tokens of a row, special tokens included.
-        doc_stride: Tokens from the beginning of a window to the beginning of the next window.
-        max_query_length: Maximum tokens of a question; longer ones are truncated.
-        n_separators: EOS tokens between question and context: 1 (BERT) or 2 (RoBERTa).
-        batch_size: Rows of a training batch.
+        allow_no_answer: Allow questions without an answer (SQuAD 2.0).
+        max_len: Maximum number of tokens of question and window together, special tokens included.
+        doc_stride: Number of tokens from the beginning of a window to the beginning of the next
+            window.
+        max_query_length: Maximum number of tokens of a question; longer questions are truncated.
+        n_separators: Number of EOS tokens between question and context: 1 (BERT) or 2 (RoBERTa).
+        batch_size: Number of windows in a training batch.
         options: Arguments of `LabelledDataModule`.
 
     Raises:
-        InputError: If an option is invalid; on setup, if files are missing, empty or corrupted, or
-            if an answer is not in its context.
+        InputError: If an option is invalid; when the data are read, if files are missing, empty or
+            corrupted, or if an answer is not in its context.
     """
 
     batch_class = SpanBatch
@@ -252,9 +266,10 @@ class QuestionData(LabelledDataModule):
         Args:
             number: Number of the question in the split.
             question: Question with its answer.
-            head: Token ids before the context; the last one is EOS.
+            head: Token ids before the context: BOS, question, one or two EOS.
             context: Token ids of the context.
-            offsets: Characters [begin, end) of the context for each of its tokens.
+            offsets: Begin and end (exclusive) of each context token, as character indices in the
+                context.
         """
         size = self.max_len - len(head) - 1
         answer = _answer_tokens(question, offsets)
@@ -269,22 +284,37 @@ class QuestionData(LabelledDataModule):
             yield ContextWindow(number, count, ids, len(head), offsets[begin:end], span)
 
     def questions(self, split: str) -> SpanDataset:
-        """Return the dataset of a split with its questions and windows.
+        """Return the dataset of a split, whose attributes are `questions` and `windows`.
 
-        The row numbers of a batch, `batch.rows`, are indices of the windows.
+        The field `rows` of a batch has indices of `windows`.
+
+        Args:
+            split: "train", "val" or "test".
         """
         dataset = self.split(split)
         assert isinstance(dataset, SpanDataset)
         return dataset
 
     def artifacts(self) -> dict[str, Any]:
-        """Return tokenizer, maximum length, separators, and `allow_no_answer`."""
+        """Return what inference needs: the tokenizer, and three options of the DataModule.
+
+        These options are `max_len`, `n_separators` and `allow_no_answer`.
+        """
         own = {"n_separators": self.n_separators, "allow_no_answer": self.allow_no_answer}
         return super().artifacts() | own
 
 
 def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the first and the last context token that contain characters of the answer."""
+    """Return the indices of the first and the last context token with characters of the answer.
+
+    Args:
+        question: Question, whose first answer is used.
+        offsets: Begin and end (exclusive) of each context token, as character indices in the
+            context.
+
+    Returns:
+        Both indices, inclusive; None if there is no answer, or if no token has its characters.
+    """
     if question.start < 0:
         return None
     stop = question.start + len(question.answers[0])

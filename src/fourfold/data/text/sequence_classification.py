@@ -1,6 +1,6 @@
 """SequenceData: DataModule for classification and regression of sentences and sentence pairs.
 
-Shapes: B rows, T tokens.
+Shapes: B examples (sentences or sentence pairs), T tokens of the longest example.
 """
 
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ class SequenceDataset(BatchedDataset):
     """Dataset of labelled sentences or sentence pairs.
 
     Args:
-        rows: Token ids, as `join_segments` returns them.
-        first_lengths: (rows,) number of tokens of segment A.
-        labels: (rows,) int64 classes, or float32 targets of a regression.
+        rows: Token ids of each example: BOS A EOS for a sentence, BOS A EOS B EOS for a pair.
+        first_lengths: (examples,) number of tokens before B, which is the segment A.
+        labels: (examples,) int64 class numbers, or float32 targets of a regression.
         pad_id: Id of the padding token.
-        order: Order of the batches.
+        order: Division of the examples into batches.
     """
 
     rows: RaggedArray
@@ -64,32 +64,36 @@ class SequenceDataset(BatchedDataset):
 class SequenceData(LabelledDataModule):
     """DataModule for sentences or sentence pairs with one class or one number each.
 
-    Files are tables (.tsv, .csv or .jsonl). If a fraction of the training rows is held out, no
-    first sentence of a pair is in two splits.
+    Files are tables (.tsv, .csv or .jsonl), in which each row is an example. If `val` or `test` is
+    a fraction of the training examples to hold out, all examples with the same first sentence are
+    in the same split.
 
     Args:
-        source: builtin (dates, sums and measures in words; the class is the language), files, or
-            hub, for which `train`, `val` and `test` are names of splits.
-        text: Column of the sentence, or two columns for pairs; numbers count from 0 and mean that
-            the table has no header.
+        source: builtin (generated dates, amounts of money and measures in English and German, whose
+            class is the language), files, or hub, for which `train`, `val` and `test` are names of
+            splits.
+        text: Column of the sentence, or the two columns of sentence pairs; numbers count from 0 and
+            mean that the table has no header.
         label: Column of the label.
-        classes: Labels in the order of their class numbers; by default the sorted labels of the
-            training rows.
+        classes: Class names in the order of their numbers; by default the sorted labels of the
+            training split.
         regression: Predict the label as a number, instead of a class.
-        hub: Dataset for source hub.
-        train_rows: Number of training rows to sample, with as equal class counts as possible.
-        n_separators: EOS tokens between the sentences of a pair: 1 (BERT) or 2 (RoBERTa).
-        too_long: Treatment of longer rows: truncate (the longer sentence of a pair first), error,
-            or drop (training only).
-        draw_seed: Seed of the sample of `train_rows`.
+        hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
+        train_rows: Number of training examples to sample, with as equal class counts as possible;
+            None takes all training examples.
+        n_separators: Number of EOS tokens between the sentences of a pair: 1 (BERT) or 2 (RoBERTa).
+        too_long: Treatment of examples with more than `max_len` tokens: truncate (the longer
+            sentence of a pair first), error, or drop (in training; otherwise truncate).
+        draw_seed: Seed with which the `train_rows` examples are sampled.
         options: Arguments of `LabelledDataModule`.
 
     Attributes:
-        drop_uneven: Drop lines of a table whose number of columns differs from its header.
+        drop_uneven: Drop lines of a table with more or fewer fields than the header, instead of
+            raising InputError.
 
     Raises:
-        InputError: If an option is invalid; on setup, if files are missing, empty or corrupted, or
-            if a label is not a number or not among `classes`.
+        InputError: If an option is invalid; when the data are read, if files are missing, empty or
+            corrupted, or if a label is not among `classes` or, for a regression, not a number.
     """
 
     batch_class = SequenceBatch
@@ -129,7 +133,7 @@ class SequenceData(LabelledDataModule):
         self.draw_seed = draw_seed
 
     def read(self) -> dict[str, TextTable]:
-        """Read the texts of each split, with the labels in the last column."""
+        """Read the examples of each split, as a table whose last column has the labels."""
         # Splits may share second sentences, since one such as "yes" is common.
         divide = partial(hold_out, n_columns=1)
         raw = read_tables(self.source, self.split_sources, _builtin, self._read_split, divide)
@@ -150,11 +154,17 @@ class SequenceData(LabelledDataModule):
         return TextTable.concat(tables)
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
-        """Return all sentences of the training split."""
+        """Return all sentences of the training split, on which the tokenizer is trained."""
         return [text for column in raw.columns[:-1] for text in column]
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> SequenceDataset:
-        """Return the dataset of the split `name`."""
+        """Encode the sentences and labels of one split, and return its dataset.
+
+        Args:
+            name: Name of the split: "train", "val" or "test".
+            raw: Sentences and, in the last column, labels of the split.
+            tokenizer: Tokenizer of the sentences.
+        """
         columns = [
             RaggedArray.from_lengths(*tokenizer.encode_corpus(column))
             for column in raw.columns[:-1]
@@ -174,7 +184,7 @@ class SequenceData(LabelledDataModule):
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the K classes; empty for a regression."""
+        """Names of the K classes, in the order of their numbers; empty for a regression."""
         self.setup()
         return list(self._class_names or [])
 
@@ -184,7 +194,11 @@ class SequenceData(LabelledDataModule):
         return 1 if self.regression else len(self.class_names)
 
     def artifacts(self) -> dict[str, Any]:
-        """Return tokenizer, maximum length, class names and the numbers of texts and separators."""
+        """Return what inference needs besides the model.
+
+        The values are the tokenizer, the maximum length, the class names, the number of texts of an
+        example (1 or 2), and the number of EOS tokens between two texts.
+        """
         return super().artifacts() | {
             "class_names": self.class_names,
             "n_separators": self.n_separators,
@@ -193,7 +207,7 @@ class SequenceData(LabelledDataModule):
 
 
 def _builtin() -> dict[str, TextTable]:
-    """Return the synthetic translation pairs, each text with its language as the class."""
+    """Return the sentences of the built-in translation pairs, with the language as the class."""
     splits = {}
     for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, BUILTIN_ROWS).items():
         tables = [

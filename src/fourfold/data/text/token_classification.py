@@ -1,6 +1,6 @@
 """TokenData: DataModule for token classification (one tag per word), and reader of CoNLL files.
 
-Shapes: B rows, T tokens.
+Shapes: B sentences (or chunks of long sentences), T tokens of the longest of them.
 """
 
 import re
@@ -28,12 +28,12 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Sentence:
-    """Sentence: words with one tag each.
+    """Sentence of words with one tag each.
 
     Args:
         words: One or more words.
         tags: Tag of each word.
-        location: Location such as "train.conll:7", for error messages.
+        location: File and line of the sentence, such as "train.conll:7", for error messages.
     """
 
     words: list[str]
@@ -44,16 +44,18 @@ class Sentence:
 def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Sentence]:
     """Read the tagged sentences of one file, in CoNLL columns or JSON lines.
 
-    A .jsonl or .json file has a record `{"tokens": [...], "tags": [...]}` in each line. Any other
-    file has a word in each line, in columns separated by tabs or spaces, with an empty line between
-    sentences and `-DOCSTART-` between documents. In CoNLL-U files (`word: 1, tag: 3`) comments,
-    ranges of words (2-3) and words that are not in the text (2.1) are skipped. In GermEval files
-    the lines that name the source of a sentence are skipped.
+    Each line of a .jsonl or .json file is a sentence: `{"tokens": [...], "tags": [...]}`, where the
+    keys may have other names. Each line of any other file is a word with its tag and other columns,
+    separated by tabs or spaces; an empty line ends a sentence, and `-DOCSTART-` separates
+    documents. In CoNLL-U files (`word=1`, `tag=3`), three kinds of lines are skipped: comments,
+    ranges of words (2-3) and words that are not in the text (2.1). In GermEval files, the lines
+    that name the source of a sentence are skipped.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
-        word: Key of the words, or number of their column from 0.
-        tag: Key of the tags, or number of their column; -1 is the last.
+        word: Number of the column with the words, from 0; for JSON lines, the key of the words.
+        tag: Number of the column with the tags (-1 is the last); for JSON lines, the key of the
+            tags.
 
     Raises:
         InputError: If a line has too few columns, if the numbers of words and tags of a sentence
@@ -115,14 +117,15 @@ def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]
 
 @dataclass(eq=False)
 class TokenDataset(BatchedDataset):
-    """Dataset of sentence chunks, from BOS to EOS.
+    """Dataset of tagged sentences; a long sentence is divided into chunks, each from BOS to EOS.
 
     Args:
-        ids: Token ids.
-        labels: Class of each word at its first token, IGNORE_INDEX at other tokens.
-        chunk_keys: Numbers of sentence and chunk of each row.
+        ids: Token ids of each chunk.
+        labels: Labels of the tokens of each chunk: the class of a word at its first token, and
+            IGNORE_INDEX at other tokens.
+        chunk_keys: Number of the sentence, and number of the chunk in its sentence, for each chunk.
         pad_id: Id of the padding token.
-        order: Order of the batches.
+        order: Division of the chunks into batches.
     """
 
     ids: RaggedArray
@@ -140,21 +143,23 @@ class TokenDataset(BatchedDataset):
 class TokenData(LabelledDataModule):
     """DataModule for sentences with a tag for each word (named entities, parts of speech).
 
-    The model predicts the tag of a word at the first token of the word. A sentence that is too long
-    for a row is divided between words into several rows, and scored as one sentence.
+    The model predicts the tag of a word at the first token of the word. A sentence of more than
+    `max_len` tokens is divided between words into several chunks, and scored as one sentence.
 
     Args:
-        train: One or several files in a format of `read_tagged_sentences`, plain or compressed,
-            also looked up under $FOURFOLD_DATA.
-        word: Number of the column with the word, or its key in JSON lines.
-        tag: Number of the column with the tag (-1 is the last), or its key in JSON lines.
+        train: One or several files in CoNLL columns or JSON lines, plain or compressed, also looked
+            up under $FOURFOLD_DATA.
+        word: Number of the column with the words, from 0; for JSON lines, the key of the words.
+        tag: Number of the column with the tags (-1 is the last); for JSON lines, the key of the
+            tags.
         tags: Tags in the order of their class numbers; by default the sorted tags of the training
-            split, O first.
+            split, with the tag O first.
         options: Arguments of `LabelledDataModule`.
 
     Raises:
-        InputError: If an option is invalid; on setup, if files are missing, empty or corrupted, if
-            a tag is unknown, or if a word has more tokens than a row.
+        InputError: If an option is invalid; when the data are read, if files are missing, empty or
+            corrupted, if a tag is unknown, or if a single word has more tokens than `max_len`
+            allows.
     """
 
     batch_class = TokenBatch
@@ -222,16 +227,18 @@ class TokenData(LabelledDataModule):
     def _divide(
         self, word_ids: list[list[int]], classes: list[int], location: str
     ) -> list[tuple[list[int], list[int]]]:
-        """Divide a sentence between words into chunks that fit into a row.
+        """Divide a sentence between words into chunks that have at most `max_len` tokens.
+
+        BOS and EOS, which the caller adds, are included in this number.
 
         Args:
             word_ids: Token ids of each word.
-            classes: Class of each word.
-            location: Location of the sentence, for the error message.
+            classes: Class number of each word.
+            location: File and line of the sentence, for the error message.
 
         Returns:
-            Token ids and labels of each chunk. The label of a word's first token is the class of
-            the word; other tokens have IGNORE_INDEX.
+            Token ids and labels of each chunk, without BOS and EOS. The label of a word's first
+            token is the class of the word; other tokens have IGNORE_INDEX.
         """
         limit = self.max_len - 2
         chunks: list[tuple[list[int], list[int]]] = [([], [])]
@@ -258,14 +265,19 @@ class TokenData(LabelledDataModule):
         return len(self.class_tags)
 
     def chunk_keys(self, split: str) -> list[tuple[int, int]]:
-        """Return for each row of a split the numbers of its sentence and of its chunk.
+        """Return the origin of each chunk of a split, to join the chunks of a sentence.
 
-        The row numbers of a batch, `batch.rows`, are indices of the list.
+        Args:
+            split: "train", "val" or "test".
+
+        Returns:
+            Number of the sentence, and number of the chunk in its sentence, for each chunk. The
+            field `rows` of a batch has indices of this list.
         """
         dataset = self.split(split)
         assert isinstance(dataset, TokenDataset)
         return dataset.chunk_keys
 
     def artifacts(self) -> dict[str, Any]:
-        """Return tokenizer, maximum length and tags."""
+        """Return what inference needs: tokenizer, maximum length and tags (`class_names`)."""
         return super().artifacts() | {"class_names": self.class_tags}
