@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; invalid input is reported in one line on stderr.
 
-    An InputError ends the command with code 2, a TrainingStopped with code 1, and both print their
-    message without a traceback. `--traceback` among the arguments, or the environment variable
-    FOURFOLD_DEBUG=1, prints the traceback, too. SystemExit, Ctrl-C and the end of the program that
-    reads the output also become exit codes. Any other exception is raised.
+    An InputError ends the command with code 2 and a TrainingStopped, such as that of a NaN loss,
+    with code 1. Both print their message without a traceback, unless `--traceback` is among the
+    arguments or the environment variable FOURFOLD_DEBUG is 1. SystemExit, Ctrl-C and the end of the
+    program that reads the output also become exit codes. Any other exception is raised.
 
     Args:
         command: Function that takes the arguments and returns an exit code.

@@ -63,10 +63,10 @@ def import_class(path: str) -> type[Any]:
 
 
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
-    """Return the user's class at the import path in a checkpoint, if the user allows the class.
+    """Return the user's own class that a checkpoint names, if the user allows its import.
 
     Args:
-        path: Import path in the checkpoint.
+        path: Import path of the class in the checkpoint.
         classes: Classes that the user allows, or their import paths.
         file: The checkpoint, for the error message.
 

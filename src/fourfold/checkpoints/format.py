@@ -63,7 +63,7 @@ TASK_SECTIONS = {
 
 @contextmanager
 def in_checkpoint(path: str | Path) -> Iterator[None]:
-    """Return a context manager that adds the checkpoint's path to every InputError of its block."""
+    """Add the path of a checkpoint to every InputError that is raised in a `with` block."""
     try:
         yield
     except InputError as error:
@@ -227,7 +227,7 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested mappings to one level with keys such as `section.name`."""
+    """Flatten nested mappings to one level: {"model": {"name": 1}} becomes {"model.name": 1}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

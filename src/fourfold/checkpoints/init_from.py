@@ -23,7 +23,8 @@ InitFrom = str | dict[str, str] | None
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
     """Read a model whose weights initialize another model; it may lack a classification head.
 
-    The last result is cached, since the callers need its shape, tokenizer and weights in turn.
+    The last result is cached, since the callers ask in turn for the model's sizes, tokenizer and
+    weights.
 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.

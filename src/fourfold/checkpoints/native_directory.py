@@ -34,8 +34,8 @@ def read(path: Path) -> dict[str, Any]:
         path: The directory.
 
     Returns:
-        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. The special tokens
-        and the options of beam search take the place of the task's constructor arguments.
+        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. Its task has an
+        empty class name, and as `init_args` the special tokens and the options of beam search.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.

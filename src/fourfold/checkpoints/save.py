@@ -22,8 +22,8 @@ def save(model: Model, path: str | Path) -> None:
 
     If transformers has the architecture, `AutoModel*.from_pretrained` reads the directory too. A
     model that was loaded from a Hugging Face directory is written with the same architecture and
-    data type, including tensors that fourfold does not use. Any other model is written in the
-    native format: fourfold.json, model.safetensors and tokenizer.json.
+    data type, including tensors that fourfold does not use. A model of any other architecture is
+    written in fourfold's own format: fourfold.json, model.safetensors and tokenizer.json.
 
     No file in the directory is ever incomplete, since files are written elsewhere and then renamed.
 
@@ -67,7 +67,11 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of tokenizer and image preprocessing, and return entries for config.json."""
+    """Write the files of the model's tokenizer and image preprocessing, if it has them.
+
+    Returns:
+        Entries that belong into config.json, such as special token ids and class names.
+    """
     from fourfold.hub import preprocessing
     from fourfold.models.clip import CLIP
 
@@ -91,7 +95,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def staged_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory whose files are moved to `path` if no exception is raised.
+    """Yield a temporary directory, and move its files to `path` if the `with` block succeeds.
 
     A directory `path` that does not exist appears at once with all its files. In an existing
     directory, files of the same name are replaced one by one. The description of the model,

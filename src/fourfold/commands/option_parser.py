@@ -36,7 +36,7 @@ class OptionParser(ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse options as `ArgumentParser` does, and accept `--max_new` for `--max-new`."""
+        """Parse options as `ArgumentParser` does; `--max_new` and `--max-new` are the same."""
         return super().parse_known_args([self._canonical(arg) for arg in args], namespace)
 
     def _canonical(self, argument: str) -> str:

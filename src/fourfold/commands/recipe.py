@@ -36,10 +36,12 @@ DEFAULT_MAX_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Parsed config of a training, with a model whose missing sizes are taken from the data.
+    """Parsed config of a training, with its task and DataModule.
+
+    Sizes of the model that the config leaves out, such as vocab_size, are taken from the data.
 
     Args:
-        task: The task, with its model on the meta device.
+        task: The task (LightningModule), with its model on the meta device.
         data: The DataModule.
         arguments: Arguments of the DataModule.
         batch_key: Argument of the DataModule that bounds a batch, a key of `BATCH_KEYS`.
@@ -59,7 +61,7 @@ class Recipe:
 
     @property
     def counts_tokens(self) -> bool:
-        """True if a batch is bounded by its tokens, False if it is bounded by its examples."""
+        """True if the size of a batch is given in tokens (`max_tokens`), False if in examples."""
         return BATCH_KEYS[self.batch_key]
 
     @property

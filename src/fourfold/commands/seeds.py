@@ -1,7 +1,8 @@
 """`fourfold seeds`: train and test one recipe with several seeds, and summarise the metrics.
 
-For each seed N, `fit` and `test` run in subprocesses, with the run directory DIR/seed_N. A command
-that was stopped resumes when the same command is run again, and complete seeds are skipped.
+For each seed N, `fit` and `test` run in subprocesses, with the run directory DIR/seed_N, where DIR
+is the value of `--run_dir`. A command that was stopped resumes when the same command is run again,
+and complete seeds are skipped.
 """
 
 import math

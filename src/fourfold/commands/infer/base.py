@@ -16,7 +16,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LineProcessor:
-    """Base class that prepares single lines and runs the model on batches of prepared lines.
+    """Base class that answers lines of input: prepares single lines, and runs the model on batches.
 
     Args:
         task: Task (LightningModule) that was loaded from a checkpoint, on its final device.
@@ -46,7 +46,7 @@ class LineProcessor:
 
 
 class TextProcessor(LineProcessor):
-    """Base class of line processors whose lines are text.
+    """Base class for lines of text, with tokenizer, truncation, padding and beam search.
 
     Raises:
         InputError: The tokenizer has more entries than the model has embeddings.
@@ -133,8 +133,8 @@ class TextProcessor(LineProcessor):
                 --length-penalty and --length-penalty-type replace these arguments if given.
 
         Returns:
-            Token ids (B, N, length), the best output first. They begin with the first token of the
-            decoder, or with the prompt.
+            Token ids (B, N, length), the best output first. Each output begins with the first token
+            of the decoder, or with the prompt.
         """
         names = ("beam", "length_penalty", "length_penalty_type")
         given = {name: value for name in names if (value := vars(self.options)[name]) is not None}

@@ -104,7 +104,7 @@ def _option(name: str) -> str:
 def _check_ranges(given: dict[str, Any]) -> None:
     """Raise InputError for an option that is out of range, before the model is loaded.
 
-    `given` holds the options that are not None, by names with underscores.
+    `given` holds the values that are not None, by names such as batch_size.
     """
     for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
         check_positive(_option(name), given.get(name))
@@ -125,7 +125,7 @@ def _check_ranges(given: dict[str, Any]) -> None:
 def _check_conflicting_options(given: dict[str, Any]) -> None:
     """Raise InputError if an option of `generate` has no effect because of another option.
 
-    `given` holds the options that are not None, by names with underscores.
+    `given` holds the values that are not None, by names such as batch_size.
     """
     beam = given.get("beam", 1)
     samples = given["temperature"] > 0

@@ -38,7 +38,7 @@ BAR_THEME = RichProgressBarTheme(metrics_format=".4g")
 def make_callbacks(
     command: str, run: RunDirectory, config: Any, config_text: str
 ) -> list[Callback]:
-    """Return the callbacks of a command, in the order in which Lightning must call them.
+    """Return the default callbacks of a command, in the order in which Lightning must call them.
 
     Args:
         command: fit, validate, test or predict.

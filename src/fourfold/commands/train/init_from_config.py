@@ -29,11 +29,11 @@ TASK_FIELDS = (
 
 
 def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
-    """Copy settings and tokenizer of the source, the model in `model.init_from`, into a config.
+    """Complete a config with the settings and the tokenizer of the model in `model.init_from`.
 
     The settings are fields of the model's config, such as width and number of layers. Values that
-    the user gives are kept. The config.yaml of an existing run takes precedence over the source, so
-    that the run can be resumed after the source was deleted.
+    the user gives are kept. The config.yaml of an existing run takes precedence over the model in
+    `model.init_from`, so that the run can be resumed after that model was deleted.
 
     Args:
         config: The parsed config, which is changed in place.
@@ -41,7 +41,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
         run: Directory of the run; None if nothing may be read from it or written to it.
 
     Raises:
-        InputError: The source cannot be read.
+        InputError: The model in `model.init_from` cannot be read.
     """
     model = config["model"]["init_args"]
     path = model.get("init_from")
@@ -77,8 +77,8 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
         run: Directory of the run; None looks for no other file.
 
     Returns:
-        The tokenizer of the run directory if `file` does not exist, but that tokenizer has the same
-        file name; otherwise `file`.
+        The path `file`; if there is no such file, but one of the same name in the run directory,
+        the path of the latter.
     """
     if file is None or run is None or Path(file).exists():
         return file
@@ -87,7 +87,10 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 
 
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
-    """Return the model's arguments in a run's config.yaml; empty unless it started from `path`."""
+    """Return the arguments of `model` in a run's config.yaml, if `path` is their `init_from`.
+
+    Otherwise, and without a config.yaml, the dictionary is empty.
+    """
     if not run.config.is_file():
         return {}
     recorded = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}

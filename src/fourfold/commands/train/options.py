@@ -43,19 +43,21 @@ class RunOptions:
     """Options of a run: directory, weight averaging, precision and loggers.
 
     Args:
-        run_dir: Directory; default trainer.default_root_dir, or runs/FOLDER/STEM of the first
+        run_dir: Run directory; default trainer.default_root_dir, or runs/FOLDER/STEM of the first
             config file.
         resume: auto resumes from RUN_DIR/checkpoints/last.ckpt if that file exists, must requires
             the file, and never requires that it does not exist.
-        average_last_checkpoints: Average the weights of the last N snapshots when training ends.
+        average_last_checkpoints: Number N of snapshots of the weights; the average of the last N is
+            saved when training ends. 0 saves no average.
         average_every_n_steps: Optimizer steps between snapshots; default: one snapshot per epoch.
-        ema_decay: Decay of an exponential moving average of the weights.
+        ema_decay: Decay of an exponential moving average of the weights; default: no average.
         compile: Compile each block with torch.compile; the first step is slow.
         float32_matmul_precision: Precision of fp32 matrix products on a GPU: high is TF32.
         wandb: Weights & Biases; auto means online if there is an API key.
         wandb_project: W&B project.
         wandb_name: Name of the W&B run; default: the run directory's name.
-        wandb_group: W&B group, such as the seeds of a recipe.
+        wandb_group: Name of a W&B group, which several runs can share, such as those of several
+            seeds.
         wandb_tags: Tags of the W&B run.
         wandb_checkpoints: Upload last.ckpt, best.ckpt and average.ckpt to W&B.
         log_samples: Log sample outputs, attention maps and a confusion matrix after training and in
@@ -170,7 +172,7 @@ def check_cpu_processes(trainer: Trainer) -> None:
     """Check that a training on the CPU does not start far more processes than there are cores.
 
     Raises:
-        InputError: `trainer.devices` is larger than the number of cores and than 8.
+        InputError: `trainer.devices` exceeds both the number of cores and `MAX_CPU_PROCESSES`.
     """
     limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
     if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > limit:

@@ -22,7 +22,7 @@ from fourfold.errors import InputError
 
 
 class RunDirectory:
-    """Directory of a run, which need not exist yet.
+    """Directory of a run, which is one training with its tests; it need not exist yet.
 
     Args:
         path: The directory.
@@ -42,7 +42,8 @@ class RunDirectory:
         """Return the run directory of a parsed config.
 
         The directory is `run_dir`, otherwise `trainer.default_root_dir`, otherwise runs/FOLDER/STEM
-        of the first config file, and runs/TASK if no config file is given.
+        of the first config file (runs/gpt2/tiny for configs/gpt2/tiny.yaml). If no config file is
+        given, the directory is runs/TASK with the name of the task's class.
         """
         if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
             return cls(named)
@@ -70,12 +71,13 @@ class RunDirectory:
         """Return the checkpoint that training resumes from; None to start from scratch.
 
         Args:
-            resume: Value of `--resume`: auto, must or never.
-            ckpt_path: Value of `--ckpt_path`, a file or another run directory.
+            resume: Value of `--resume`: auto resumes if the directory contains a checkpoint, must
+                requires a checkpoint, and never forbids one.
+            ckpt_path: Value of `--ckpt_path`, a file or another run directory; None means the
+                newest checkpoint of this directory.
 
         Raises:
-            InputError: `resume` is never and the directory contains a checkpoint, or `resume` is
-                must and the directory contains none, or all checkpoints are corrupted, or
+            InputError: The directory contradicts `resume`, all its checkpoints are corrupted, or
                 `ckpt_path` is not a checkpoint to resume from.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -151,7 +153,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock that keeps other processes from training in this directory.
+        """Hold the lock of the directory in a `with` block, so that no other process trains in it.
 
         Raises:
             InputError: Another process holds the lock.
