@@ -88,7 +88,7 @@ class Recipe:
     def length(self) -> int | None:
         """Maximum number of tokens of a training example, an argument of the DataModule.
 
-        None for images, and for sentence pairs in batches that are bounded by tokens.
+        None if batches are bounded by tokens, or if there is no such argument, as for images.
         """
         if self.counts_tokens:
             return None
