@@ -2,7 +2,8 @@
 
 A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
 `exact` computes them, `measured` times layers, and the other tiers train or test models. Values in
-base units (parameters) are divided by `Column.scale` to obtain printed units (millions).
+base units, such as parameters, are divided by `Column.scale` to obtain the units that the paper
+prints, such as millions of parameters.
 """
 
 import math

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> OptionParser:
-    """Return the parser of the command's options."""
+    """Return the parser of the options of `fourfold reproduce`."""
     parser = OptionParser(prog="fourfold reproduce", description=DESCRIPTION)
     add = parser.add_argument
     add("tables", nargs="*", metavar="TABLE", help="PAPER/TABLE, PAPER or all")

@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[Callable[..., models.Model], Callable[..., Transformer
 
 
 def _model(setup: Setup) -> models.Model:
+    """Build the model of a setup on the meta device, without values of the weights."""
     model_class, config_class = FAMILIES[setup["family"]]
     with torch.device("meta"):
         return model_class(config_class(**setup["config"]))

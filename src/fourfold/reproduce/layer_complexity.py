@@ -71,7 +71,7 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention from each token to its R neighbours to x (T, D); ignore `depth`."""
+    """Apply self-attention of each token over its R neighbours to x (T, D); `depth` is ignored."""
     padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
     neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
     weights = torch.bmm(x[:, None], neighbours).softmax(-1)  # (T, 1, R)
@@ -104,7 +104,7 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """Count the matrix products in a layer's longest chain of products that need each other."""
+    """Count the sequential operations of a layer: matrix products that must follow one another."""
     x = _input(size)
     return max(_chain_lengths(layer(x, size, 0).grad_fn).values())
 

@@ -87,7 +87,7 @@ class Reason:
         rows: Names of the rows of the table that the explanation applies to.
         columns: Names of the columns that the explanation applies to.
         changes: Changes of `Row.setup` with which the computation results in the printed number;
-            empty if the difference is due to rounding or its cause is unknown.
+            empty if the explanation needs none, such as another rounding, or its cause is unknown.
         rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
         unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
     """
@@ -266,7 +266,7 @@ class Table:
         return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Return the explanation why a computed cell differs from the paper; None if there is none.
+        """Return the explanation of a computed cell's difference from the paper; None without one.
 
         Args:
             row: Name of the row.
