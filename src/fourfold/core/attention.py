@@ -4,8 +4,8 @@
 place, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,
 decoding and attention maps alike.
 
-Shapes: B batch, S sources, H heads, Tq queries, Tk keys, D model width, Dh head width, Dv value
-width.
+Shapes: B batch, S sources of a batch (each may have several beams), H heads, Tq queries, Tk keys, D
+model width, Dh head width, Dv value width.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,16 @@ _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 
 @contextmanager
 def attention_backend(name: str) -> Iterator[None]:
-    """Run all attention in this context on one backend: auto, naive, sdpa or flex."""
+    """Run all attention in this context on one backend.
+
+    Args:
+        name: auto (the fastest kernel for the device and the arguments), naive (matrix products and
+            softmax), sdpa (`torch.nn.functional.scaled_dot_product_attention`) or flex
+            (FlexAttention in place of dense masks).
+
+    Raises:
+        InputError: `name` is none of these backends.
+    """
     check_choice("attention_backend", name, BACKENDS)
     token = _backend.set(name)
     try:
@@ -45,7 +54,14 @@ def lower_mask(
     """Convert a mask to the form that the fastest backend takes on the device of `like`.
 
     On CUDA a mask of documents or a window becomes a BlockMask, because FlexAttention skips whole
-    blocks of hidden pairs. With `dense`, the result is never a BlockMask.
+    blocks of hidden pairs.
+
+    Args:
+        mask: The attention pattern.
+        q_len: Number of queries Tq.
+        k_len: Number of keys Tk.
+        like: A tensor on the device of the result.
+        dense: Never return a BlockMask, for attention with a bias or dropout.
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
@@ -54,7 +70,7 @@ def lower_mask(
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Convert scores (B, H, Tq, Tk) to weights of the same shape; -inf becomes 0."""
+    """Apply softmax over the keys to scores (B, H, Tq, Tk); a score of -inf gives a weight of 0."""
     return scores.softmax(-1)
 
 
@@ -67,9 +83,13 @@ def attention_weights(
     scale: float | None = None,
     normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Compute softmax(q k^T scale + bias) over allowed keys, in fp32 or fp64.
+    """Compute the attention weights, softmax(q k^T scale + bias) over the allowed keys.
 
-    Arguments as for `attend`. The result (B, H, Tq, Tk) is 0 in rows without an allowed key.
+    The arguments are those of `attend`, but `mask` must not be a BlockMask.
+
+    Returns:
+        Weights (B, H, Tq, Tk) in fp32, or in fp64 for a q in fp64; 0 for a query that may attend to
+        no key.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     scores = q.to(dtype) @ k.to(dtype).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -96,17 +116,17 @@ def attend(
     """Compute attention on the fastest kernel that supports the arguments.
 
     Args:
-        q: (B, H, Tq, Dh).
-        k: (B, H, Tk, Dh).
-        v: (B, H, Tk, Dv).
+        q: Queries (B, H, Tq, Dh).
+        k: Keys (B, H, Tk, Dh).
+        v: Values (B, H, Tk, Dv).
         mask: Bool, True = may attend, broadcastable to (B, H, Tq, Tk); or a BlockMask, which
             includes the causal mask and supports neither bias nor dropout.
         bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
-        causal: Apply a causal mask, aligned at the bottom right.
+        causal: Apply a causal mask, in which the last query may attend to every key.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
         dropout_p: Dropout probability of the weights.
-        normalize: Function from scores to weights, over the last dimension. No fused kernel
-            supports another function than `softmax`, so the weights are then materialized.
+        normalize: Function from scores to weights, over the last dimension. For any function but
+            `softmax` the scores are materialized, because fused kernels support only `softmax`.
 
     Returns:
         (B, H, Tq, Dv); 0 for a query that may attend to no key.
@@ -158,16 +178,17 @@ class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `forward` gets a `memory`.
 
     Args:
-        d_model: D.
-        n_heads: H.
-        d_head: Dh; None means d_model / n_heads.
-        d_value: Dv; None means Dh.
+        d_model: Model width D.
+        n_heads: Number of heads H.
+        d_head: Width Dh of a query and key per head; None means d_model / n_heads.
+        d_value: Width Dv of a value per head; None means Dh.
         bias: Learn a bias in each projection.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
-        dropout: Dropout probability of the weights.
+        dropout: Dropout probability of the attention weights.
 
     Attributes:
-        normalize: Function from scores to weights; set it on the class or on an instance.
+        normalize: Function from attention scores to attention weights; set it on the class or on an
+            instance.
 
     Raises:
         InputError: `d_model` is not divisible by `n_heads`, and `d_head` is not given.
@@ -211,10 +232,22 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend from x (B, Tq, D) to itself or to `memory` (B, Tk, D); returns (B, Tq, D).
+        """Attend from x to itself (self-attention) or to a memory (cross-attention).
 
-        A memory or cache may have S < B rows. Each of these S rows then serves B / S consecutive
-        rows of x, such as the beams of one source. The mask may have B or S rows.
+        The batch size of the memory or cache may be S < B. Each of its S elements then serves B / S
+        consecutive elements of x, such as the beams of one source sentence. The batch size of the
+        mask is then B or S.
+
+        Args:
+            x: States (B, Tq, D) that the queries are computed from.
+            memory: States (B, Tk, D) that keys and values are computed from; None means x.
+            mask: Mask as returned by `lower_mask`.
+            bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
+            cache: Without a memory, keys and values of earlier tokens, to which those of x are
+                appended; with a memory, its keys and values, which are computed once.
+
+        Returns:
+            (B, Tq, D).
         """
         q = self._split_heads(self.q(x))  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache)
@@ -247,7 +280,10 @@ class Attention(nn.Module):
         mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Compute the attention weights (B, H, Tq, Tk) that `forward` applies to the values."""
+        """Compute the attention weights (B, H, Tq, Tk) that `forward` applies to the values.
+
+        The arguments are those of `forward`; there is no dropout.
+        """
         allowed = mask.mask
         if isinstance(allowed, BlockMask):
             allowed = _dense_mask(allowed, x.device)
@@ -277,5 +313,13 @@ class Attention(nn.Module):
 
 
 def fold_beams_into_queries(x: Tensor, sources: int) -> Tensor:
-    """Concatenate the queries of all rows of a source: (B, H, Tq, Dh) to (S, H, B/S Tq, Dh)."""
+    """Concatenate the queries of all beams of a source, which attend to the same keys.
+
+    Args:
+        x: Queries (B, H, Tq, Dh), or a mask (B, H, Tq, Tk).
+        sources: Number S of sources, each with B / S consecutive elements of the batch.
+
+    Returns:
+        (S, H, B / S * Tq, Dh) or (S, H, B / S * Tq, Tk).
+    """
     return x.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)

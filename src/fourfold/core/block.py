@@ -53,7 +53,7 @@ class DropPath(nn.Module):
         self.keep_prob = torch.tensor(1.0 - drop_prob, dtype=torch.float64, device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero samples of x (B, T, D) at random."""
+        """Zero samples of x (B, T, D) at random in training; return x unchanged in evaluation."""
         if not self.training:
             return x
         drawn = torch.rand(x.shape[0], 1, 1, dtype=torch.float32, device=x.device)
@@ -67,8 +67,9 @@ class Block(nn.Module):
     """Transformer block with pre-norm or post-norm.
 
     Args:
-        config: Shape and components.
-        cross_attention: Also attend to a memory, as the decoder of an encoder-decoder does.
+        config: Shape and components of the block.
+        cross_attention: Also attend to a memory (the output of an encoder), as the decoder of an
+            encoder-decoder does.
         drop_path: Probability that a sub-layer is skipped for a whole sample of the batch.
     """
 
@@ -104,7 +105,19 @@ class Block(nn.Module):
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Transform x (B, T, D), with a memory (B, S, D) or None; returns (B, T, D)."""
+        """Transform x by self-attention, cross-attention (if any) and the feed-forward layer.
+
+        Args:
+            x: (B, T, D); with a cache, only the new positions.
+            mask: Self-attention mask as returned by `lower_mask`.
+            memory: Output (B, S, D) of an encoder; None means no cross-attention.
+            memory_mask: Cross-attention mask as returned by `lower_mask`.
+            bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
+            cache: Keys and values of earlier positions and of the memory; extended in place.
+
+        Returns:
+            (B, T, D).
+        """
 
         def attn(y: Tensor) -> Tensor:
             return self.attn(y, mask=mask, bias=bias, cache=cache)
@@ -127,8 +140,8 @@ class Stack(nn.Module):
     """Stack of N blocks, followed by a norm if the blocks are pre-norm.
 
     Args:
-        config: Shape and components.
-        cross_attention: Also attend to a memory in each block.
+        config: Shape and components of the blocks.
+        cross_attention: Also attend to a memory (the output of an encoder) in each block.
         n_layers: Number of blocks; None means `config.n_layers`.
 
     Example:
@@ -164,15 +177,15 @@ class Stack(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Transform x (B, T, D), converting the masks once for all blocks.
+        """Transform x (B, T, D) by all blocks; the masks are converted once for all of them.
 
         Args:
             x: (B, T, D); with a cache, only the new positions.
             mask: Self-attention mask.
-            memory: (B, S, D) for cross-attention, or None.
+            memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask.
             bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
-            cache: Keys and values of earlier positions; extended in place.
+            cache: Keys and values of earlier positions and of the memory; extended in place.
 
         Returns:
             (B, T, D).

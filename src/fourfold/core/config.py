@@ -1,7 +1,7 @@
-"""Config dataclass of a stack of transformer blocks.
+"""Base classes of configs: `ModelConfig`, which checks fields, and `TransformerConfig` of blocks.
 
-The defaults are the base model of Vaswani et al. 2017, Table 3. A family extends the class with
-fields of its own (see ``models/``).
+The defaults of `TransformerConfig` are the base model of Vaswani et al. 2017, Table 3. A family
+extends the class with fields of its own (see ``models/``).
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Base class of the configs of all models, which checks the fields.
+    """Base class of the configs of all models, whose constructor checks the fields.
 
-    The type of every field is checked, and the range of the fields in `POSITIVE`, `NOT_NEGATIVE`
-    and `FRACTIONS`. A subclass checks the ranges of its other fields.
+    It checks the type of every field, and the range of each field that is named in `POSITIVE`,
+    `NOT_NEGATIVE` or `FRACTIONS`. A subclass checks the ranges of its other fields.
 
     Raises:
         InputError: A field has a value outside its type or range.
@@ -60,14 +60,16 @@ class TransformerConfig(ModelConfig):
         n_layers: Number of blocks N.
         n_heads: Number of attention heads H.
         d_head: Width of a query and key per head; None means d_model / n_heads.
-        d_value: Width of a value per head; None means d_head (differs in Vaswani Table 3 B).
+        d_value: Width of a value per head; None means d_head (the two widths differ in Table 3,
+            rows B, of Vaswani et al. 2017).
         d_ff: Hidden width of the feed-forward layer.
         activation: relu, gelu (exact), gelu_tanh (approximation in GPT-2 and the original BERT),
             quick_gelu (approximation in CLIP) or silu.
         feed_forward: mlp (two matrices) or glu (gated, three matrices; Shazeer 2020).
         norm: layer (LayerNorm) or rms (RMSNorm).
         norm_placement: post (Vaswani, BERT, GPT-1) or pre (GPT-2, ViT).
-        norm_eps: Added to the variance: 1e-12 BERT, 1e-5 GPT-2, 1e-6 tensor2tensor and ViT.
+        norm_eps: Number that a norm adds to the variance: 1e-12 in BERT, 1e-5 in GPT-2, 1e-6 in
+            tensor2tensor and ViT.
         bias: Learn a bias in matrices and norms.
         attn_scale: Factor on the scores; None means 1 / sqrt(d_head).
         dropout: Dropout probability of embeddings and of the output of each sub-layer (Vaswani et

@@ -16,7 +16,7 @@ from fourfold.kernels.dropout import Dropout
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """Compute x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
+    """Compute x * sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016)."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -36,15 +36,15 @@ class FeedForward(nn.Module):
     ``(act(x W1) * x Wg) W2`` (Shazeer 2020).
 
     Args:
-        d_model: D.
+        d_model: Model width D.
         d_ff: Hidden width.
-        activation: A row of `ACTIVATIONS`.
-        gated: Multiply the hidden layer by a third, linear projection.
+        activation: A name in `ACTIVATIONS`.
+        gated: Multiply the hidden layer by the gate x Wg.
         bias: Learn a bias in each matrix.
         dropout: Dropout probability of the hidden layer, after the activation.
 
     Raises:
-        InputError: `activation` is not a row of `ACTIVATIONS`.
+        InputError: `activation` is not a name in `ACTIVATIONS`.
 
     Example:
         >>> ff = FeedForward(16, 64, activation="silu", gated=True)

@@ -34,8 +34,9 @@ def vaswani(model: nn.Module) -> None:
 def gpt2(model: nn.Module) -> None:
     """Draw weights from N(0, 0.02), positions from N(0, 0.01), and scale residual projections.
 
-    The deviation of the last matrix of each sub-layer is divided by the square root of the number
-    of sub-layers (GPT-2, section 2.3). The deviation of positions is that of the released code.
+    The standard deviation of the last matrix of each sub-layer is 0.02, divided by the square root
+    of the number of sub-layers (GPT-2, section 2.3). That of positions is taken from the released
+    code.
     """
     fill_weights(model, normal)
     projections = []
@@ -51,7 +52,12 @@ def gpt2(model: nn.Module) -> None:
 
 
 def fill_weights(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
-    """Apply `fill` to all weights, positions and prefix tokens, and set biases to 0."""
+    """Apply `fill` to matrices, learned positions and prefix tokens, and set biases to 0.
+
+    Args:
+        model: The model.
+        fill: Function that overwrites a tensor in place, such as one of `torch.nn.init`.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
             fill(module.weight)
@@ -83,12 +89,12 @@ def initialize(
 
     Args:
         model: The model.
-        name: A row of `inits`.
+        name: A name in `inits`.
         inits: Functions by name. A family with an initialization of its own passes
             ``{**INITS, "name": function}``.
 
     Raises:
-        InputError: `name` is not a row of `inits`.
+        InputError: `name` is not a name in `inits`.
     """
     check_choice("init", name, tuple(inits))
     inits[name](model)

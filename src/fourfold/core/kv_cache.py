@@ -1,6 +1,8 @@
-"""Key-value cache of a decoder, which the decoding loop owns; modules hold no decoding state.
+"""Key-value caches: `KVCache` of a decoder, and `LayerCache` of one of its layers.
 
-Shapes: B batch rows, H heads, T tokens so far, Dh head width.
+The decoding loop owns the cache; modules hold no decoding state. A memory is the output of an
+encoder. Shapes: B batch, H heads, T tokens so far, t new tokens, S tokens of the memory, Dh head
+width, D model width.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Cache of one layer with the keys and values of earlier tokens and of a memory (B, S, D).
+    """Cache of one layer: keys and values of earlier tokens, and of the memory (B, S, D) if any.
 
     The buffers double their capacity when they are full.
     """
@@ -21,7 +23,11 @@ class LayerCache:
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, t, Dh) keys and values, and return views (B, H, T, Dh) of all T tokens."""
+        """Append the keys `k` and values `v` (B, H, t, Dh) of t new tokens.
+
+        Returns:
+            The keys and values (B, H, T, Dh) of all T tokens, as views of the buffers.
+        """
         start = self.length
         self.length = start + k.shape[2]
         if self.buffers is None or self.length > self.buffers[0].shape[2]:
@@ -38,14 +44,25 @@ class LayerCache:
     def cached_cross_kv(
         self, project: Callable[[], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the memory, calling `project` at the first step only."""
+        """Return the keys and values of cross-attention, which are computed at the first call only.
+
+        Args:
+            project: Function that computes keys and values from the memory.
+        """
         if self.memory is None:
             k, v = project()
             self.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
         return self.memory
 
     def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
-        """Select and reorder the batch rows `rows` and the memories `sources` (None keeps all)."""
+        """Select and reorder elements of the batch, in place.
+
+        Args:
+            rows: (R,) int64, for each element of the new batch the index of the old element whose
+                keys and values of earlier tokens it takes over.
+            sources: (S,) int64, the same for the keys and values of cross-attention; None leaves
+                them unchanged.
+        """
         if self.buffers is not None:
             k, v = self.buffers
             self.buffers = k.index_select(0, rows), v.index_select(0, rows)
@@ -55,13 +72,13 @@ class LayerCache:
 
 
 class KVCache:
-    """Key-value cache of a model, with the padding mask and documents of earlier tokens.
+    """Key-value cache of a model, with the padding mask and packed documents of earlier tokens.
 
-    Do not reuse a cache after a forward call raised, because the cache may already have counted the
-    tokens of that call.
+    Do not reuse a cache after a forward call that raised an error, because the cache may already
+    have counted the tokens of that call.
 
     Attributes:
-        length: Number of tokens T.
+        length: Number of tokens T so far.
         keys: (B, T) bool, True = real token; None if all tokens are real.
         documents: (B, T) index of the packed document of each token, or None.
         layers: Cache of each layer.
@@ -82,7 +99,14 @@ class KVCache:
         return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Count new tokens `ids` (B, t) with their padding mask and documents, each (B, t)."""
+        """Count new tokens, before the layers append their keys and values.
+
+        Args:
+            ids: Ids (B, t) of the new tokens.
+            keys: (B, t) bool, True = real token; None means that all new tokens are real.
+            documents: (B, t) index of the packed document of each new token; None means that the
+                tokens continue the last document.
+        """
         all_real = ids.new_ones(ids.shape[0], self.length, dtype=torch.bool)
         if keys is not None or self.keys is not None:
             old = all_real if self.keys is None else self.keys
@@ -96,12 +120,14 @@ class KVCache:
         self.length += ids.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Select batch rows in every layer, to reorder beams or drop finished sequences.
+        """Select elements of the batch in every layer, to reorder beams or drop finished sequences.
 
         Args:
-            rows: (R,) int64, indices of the rows in their new order; they may repeat.
-            sources: (S,) int64, indices of the memories. Each then serves R / S consecutive rows.
-                None means one memory per row.
+            rows: (R,) int64, for each element of the new batch the index of the old element that it
+                continues; an index may repeat.
+            sources: (S,) int64, the same for the keys and values of cross-attention, if several
+                beams share those of one source: each of the S selected sources then serves R / S
+                consecutive elements. None means that they are selected by `rows`, too.
         """
         memory = self.layers[0].memory if self.layers else None
         kept: Tensor | None = rows if sources is None else sources

@@ -24,7 +24,8 @@ class LoweredMask(NamedTuple):
 
     Attributes:
         mask: None, a bool tensor broadcastable to (B, H, Tq, Tk), or a FlexAttention BlockMask.
-        causal: The kernel has to apply a causal mask without being given one; Tq == Tk.
+        causal: True if the kernel has to apply a causal mask although `mask` is None, which
+            requires Tq == Tk.
     """
 
     mask: Any = None
@@ -32,7 +33,7 @@ class LoweredMask(NamedTuple):
 
 
 def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
-    """Return a causal mask (Tq, Tk), in which the last query may attend to every key.
+    """Return a bool causal mask (Tq, Tk), in which the last query may attend to every key.
 
     Example:
         >>> causal_mask(2, 3, torch.device("cpu")).int().tolist()
@@ -49,10 +50,11 @@ class Mask:
     Args:
         causal: Hide later positions.
         keys: (B, Tk) bool, True = real token, False = padding, which is hidden.
-        documents: (B, Tk) index of the packed document of each key; other documents are hidden.
-        query_documents: (B, Tq) index of the document of each query; None means the last Tq of
-            `documents`.
-        window: Hide keys that are this many positions away or more.
+        documents: (B, Tk) index of the document of each key, for several documents packed into one
+            sequence; a query may attend only to the keys of its own document.
+        query_documents: (B, Tq) index of the document of each query; None means the last Tq columns
+            of `documents`.
+        window: Hide keys that are this many positions or more away from the query.
 
     Raises:
         InputError: `keys` is not bool.
@@ -73,13 +75,16 @@ class Mask:
     def lower(
         self, q_len: int, k_len: int, device: torch.device, flex: bool = False
     ) -> LoweredMask:
-        """Convert the pattern to no mask, a causal flag, a dense bool mask or a BlockMask.
+        """Convert the pattern to the form that attention kernels take.
 
         Args:
-            q_len: Tq.
-            k_len: Tk.
+            q_len: Number of queries Tq.
+            k_len: Number of keys Tk.
             device: Device of the result.
             flex: Return a BlockMask in place of a dense mask.
+
+        Returns:
+            No mask and a causal flag if these suffice, else a dense bool mask or a BlockMask.
         """
         causal = self.causal and q_len > 1  # a single query is at the last position
         plain = self.keys is None and self.documents is None and self.window is None
@@ -104,7 +109,8 @@ class Mask:
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return the predicate "query q may attend to key k" of a sample b and a head h.
 
-        Its arguments are indices of any shapes that can be broadcast to one shape.
+        The arguments b, h, q and k of the predicate are tensors of indices, whose shapes must be
+        broadcastable to one shape.
         """
         offset = k_len - q_len
         keys, documents, window = self.keys, self.documents, self.window
@@ -130,15 +136,16 @@ class Mask:
 def count_positions(
     keys: Tensor | None, documents: Tensor | None, q_len: int, k_len: int
 ) -> Tensor | slice:
-    """Compute the positions of the last `q_len` tokens, without padding and within documents.
+    """Compute the positions of the last `q_len` tokens, counted from 0 in each document.
 
-    A token has the same position in left-padded, right-padded and unpadded rows.
+    Padding is not counted, so a token has the same position in left-padded, right-padded and
+    unpadded sequences.
 
     Args:
-        keys: (B, Tk) bool, True = real token, or None.
-        documents: (B, Tk) index of the packed document of each token, or None.
-        q_len: Tq.
-        k_len: Tk.
+        keys: (B, Tk) bool, True = real token; None means that all tokens are real.
+        documents: (B, Tk) index of the packed document of each token; None means one document.
+        q_len: Number Tq of tokens whose positions are returned.
+        k_len: Number Tk of all tokens.
 
     Returns:
         A slice of length Tq if there are neither `keys` nor `documents`, else (B, Tq) int64.
@@ -161,14 +168,17 @@ def count_positions(
 def mask_and_positions(
     ids: Tensor, keys: Tensor | None, documents: Tensor | None, cache: KVCache | None, causal: bool
 ) -> tuple[Mask, Tensor | slice]:
-    """Return the mask and the positions of new tokens, and count the tokens in the cache.
+    """Return the self-attention mask and the positions of new tokens, and count them in the cache.
 
     Args:
-        ids: (B, t) new tokens.
-        keys: (B, t) bool, True = real token, or None.
-        documents: (B, t) index of the packed document of each token, or None.
-        cache: Cache of the earlier tokens; updated.
+        ids: Ids (B, t) of the new tokens.
+        keys: (B, t) bool, True = real token; None means that all new tokens are real.
+        documents: (B, t) index of the packed document of each new token; None means one document.
+        cache: Cache of the earlier tokens, which is updated; None if there are no earlier tokens.
         causal: Hide later positions.
+
+    Returns:
+        The mask, and the positions as returned by `count_positions`.
 
     Raises:
         InputError: `keys` has another length than `ids`.

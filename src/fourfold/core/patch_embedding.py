@@ -28,13 +28,13 @@ class PatchEmbedding(nn.Module):
     Args:
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
-        n_channels: C.
-        d_model: D.
+        n_channels: Number of channels C.
+        d_model: Model width D.
         positions: A name in `fourfold.core.positions.POSITIONS`, or a function that builds a
-            `PositionTable` from (N, D).
+            `PositionTable` from the number of positions and the width D.
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.
-        dropout: Dropout probability of the result.
+        dropout: Dropout probability of the embedded tokens.
 
     Raises:
         InputError: `image_size` is not divisible by `patch_size`, or the name of the positions

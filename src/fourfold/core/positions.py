@@ -1,6 +1,6 @@
 """Position embeddings: learned, sinusoidal, or sinusoidal on a two-dimensional grid.
 
-Shapes: N rows, D model width, T tokens.
+Shapes: N positions in a table, D model width, T tokens.
 """
 
 import math
@@ -14,7 +14,12 @@ from fourfold.errors import InputError
 
 
 class PositionTable(nn.Module):
-    """Table of position vectors (N, D), learned, or fixed and absent from the state dict."""
+    """Table of position vectors, learned, or fixed and absent from the state dict.
+
+    Args:
+        table: Initial or fixed vectors (N, D).
+        learned: Make the table a parameter.
+    """
 
     weight: Tensor
 
@@ -26,16 +31,16 @@ class PositionTable(nn.Module):
             self.register_buffer("weight", table, persistent=False)
 
     def forward(self, index: Tensor | slice) -> Tensor:
-        """Look up positions.
+        """Look up the vectors of positions.
 
         Args:
-            index: A slice of length T, or positions (B, T).
+            index: A slice of T positions, or the positions (B, T) of tokens, int64.
 
         Returns:
-            (T, D) for a slice, (B, T, D) for positions.
+            (T, D) for a slice, (B, T, D) for a tensor.
 
         Raises:
-            InputError: A position lies beyond the table.
+            InputError: A position is N or larger.
         """
         rows = len(self.weight)
         length = index.stop if isinstance(index, slice) else rows
@@ -51,26 +56,44 @@ class PositionTable(nn.Module):
 
 
 def learned(n_rows: int, width: int) -> PositionTable:
-    """Build one learned vector per position (Gehring et al. 2017; BERT, GPT, ViT)."""
+    """Build a table of `n_rows` learned vectors, which are 0 at first (Gehring et al. 2017)."""
     return PositionTable(torch.zeros(n_rows, width), learned=True)
 
 
 def sinusoidal(n_rows: int, width: int) -> PositionTable:
-    """Build sines on even and cosines on odd channels (Vaswani et al. 2017, section 3.5).
+    """Build a table of sinusoidal positions (Vaswani et al. 2017, section 3.5).
 
-    The wavelengths are 2 pi to 10000 * 2 pi.
+    Even channels are sines and odd channels cosines of the position, with wavelengths from 2 pi to
+    10000 * 2 pi.
+
+    Args:
+        n_rows: Number of positions N.
+        width: Width D of a vector, which must be even.
+
+    Raises:
+        InputError: `width` is odd.
     """
     sines, cosines = _sines_and_cosines(n_rows, width)
     return PositionTable(torch.stack([sines, cosines], dim=-1).flatten(1), learned=False)
 
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
-    """Build sinusoidal positions with all sines before all cosines (Marian, tensor2tensor)."""
+    """Build the table of `sinusoidal` with all sines before all cosines (Marian, tensor2tensor)."""
     return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
 
 
 def sincos2d(n_rows: int, width: int) -> PositionTable:
-    """Build sinusoids of column and row on a square grid (Beyer et al. 2022, after MoCo v3)."""
+    """Build sinusoidal positions of a square grid of patches (Beyer et al. 2022, after MoCo v3).
+
+    The first half of the channels depends on the column of a patch, the second half on its row.
+
+    Args:
+        n_rows: Number of patches N.
+        width: Width D of a vector.
+
+    Raises:
+        InputError: `n_rows` is not a square number, or `width` is not divisible by 4.
+    """
     side = math.isqrt(n_rows)
     if side * side != n_rows or width % 4:
         raise InputError(

@@ -38,7 +38,7 @@ def canonical_precision(name: str | int | None, option: str = "trainer.precision
 
     Args:
         name: A name or short spelling, such as "bf16-mixed", "bf16" or 32.
-        option: Name of the option, for the message.
+        option: Name of the option that has this value, for the error message.
 
     Raises:
         InputError: The precision is unknown.

@@ -14,17 +14,17 @@ class TokenEmbedding(nn.Module):
     """Token embedding: sum of token, position and segment vectors, optional norm, and dropout.
 
     Args:
-        vocab_size: V.
-        d_model: D.
+        vocab_size: Number of tokens of the vocabulary.
+        d_model: Model width D.
         max_len: Number of positions.
-        positions: A row of `POSITIONS`.
+        positions: A name in `fourfold.core.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
         scale: Multiply token vectors by sqrt(D) (Vaswani et al. 2017, section 3.4).
         norm: Module applied to the sum (BERT), or None.
         dropout: Dropout probability of the result.
 
     Raises:
-        InputError: `positions` is not a row of `POSITIONS`.
+        InputError: `positions` is not a name in `POSITIONS`.
 
     Example:
         >>> embed = TokenEmbedding(100, 16, max_len=32, positions="sinusoidal")
@@ -58,9 +58,11 @@ class TokenEmbedding(nn.Module):
         """Embed tokens.
 
         Args:
-            ids: (B, T) int64.
-            positions: Positions of the tokens, a slice of length T or (B, T).
-            segments: (B, T) int64; None means 0.
+            ids: Token ids (B, T) int64.
+            positions: Positions of the tokens, a slice of length T or a tensor (B, T); ignored by
+                an embedding without positions.
+            segments: (B, T) int64, None means segment 0 for all tokens; ignored by an embedding
+                without segments.
 
         Returns:
             (B, T, D).
@@ -75,7 +77,7 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.norm(x))
 
     def share_tokens(self, owner: "TokenEmbedding") -> None:
-        """Use the token vectors of `owner`; only the state dict of `owner` contains the vectors."""
+        """Use the token vectors of the embedding `owner`, whose state dict alone contains them."""
         del self.tokens
         # Assigning an nn.Module the usual way would register it here, too.
         object.__setattr__(self, "tokens", owner.tokens)

@@ -16,7 +16,11 @@ def check_types(config: Any, *, prefix: str = "") -> None:
     """Raise InputError if a field of a dataclass holds a value that its type does not allow.
 
     jsonargparse checks types on the command line, but not the values of a checkpoint or of a
-    config.json. Messages put `prefix`, such as "optimizer.", before the name of a field.
+    config.json.
+
+    Args:
+        config: A dataclass instance.
+        prefix: Text before the name of a field in the error message, such as "optimizer.".
     """
     for field in fields(config):
         check_type(prefix + field.name, getattr(config, field.name), field.type)
@@ -25,7 +29,12 @@ def check_types(config: Any, *, prefix: str = "") -> None:
 def check_type(name: str, value: object, declared: Any) -> None:
     """Raise InputError unless `value` has the type `declared`, such as `int | None`.
 
-    A tuple may also be a list, and a float may be an int; a bool is never a number.
+    For a tuple a list is allowed, too, and for a float an int; a bool is not allowed as a number.
+
+    Args:
+        name: Name of the option that has this value, for the error message.
+        value: The value.
+        declared: Type annotation of the option.
     """
     members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     choices = [c for member in members if get_origin(member) is Literal for c in get_args(member)]
@@ -44,7 +53,13 @@ def check_type(name: str, value: object, declared: Any) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise InputError, with the closest choice, unless `value` is one of `choices`."""
+    """Raise InputError, which names the closest choice, unless `value` is one of `choices`.
+
+    Args:
+        name: Name of the option that has this value, for the error message.
+        value: The value.
+        choices: Allowed values.
+    """
     if value not in choices:
         close = get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
@@ -52,7 +67,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_positive(name: str, value: int | None) -> None:
-    """Raise InputError unless `value` is None or a size from 1 to 2**31 - 1."""
+    """Raise InputError for the option `name` unless `value` is None or from 1 to 2**31 - 1."""
     if value is not None and value < 1:
         raise InputError(f"must be at least 1, got {value}", option=name)
     if value is not None and value > MAX_SIZE:
@@ -60,7 +75,7 @@ def check_positive(name: str, value: int | None) -> None:
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Raise InputError unless `value` lies in [0, 1)."""
+    """Raise InputError for the option `name` unless `value` lies in [0, 1)."""
     if not 0.0 <= value < 1.0:
         raise InputError(f"must lie in [0, 1), got {value}", option=name)
 
@@ -73,7 +88,15 @@ def check_range(
     above: float | None = None,
     below: float = math.inf,
 ) -> None:
-    """Raise InputError unless `value` is finite, >= `minimum`, > `above` and < `below`."""
+    """Raise InputError unless `value` is finite and within the given bounds.
+
+    Args:
+        name: Name of the option that has this value, for the error message.
+        value: The value.
+        minimum: Smallest allowed value; None means no such bound.
+        above: Number that the value must exceed; None means no such bound.
+        below: Number that the value must be less than.
+    """
     in_range = value < below and (minimum is None or value >= minimum)
     if not in_range or (above is not None and not value > above):
         low = f"at least {minimum:g}" if minimum is not None else f"above {above or 0.0:g}"
@@ -97,7 +120,10 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
 
 
 def require_sizes(config: Any) -> None:
-    """Raise InputError if vocab_size or n_classes is None and no dataset can fill it in."""
+    """Raise InputError if vocab_size or n_classes of a model's config is None.
+
+    A caller that has a dataset fills in the sizes of the dataset before.
+    """
     for name in ("vocab_size", "n_classes"):
         if getattr(config, name, 0) is None:
             raise InputError("must be given: no dataset can fill it in", option=name)

@@ -1,7 +1,7 @@
 """Attention kernel for a CPU in low precision, as matrix products over slices of queries.
 
 On a CPU, torch's fused kernel is slow in the backward pass and in the forward pass of one query for
-many rows. A slice of queries under a causal mask needs only the keys before the end of the slice,
+many sequences. A slice of queries under a causal mask needs only the keys before the end of the slice,
 which halves the work. Memory is proportional to the number of queries, not to its square.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n queries of a slice, e keys of a slice, Dh
@@ -29,20 +29,20 @@ MAX_SAVED_WEIGHTS = 2**18
 
 
 class QuerySlice(NamedTuple):
-    """Slice of the queries, and the keys that they may attend to."""
+    """Range of queries (`rows`), and range of the keys (`keys`) that these queries may attend to."""
 
     rows: slice
     keys: slice
 
     def select(self, x: Tensor) -> Tensor:
-        """Select from x, broadcastable to (B, H, Tq, Tk), these rows and keys."""
+        """Select these queries and keys from a mask or bias x, broadcastable to (B, H, Tq, Tk)."""
         rows = self.rows if x.shape[2] > 1 else slice(None)
         keys = self.keys if x.shape[3] > 1 else slice(None)
         return x[:, :, rows, keys]
 
 
 class Settings(NamedTuple):
-    """Arguments of attention that are not tensors."""
+    """Arguments of `attend_by_products` that are not tensors; `scale` is never None."""
 
     causal: bool
     scale: float
@@ -52,15 +52,18 @@ class Settings(NamedTuple):
 def products_are_faster(q: Tensor, k_len: int, dropout_p: float) -> bool:
     """Return True where matrix products were measured to be faster than torch's fused kernel.
 
-    - Training in bf16, and training with dropout: 5 times as fast at 16 tokens, 3 at 128 and 2 at
-      512 (forward and backward pass in bf16 on two cores).
-    - Inference in bf16, unless there are few tokens: 1.1 to 2 times as fast.
-    - Decoding one token of several rows: 2 to 7 times as fast; in bf16 also up to 8 queries of
-      several rows (beams that share a source) with at most 32 keys.
+    These cases, on a CPU, are:
+
+    - Training in bf16, and training with dropout: 5 times as fast at 16 tokens, 3 times at 128 and
+      twice at 512 (forward and backward pass in bf16 on two cores).
+    - Inference in bf16 with more than 8 queries and at least 2**15 attention scores: 1.1 to 2 times
+      as fast.
+    - Decoding one token of several sequences: 2 to 7 times as fast; in bf16 also up to 8 queries of
+      several sequences (the beams of a source) with at most 32 keys.
 
     Args:
-        q: (B, H, Tq, Dh).
-        k_len: Tk.
+        q: Queries (B, H, Tq, Dh).
+        k_len: Number of keys Tk.
         dropout_p: Dropout probability of the weights.
     """
     if q.device.type != "cpu":
@@ -83,7 +86,11 @@ def attend_by_products(
     scale: float | None,
     dropout_p: float,
 ) -> Tensor:
-    """Compute attention; arguments as for `attend`. `causal` excludes a mask and a bias."""
+    """Compute attention (B, H, Tq, Dv) by matrix products over slices of the queries.
+
+    The arguments are those of `attend`, but `mask` must not be a BlockMask, and `causal` must not
+    be combined with a mask or a bias.
+    """
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
     settings = Settings(causal, q.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
     if not torch.is_grad_enabled():  # saves the overhead of autograd
@@ -92,7 +99,11 @@ def attend_by_products(
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scaled queries (G, Tq, Dh), the keys (G, Tk, Dh) and the values (G, Tk, Dv)."""
+    """Merge batch and heads of the scaled queries, the keys and the values.
+
+    Returns:
+        Queries (G, Tq, Dh) times the scale, keys (G, Tk, Dh) and values (G, Tk, Dv).
+    """
     return (q * settings.scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
@@ -104,10 +115,17 @@ def _forward(
     shape: torch.Size,
     saved: list[tuple[Tensor | None, Tensor | None]] | None,
 ) -> Tensor:
-    """Compute attention (B, H, Tq, Dv) for queries of a `shape`.
+    """Compute attention (B, H, Tq, Dv).
 
-    For the backward pass, append to `saved` the weights of each slice, or None if they are too
-    many, and the dropout factors, or None.
+    Args:
+        by_head: Queries, keys and values as returned by `_by_head`.
+        mask: As for `attend_by_products`, with four dimensions.
+        bias: As for `attend_by_products`, with four dimensions.
+        settings: The other arguments of attention.
+        shape: Shape (B, H, Tq, Dh) of the queries.
+        saved: List for the backward pass, or None without one. For each slice of queries, the
+            attention weights (None if they are too many to be saved) and the dropout factors (None
+            without dropout) are appended.
     """
     q, k, v = by_head
     y = q.new_empty(*shape[:3], v.shape[2])
@@ -190,7 +208,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Multiply weights (G, n, e) with values (G, e, Dv)."""
+    """Multiply weights (G, n, e) with values (G, e, Dv); returns (G, n, Dv)."""
     heads, n, e = weights.shape
     width = values.shape[2]
     strides = values.stride()
@@ -204,7 +222,7 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 
 class _GradientSum:
-    """Gradient of keys or values, accumulated over several slices in fp32."""
+    """Gradient of the keys or of the values, accumulated in fp32 over several slices of queries."""
 
     def __init__(self, x: Tensor, slices: list[QuerySlice]) -> None:
         self._dtype = x.dtype
@@ -223,7 +241,7 @@ class _GradientSum:
 
 
 def _query_slices(shape: torch.Size, k_len: int, causal: bool) -> list[QuerySlice]:
-    """Divide queries (B, H, Tq, Dh) into slices."""
+    """Divide queries of a shape (B, H, Tq, Dh) into slices, each with the keys it may attend to."""
     batch, heads, q_len, _ = shape
     step = CAUSAL_SLICE
     if not causal:
@@ -245,9 +263,18 @@ def _weights(
     part: QuerySlice,
     shape: torch.Size,
 ) -> Tensor:
-    """Compute the softmax of the scores of a slice, (G, n, e), which is 0 in rows without keys.
+    """Compute the attention weights (G, n, e) of a slice; 0 for a query without allowed keys.
 
     torch computes the softmax of bf16 in fp32 and rounds the result.
+
+    Args:
+        q: Scaled queries (G, Tq, Dh).
+        k: Keys (G, Tk, Dh).
+        mask: Bool, broadcastable to (B, H, Tq, Tk), or None.
+        bias: Added to the scores, broadcastable to (B, H, Tq, Tk), or None.
+        causal: Hide the keys after a query.
+        part: The slice.
+        shape: Shape (B, H, Tq, Dh) of all queries.
     """
     n = part.rows.stop - part.rows.start
     e = part.keys.stop
@@ -275,8 +302,9 @@ def _weights(
 def _additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a bool mask to one that is added to scores, four times as fast as masked_fill.
 
-    Hidden keys get half of the most negative number: with -inf, a row without keys would be NaN,
-    and with the most negative number, a negative score would overflow.
+    Hidden keys get half of the most negative number of the `dtype`. With -inf, the weights of a
+    query without allowed keys would be NaN. With the most negative number, the sum with a negative
+    score would overflow.
     """
     additive = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return additive.masked_fill_(~allowed, torch.finfo(dtype).min / 2)

@@ -32,7 +32,7 @@ SUM_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` with the product `linear`."""
+    """`nn.Linear` whose product is computed by `linear`, faster within `decode_layout`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform x (..., K) to (..., N)."""
@@ -40,11 +40,11 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear(x, weight, bias), within `decode_layout` by strips of the matrix.
+    """Compute F.linear(x, weight, bias), within `decode_layout` from strips of the matrix.
 
     Args:
-        x: (..., K).
-        weight: (N, K).
+        x: Inputs (..., K).
+        weight: Matrix (N, K).
         bias: (N,) or None.
 
     Returns:
@@ -57,10 +57,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class ColumnStrips:
-    """Copy of a matrix in strips (C, K, W), for products with few rows.
+    """Copy of a matrix in strips of columns (C, K, W), for products with few input vectors.
+
+    The constructor allocates the strips, and `fill` copies the matrix.
 
     Args:
-        weight: (N, K).
+        weight: Matrix (N, K).
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -72,7 +74,7 @@ class ColumnStrips:
         self.strips = weight.new_zeros(math.ceil(n_out / self.width), n_in, self.width)
 
     def fill(self, weight: Tensor) -> None:
-        """Copy the present values of the matrix."""
+        """Copy the present values of the matrix `weight` (N, K) into the strips."""
         n_out, n_in = self.shape
         n_full = n_out // self.width
         full = weight[: n_full * self.width].view(n_full, self.width, n_in)
@@ -81,7 +83,7 @@ class ColumnStrips:
             self.strips[n_full, :, : n_out % self.width] = weight[n_full * self.width :].T
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute the product with x (..., K), plus bias (N,); returns (..., N)."""
+        """Multiply x (..., K) with the matrix and add bias (N,) or None; returns (..., N)."""
         rows = x.reshape(-1, self.shape[1])  # (B, K)
         n_rows, n_strips = len(rows), len(self.strips)
         by_strip = rows.expand(n_strips, -1, -1)
@@ -109,7 +111,7 @@ class PackedWeights:
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix if they are the fastest for rows x (..., K)."""
+        """Return the strips of a matrix (N, K), or None if F.linear is faster for x (..., K)."""
         max_rows = MAX_STRIPED_ROWS.get(x.dtype) or MAX_SUMMED_ROWS.get(x.dtype, 0)
         few_rows = 0 < x.numel() <= max_rows * x.shape[-1]
         # The weight of a parametrized layer is no parameter: it is computed anew for each use.
@@ -140,10 +142,13 @@ _memory = WeakTensorKeyDictionary()
 
 @contextmanager
 def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Let `linear` use strips in this context, in inference mode on a CPU, where they are faster.
+    """Let `linear` multiply with strips of the matrices in this context, where they are faster.
+
+    The context is for inference on a CPU; elsewhere `linear` stays F.linear.
 
     Args:
-        weights: All weights that each step reads; they must not change in the context.
+        weights: All weights that each decoding step reads. If they fit in the cache of the
+            processor, strips are not used. The weights must not change in the context.
     """
     cached = sum(weight.numel() * weight.element_size() for weight in weights) <= CACHED_BYTES
     unpacked = cached or torch.is_autocast_enabled("cpu")
@@ -160,17 +165,21 @@ def _has_fbgemm() -> bool:
 
 
 def supports_weighted_sums(table: Tensor) -> bool:
-    """Return whether torch has a fast kernel for `weighted_sums` of this table."""
+    """Return True if torch has a fast kernel for `weighted_sums` of this table."""
     return table.device.type == "cpu" and table.dtype in SUM_DTYPES and _has_fbgemm()
 
 
 def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) -> Tensor:
-    """Compute sums (S, W) of rows of a table (R, W) that are multiplied by factors (S * M,).
+    """Compute S weighted sums, each of M rows of a table.
 
     Args:
         table: (R, W).
-        terms: Rows of all terms, (S * M,), and the index of the first term of each sum, (S,).
-        factors: Factors of all terms, (S * M,).
+        terms: Index of the row of each term, (S * M,), and index of the first term of each sum,
+            (S,).
+        factors: Factor on each term, (S * M,).
+
+    Returns:
+        (S, W).
     """
     return torch.embedding_bag(table, *terms, mode=0, per_sample_weights=factors)[0]
 
@@ -179,16 +188,17 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
 def consecutive_terms(
     n_starts: int, n_terms: int, step: int, copies: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the terms of sums over consecutive rows, for `weighted_sums`.
+    """Return the terms of `weighted_sums` for sums over M consecutive rows of the table.
 
     Args:
-        n_starts: Number of different first rows.
-        n_terms: M.
-        step: Distance between first rows.
-        copies: Number of sums with the same first row.
+        n_starts: Number of different rows at which a sum begins.
+        n_terms: Number of terms M of a sum.
+        step: Distance, in rows, between these first rows.
+        copies: Number of sums that begin at the same row; S is n_starts * copies.
 
     Returns:
-        The rows of all terms, (S * M,), and the index of the first term of each sum, (S,), int32.
+        Index of the row of each term, (S * M,), and index of the first term of each sum, (S,), both
+        int32.
     """
     starts = torch.arange(n_starts, dtype=torch.int32) * step
     rows = starts[:, None, None] + torch.arange(n_terms, dtype=torch.int32)

@@ -24,9 +24,9 @@ class Smoothing(NamedTuple):
     """Target distribution after label smoothing.
 
     Attributes:
-        extra: Difference of the probabilities of the target and of another token.
-        elsewhere: Probability of each other token.
-        pad_id: Token with probability 0, or None.
+        extra: Probability of the target minus that of any other token.
+        elsewhere: Probability of each token other than the target.
+        pad_id: Padding token, whose probability is 0; None if there is no such token.
     """
 
     extra: float
@@ -37,8 +37,9 @@ class Smoothing(NamedTuple):
 class LinearCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy, whose forward pass also computes the gradients, slice by slice.
 
-    Arguments of `apply`: a `Smoothing`, whether gradients are needed, hidden states (N, D), matrix
-    (V, D), bias (V,) or None, targets (N,) and their weights (N,) or None.
+    `apply` takes, in this order, a `Smoothing`, True if gradients are needed, the hidden states
+    (N, D), the output matrix (V, D), its bias (V,) or None, the target tokens (N,), and a weight
+    for each target (N,) or None.
     """
 
     @staticmethod
@@ -96,8 +97,8 @@ class _Workspace:
     """Buffers shared by all slices, because allocating memory costs more than a pass over it.
 
     Args:
-        x: (N, D).
-        w: (V, D).
+        x: Hidden states (N, D).
+        w: Output matrix (V, D).
         sum_dtype: Dtype of sums.
         keep_tiles: Keep all tiles of a slice, as its gradients require.
     """
@@ -113,7 +114,7 @@ class _Workspace:
             self._scratch = x.new_empty(n_rows * self.tile_width, dtype=sum_dtype)
 
     def tile(self, n: int, columns: slice) -> Tensor:
-        """Return memory (n, columns) of a tile in the dtype of matrix products."""
+        """Return the memory of a tile of n tokens and some `columns` of the vocabulary."""
         start = n * columns.start if self.keep_tiles else 0
         return self._tiles[start : start + n * (columns.stop - columns.start)].view(n, -1)
 
@@ -125,10 +126,10 @@ class _Workspace:
 
 
 class _Slice:
-    """Loss of n rows, with their softmax in tiles of the vocabulary.
+    """Loss of the n tokens of a slice, with their softmax in tiles of the vocabulary.
 
-    With z the logits of a tile and m the maximum of z in each row, a tile stores exp(z - m). The
-    factor of the tile, exp(m - logsumexp of all logits) times the weight of the row, turns
+    With z the logits of a tile and m the maximum of z for each token, a tile stores exp(z - m). The
+    factor of the tile, exp(m - logsumexp of all logits) times the weight of the token, turns
     exp(z - m) into the weighted softmax. The gradients apply the factors outside of the matrix
     products, which saves a second pass over the logits.
 
@@ -182,16 +183,20 @@ class _Slice:
         self.factors = (stacked - logsumexp).exp() * row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return the columns (n, 1) of the targets in a tile, and a bool (n,), True = inside."""
+        """Return the column (n, 1) of each target in a tile, and a bool (n,), True = in the tile."""
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` from the softmax of likely targets, and return the remainder (n,).
+        """Subtract `extra` from the softmax of each likely target, in place.
 
         The gradient of a confident prediction is a small difference of softmax and target. The
         subtraction here precedes the rounding of that difference to low precision.
+
+        Returns:
+            For each token the amount (n,) that is still to be subtracted from the softmax of its
+            target: 0 for a likely target, else `extra` times the weight of the token.
         """
         remaining = extra * self.row_weights
         for columns, tile, factor in zip(self.columns, self.tiles, self.factors, strict=True):
@@ -205,13 +210,13 @@ class _Slice:
 
 
 class _Gradients:
-    """Gradients of the summed loss in the dtype of sums, accumulated slice by slice.
+    """Gradients of the summed loss, accumulated slice by slice.
 
     Args:
-        x: (N, D).
-        w: (V, D).
+        x: Hidden states (N, D).
+        w: Output matrix (V, D).
         bias: (V,) or None.
-        sum_dtype: Dtype of sums.
+        sum_dtype: Dtype of the gradients.
         smoothing: Target distribution.
     """
 
@@ -231,7 +236,7 @@ class _Gradients:
         self.sums = self.hidden, self.weight, self.bias
 
     def add(self, rows: slice, part: _Slice) -> None:
-        """Add the gradients of a slice."""
+        """Add the gradients of the slice `part`, which consists of the tokens `rows`."""
         extra, elsewhere, pad_id = self.smoothing
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)
@@ -253,7 +258,14 @@ class _Gradients:
                 self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
-        """Add the gradients of logits with gradient `grad` (n,) at one token (n,) of each row."""
+        """Add the gradients that come from one logit of each position.
+
+        Args:
+            hidden: Gradient (n, D) of the hidden states, changed in place.
+            x: Hidden states (n, D).
+            grad: Gradient (n,) of the loss with respect to that logit.
+            tokens: Vocabulary index (n,) of that logit.
+        """
         hidden += grad[:, None] * self.w[tokens]
         self.weight.index_add_(0, tokens, grad[:, None] * x)
         if self.bias is not None:
@@ -261,7 +273,7 @@ class _Gradients:
 
 
 def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Return both tensors as autocast would pass them to a matrix product, and a dtype for sums."""
+    """Return both tensors as autocast would pass them to a matrix product, and the dtype of sums."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
@@ -270,7 +282,12 @@ def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, tor
 
 
 def even_slices(x: Tensor, w: Tensor) -> list[slice]:
-    """Divide the rows of x into slices of equal size with at most `MAX_SLICE_LOGITS` logits."""
+    """Divide the tokens of x into slices of equal size with at most `MAX_SLICE_LOGITS` logits.
+
+    Args:
+        x: Hidden states (N, D).
+        w: Output matrix (V, D); a slice of n tokens has n * V logits.
+    """
     n_slices = max(1, math.ceil(len(x) * len(w) / MAX_SLICE_LOGITS))
     step = max(1, math.ceil(len(x) / n_slices))
     return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]

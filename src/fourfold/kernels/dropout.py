@@ -8,7 +8,7 @@ N_LEVELS = 2**16  # values that a dropout probability can have
 
 
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
-    """Draw a bool mask of the elements to keep, and return the factor that preserves the mean.
+    """Draw a random mask of the elements to keep.
 
     An element uses 16 random bits, a quarter of the bits of a random number in torch. The
     probability p is therefore rounded to a multiple of 1/65,536, and the factor is 1 / (1 - p) of
@@ -17,6 +17,9 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     Args:
         like: Tensor of the shape and device of the mask.
         p: Probability of dropping an element.
+
+    Returns:
+        The mask, bool, True = keep, and the factor on the kept elements that preserves the mean.
     """
     if torch.compiler.is_compiling():  # compiled code draws random numbers where it uses them
         return torch.rand_like(like, dtype=torch.float32) >= p, 1.0 / max(1.0 - p, 1.0 / N_LEVELS)
