@@ -38,7 +38,7 @@ HF_ACTIVATIONS = {
 
 
 def get_key(config: Json, key: str, default: Any = None) -> Any:
-    """Return the value of a dotted key such as `text_config.hidden_size`, or `default`."""
+    """Return the value of a dotted key such as `text_config.hidden_size`; `default` if absent."""
     value: Any = config
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -64,7 +64,7 @@ def check_allowed(
 
     Args:
         config: Content of a JSON file.
-        allowed: Allowed values of each dotted key, which may also be absent.
+        allowed: Allowed values of each dotted key. A key may also be absent.
         file: Path of the JSON file, for the error message.
 
     Raises:
@@ -84,7 +84,7 @@ class Field:
     Args:
         name: Name of the field in the native config.
         hf_keys: Dotted keys in config.json, which must have equal values.
-        default: Value of an absent key.
+        default: Value in config.json that an absent key stands for.
         from_hf: Function from the value in config.json to the native value.
         to_hf: Inverse of `from_hf`.
     """
@@ -117,19 +117,25 @@ class Field:
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
-    """Create a field whose value is the same in both configs."""
+    """Create a `Field` whose value is the same in the native config and in config.json.
+
+    Args:
+        name: Name of the field in the native config.
+        hf_keys: Dotted keys in config.json.
+        default: Value of an absent key.
+    """
     return Field(name, hf_keys, default)
 
 
 def activation_field(
     *hf_keys: str, default: str, names: Mapping[str, str] = HF_ACTIVATIONS
 ) -> Field:
-    """Create the field of the activation function.
+    """Create the `Field` of the activation function.
 
     Args:
-        hf_keys: Key or keys in config.json.
-        default: Value of an absent key.
-        names: Native name of each name that the architecture supports.
+        hf_keys: Dotted key or keys in config.json.
+        default: Name in transformers that an absent key stands for.
+        names: Native name of each activation, by its name in transformers.
     """
 
     def to_hf(native: str) -> str:
@@ -149,14 +155,15 @@ class Architecture:
         model_class: Native model class.
         config_class: Native config class.
         fields: Config fields that have keys in config.json.
-        keymap: Tensor names and layouts.
+        keymap: Table of tensor names and layouts.
         base_model_prefix: Prefix of the tensor names of a model with a head. The tensors of a
             checkpoint of the base model (a model without a head) lack the prefix.
         implied: Native config fields that are constant for the architecture.
         required: Keys of config.json and the only value that each key may have, if it is present.
         infer: Function from tensor names and config.json to further native config fields.
         extra_config: Function from a native config to further entries of an exported config.json.
-        constants: Native buffers that are computed rather than learned, by external name.
+        constants: Native names of the buffers that are computed rather than learned, such as
+            sinusoidal positions, by their name in transformers.
         export_if: Function that returns True for a native config that may be exported as this
             architecture although the model was not imported from it.
         distinctive: Names of the tensors that tell this architecture from others that have the
@@ -188,7 +195,7 @@ class Architecture:
 
         Args:
             config: Content of config.json.
-            names: External names of the tensors.
+            names: Names of the tensors in the checkpoint.
             file: Path of config.json, for error messages.
 
         Raises:
@@ -223,7 +230,11 @@ class Architecture:
 
         Args:
             config: Native config.
-            names: External names of the model's tensors.
+            names: Names of the model's tensors in transformers.
+
+        Returns:
+            For each setting a text such as "activation=silu" or an error message; empty if the
+            architecture represents all settings.
         """
         try:
             imported = self.read_config(self.write_config(config), names, self.model_type)
@@ -238,7 +249,11 @@ class Architecture:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Replace the config fields that are None by the values that None stands for."""
+    """Return a copy of a config in which equal settings have equal values, for comparison.
+
+    The values that None stands for replace None in `d_head`, `d_value` and `n_decoder_layers`. An
+    `attn_scale` of 1 / sqrt(d_head), in contrast, is replaced by None.
+    """
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
     if hasattr(config, "n_decoder_layers"):
@@ -247,9 +262,13 @@ def resolve_defaults(config: Any) -> Any:
 
 
 def differing_fields(config: Any, imported: Any) -> list[str]:
-    """List the fields of `config`, as "name=value", that another config has other values for.
+    """List the fields in which two configs differ, as "name=value" with the value in `config`.
 
     Values that None stands for are resolved, and `UNSAVED_FIELDS` are not compared.
+
+    Args:
+        config: Config of the model to be exported.
+        imported: Config that an import of the exported model would have.
     """
     before, after = (asdict(resolve_defaults(c)) for c in (config, imported))
     return [
@@ -260,12 +279,16 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
 
 
 def norm_eps_note(before: float, after: float) -> str:
-    """Return a remark that `norm_eps` changes, or an empty text if it does not."""
+    """Return a remark that an export changes `norm_eps`, or an empty text if it does not."""
     return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"
 
 
 def choose_architecture(architectures: Iterable[Architecture], model: Model) -> Architecture:
-    """Return the first architecture that represents every setting of a model.
+    """Return the first architecture that represents every setting of a model, for its export.
+
+    Args:
+        architectures: Candidates, in order of preference.
+        model: The model.
 
     Raises:
         InputError: No architecture represents every setting.

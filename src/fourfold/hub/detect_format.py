@@ -30,7 +30,8 @@ class ImportedModel:
 
     Args:
         model: Model in eval mode. `model.source` is set for a model of a transformers directory.
-        format_name: Name of the format, for messages.
+        format_name: Name of the format for messages: timm, nanoGPT, minGPT, or the `model_type` of
+            a transformers directory.
         artifacts: Class names and image preprocessing; empty for transformers, whose directories
             have separate files for preprocessing.
         notes: Sentences for the user about assumptions and about files that are not read.
@@ -55,8 +56,9 @@ def read_model(
 
     Args:
         path: Directory or file.
-        content: Content of the file, None for a directory.
-        allow_missing_heads: Whether an image model may lack classification heads.
+        content: Content of the file; None for a directory.
+        allow_missing_heads: Allow an image model that lacks classification heads, such as one that
+            is trained with new heads.
 
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
@@ -75,7 +77,12 @@ def read_model(
 
 
 def _read_any_format(path: Path, content: Mapping[str, Any] | None) -> ImportedModel:
-    """Import the model of a directory, or of a file of nanoGPT, minGPT or timm."""
+    """Import the model of a directory, or of a file of nanoGPT, minGPT or timm.
+
+    Args:
+        path: Directory or file.
+        content: Content of the file; None for a directory.
+    """
     if content is not None and nanogpt.is_nanogpt(content):
         return ImportedModel(nanogpt.read_nanogpt_model(content, str(path)), "nanoGPT")
     folder = path if content is None else path.parent

@@ -1,4 +1,4 @@
-"""Model directories of transformers and timm: read and write config.json and weights."""
+"""Model directories of transformers and timm: download, config.json and weights."""
 
 import json
 import re
@@ -24,10 +24,11 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_path(path: str | Path) -> Path:
-    """Return a local path; download a model if `path` is its name on the Hugging Face hub.
+    """Return the local path of a model, which is downloaded if `path` is a Hugging Face hub name.
 
     Args:
-        path: A path, or the name of a model such as `openai-community/gpt2` if no such path exists.
+        path: A local path; or, if no such path exists, the name of a model on the Hugging Face hub,
+            such as `openai-community/gpt2`.
 
     Raises:
         InputError: The model cannot be downloaded.
@@ -89,13 +90,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the data type of all floating-point tensors; float32 if the types differ."""
+    """Return the data type that all floating-point tensors have; float32 if they differ."""
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str) -> tuple[int, ...]:
     """Return the shape of a tensor that must exist and have `ndim` dimensions.
+
+    Args:
+        tensors: Tensors by name.
+        name: Name of the tensor.
+        ndim: Required number of dimensions.
+        file: Path of the checkpoint, for the error message.
 
     Raises:
         InputError: There is no such tensor, or it has another number of dimensions.
@@ -106,7 +113,13 @@ def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str)
 
 
 def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors to a directory, which is created if necessary."""
+    """Write config.json and model.safetensors to a directory, which is created if necessary.
+
+    Args:
+        path: The directory.
+        config: Content of config.json.
+        tensors: Tensors by the names of the other library.
+    """
     path.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dict(config), indent=2, sort_keys=True, ensure_ascii=False)
     # transformers requires this entry of the metadata.

@@ -36,7 +36,8 @@ class TensorOp:
         to_native: Function from the external tensors, in the order of the rule, to the native
             tensors.
         to_external: Inverse of `to_native`.
-        n_unmapped: Number of first rows of the external tensor that the native tensors lack.
+        n_unmapped: Number of first rows of the external tensor that the native tensors lack, such
+            as rows of a position table that stand for padding.
     """
 
     to_native: Callable[..., tuple[Tensor, ...]]
@@ -106,7 +107,8 @@ class Extra:
 
     Args:
         name: External name; may have placeholders.
-        tied_to: Name of the external tensor that this tensor must repeat (tied weights).
+        tied_to: Name of the external tensor that this tensor must equal (tied weights); "" for
+            none.
         is_kept: True for a tensor that an export writes again, such as the pooler of a BERT that is
             used as a language model. Causal masks and position ids are dropped.
     """
@@ -138,7 +140,7 @@ class KeyMap:
         expected: Mapping[str, Tensor],
         file: str | PathLike[str],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Convert external tensors to a complete native state dict.
+        """Convert the tensors of another library to a complete native state dict.
 
         Args:
             external: Tensors by external name.
@@ -146,12 +148,12 @@ class KeyMap:
             file: File or directory of the tensors, for error messages.
 
         Returns:
-            Tensors by native name, and the tensors (or parts of tensors) that the model has no
-            parameter for, by external name.
+            Tensors by native name; and by external name the tensors that the model has no parameter
+            for but an export writes again, or the first rows of a tensor if only these have none.
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
-                differs from the tensor that it must repeat.
+                differs from the tensor that it must equal.
         """
         native: dict[str, Tensor] = {}
         unmapped: dict[str, Tensor] = {}
@@ -184,14 +186,19 @@ class KeyMap:
     def to_native_subset(
         self, external: Mapping[str, Tensor], expected: Collection[str]
     ) -> dict[str, Tensor]:
-        """Convert only the external tensors that match a name in `expected`.
+        """Convert tensors that an import left over for a model that has parameters for them.
 
-        Rules whose operation has unmapped rows are skipped, since `external` then contains only
-        these rows.
+        An example is BERT's pooler, which a classifier has, but a masked LM lacks. A tensor of
+        which only the first rows were left over, such as a position table, is skipped.
 
         Args:
-            external: Second return value of `to_native`.
-            expected: Names of the parameters of a model.
+            external: Tensors by external name for which the imported model had no parameter, as
+                `to_native` returns them.
+            expected: Names of the parameters of the other model.
+
+        Returns:
+            Tensors by native name, for those of the expected names that `external` has a tensor
+            for.
         """
         native: dict[str, Tensor] = {}
         for op, names, keys in self._rules_for(expected, external):
@@ -207,10 +214,12 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Second return value of `to_native`, or an empty mapping.
+            unmapped: Tensors (or first rows of tensors) by external name for which the model has no
+                parameter, as `to_native` returns them; empty for a model that was not imported.
 
         Returns:
-            Tensors by external name, and the native names that no rule matches.
+            Tensors by external name, including `unmapped`; and the native names that no rule
+            matches.
         """
         external: dict[str, Tensor] = {}
         unmatched = set(native)
@@ -227,7 +236,7 @@ class KeyMap:
     def _rules_for(
         self, native: Collection[str], external: Collection[str] | None = None
     ) -> Iterator[tuple[TensorOp, list[str], list[str]]]:
-        """Yield the operation, the native names and the external names of each rule to apply.
+        """Yield the conversion, the native names and the external names of each rule to apply.
 
         Args:
             native: Names of all parameters of the model.

@@ -83,7 +83,7 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json, file: str) -> 
 
     Args:
         content: State dict.
-        settings: Content of the config.json of minGPT's `work_dir`, empty if there is none.
+        settings: Content of the config.json beside the state dict; empty if there is none.
         file: Path of the state dict, for error messages.
 
     Raises:
@@ -127,7 +127,13 @@ def _strip_prefix(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _build(options: dict[str, Any], state: Mapping[str, Any], file: str) -> CausalLM:
-    """Build a model from the fields of its config and a state dict by external names."""
+    """Build a model in fp32 and in eval mode.
+
+    Args:
+        options: Fields of its config.
+        state: State dict by nanoGPT's names.
+        file: Path of the state dict, for error messages.
+    """
     try:
         model = CausalLM(CausalLMConfig(**options)).float()
     except InputError as error:

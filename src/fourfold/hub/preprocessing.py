@@ -1,7 +1,6 @@
-"""Files of a transformers directory beside the weights.
+"""Tokenizer, class names, image transform and generation defaults of a transformers directory.
 
-These are the tokenizer, the image preprocessor, the class names, and the generation defaults
-(special token ids and options of beam search).
+Generation defaults are special token ids and options of beam search.
 """
 
 import json
@@ -70,7 +69,13 @@ def label_entries(config: Any) -> dict[str, Any]:
 
 
 def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the number of classes from `id2label` or `num_labels`; transformers assumes two.
+    """Infer the config field `n_classes` from `id2label` or `num_labels` of config.json.
+
+    Without both keys there are two classes, as in transformers.
+
+    Args:
+        names: Ignored.
+        config: Content of config.json.
 
     Raises:
         InputError: A sample may have several classes, or `id2label` is not valid.
@@ -127,7 +132,12 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
 
 
 def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
-    """Return the value of a key in the first file that has a value, or None.
+    """Return the value of a key in the first file that has a value; None if none has one.
+
+    Args:
+        contents: Content of each JSON file, by path.
+        key: Key such as eos_token_id, which may also be in a section of `_TEXT_SECTIONS`. Of a list
+            of values, the first is returned.
 
     Raises:
         InputError: The value is not an integer, or for a length penalty not a number.
@@ -179,15 +189,15 @@ def write_tokenizer(
     """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer` of transformers.
 
     Args:
-        path: Directory.
+        path: Directory, which must exist.
         text: Tokenizer as JSON.
-        model: Model of the tokenizer; the family of the model determines the special tokens that
-            are added to a text.
+        model: Model that the tokenizer belongs to. The family of the model determines the special
+            tokens that are added to a text.
         max_len: Maximum number of tokens of a text; None means no limit.
         n_separators: Number of end-of-text tokens between the two texts of a pair.
 
     Returns:
-        The special token ids that belong into config.json.
+        The special token ids that belong into config.json, by key.
     """
     tokenizer = Tokenizer.from_str(text)
     roles = ("pad", "bos", "eos", "unk", "mask")
@@ -219,6 +229,11 @@ def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None
     """Add the post-processor that inserts the special tokens of the model's family.
 
     A tokenizer that adds special tokens already is left unchanged.
+
+    Args:
+        tokenizer: Tokenizer, changed in place.
+        model: Model that the tokenizer belongs to.
+        n_separators: Number of end-of-text tokens between the two texts of a pair.
     """
     backend = tokenizer.backend
     single, pair = next(
@@ -264,6 +279,9 @@ def read_image_preprocessing(
         image_size: Height and width of the model's input.
         n_channels: Number of channels of the model's input.
 
+    Returns:
+        Class names and settings by name, such as "mean" and "crop_pct".
+
     Raises:
         InputError: A setting is not supported.
     """
@@ -303,9 +321,13 @@ def read_image_preprocessing(
 
 
 def _changes_aspect_ratio(settings: Json) -> bool:
-    """Return True if both sides are resized to the same length.
+    """Return True if the transform resizes both sides of an image to the same length.
 
-    If `size` is one number, the class of the processor decides.
+    If the key `size` is one number, this depends on the class of the image processor: CLIP's class
+    resizes the shorter side to this length, other classes resize both sides.
+
+    Args:
+        settings: Content of preprocessor_config.json.
     """
     size = settings.get("size")
     if isinstance(size, Mapping):
@@ -315,7 +337,17 @@ def _changes_aspect_ratio(settings: Json) -> bool:
 
 
 def _read_side(settings: Json, key: str, default: int, file: Path) -> int:
-    """Read the side of a square, given as a number or as a JSON object with its sides."""
+    """Read the side of a square in pixels, given as a number or as a JSON object with its sides.
+
+    Args:
+        settings: Content of preprocessor_config.json.
+        key: size or crop_size.
+        default: Side if the key is absent.
+        file: Path of the JSON file, for error messages.
+
+    Raises:
+        InputError: The sides differ, or are not positive integers.
+    """
     value: Any = settings.get(key, default)
     if isinstance(value, Mapping):
         height = value.get("height", default)
@@ -331,7 +363,17 @@ def _read_side(settings: Json, key: str, default: int, file: Path) -> int:
 
 
 def _read_channels(settings: Json, key: str, n_channels: int, file: Path) -> list[float]:
-    """Read one number for each channel, given as numbers for all channels or as one number."""
+    """Read one number for each channel, given as a list for all channels or as a list of one.
+
+    Args:
+        settings: Content of preprocessor_config.json.
+        key: image_mean or image_std.
+        n_channels: Number of channels.
+        file: Path of the JSON file, for error messages.
+
+    Raises:
+        InputError: The value is not such a list of finite numbers.
+    """
     values = settings[key]
     is_valid = isinstance(values, list) and len(values) in (1, n_channels)
     if not is_valid or not all(type(x) in (int, float) and math.isfinite(x) for x in values):
@@ -347,12 +389,13 @@ def write_image_preprocessing(
     """Write the settings of the evaluation transform of images to preprocessor_config.json.
 
     Args:
-        path: Directory.
-        artifacts: Settings of the evaluation transform, as `read_image_preprocessing` returns them.
-        is_clip: Whether to name CLIP's processor, which always keeps the aspect ratio.
+        path: Directory, which must exist.
+        artifacts: Class names and settings of the evaluation transform, as
+            `read_image_preprocessing` returns them.
+        is_clip: Write the name of CLIP's image processor, which always keeps the aspect ratio.
 
     Returns:
-        The entries of config.json about the classes, empty without class names.
+        The entries of config.json about the classes; empty if there are no class names.
     """
     image_size = artifacts["image_size"]
     crop_pct = artifacts["crop_pct"]

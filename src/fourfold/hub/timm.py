@@ -52,7 +52,7 @@ _MAX_HEADS = 16
 
 
 def _keymap(n_prefix: int) -> KeyMap:
-    """Return the key map of a ViT with `n_prefix` prefix tokens."""
+    """Return the key map of a ViT with `n_prefix` tokens before the patches (class token etc.)."""
     block = "stack.blocks.{i}."
     layer = "blocks.{i}."
     return KeyMap(
@@ -72,9 +72,12 @@ def _keymap(n_prefix: int) -> KeyMap:
 
 
 def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the state dict of a ViT by timm's names in the content of a file, or None.
+    """Find the state dict of a ViT with timm's names in the content of a checkpoint file.
 
     DeiT's releases have the state dict in the entry `model`.
+
+    Returns:
+        The state dict, or None if there is none.
     """
     nested = content.get("model")
     states = (content, nested if isinstance(nested, dict) else {})
@@ -82,7 +85,7 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_model(tensors: Mapping[str, Tensor], settings: Json, file: str) -> tuple[ViT, list[str]]:
-    """Build the model of timm's tensors, in fp32 and in eval mode.
+    """Build a ViT from the tensors of a timm checkpoint, in fp32 and in eval mode.
 
     A checkpoint without a classifier (`num_classes: 0`) gives a model whose `heads` are empty.
 
@@ -115,7 +118,8 @@ def read_image_preprocessing(
         file: Path of the checkpoint, for error messages.
 
     Returns:
-        The settings, and a sentence for the user about each assumption.
+        Class names and settings by name, such as "mean" and "crop_pct"; and a sentence for the user
+        about each setting that is assumed, because config.json lacks it.
 
     Raises:
         InputError: A setting is not supported.
@@ -141,10 +145,11 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
     Args:
         model: A ViT.
         path: Directory, which is created if it does not exist.
-        artifacts: Class names and settings of the evaluation transform; may be empty.
+        artifacts: Class names and settings of the evaluation transform, as
+            `read_image_preprocessing` returns them; may be empty.
 
     Returns:
-        A description of the timm model.
+        A description of the timm model for the user.
 
     Raises:
         InputError: timm has no such model.
@@ -171,7 +176,7 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
 
 
 def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
-    """Return the content of timm's config.json."""
+    """Return the content of timm's config.json; `artifacts` as for `write_model`."""
     d_model = config.d_model
     mlp_ratio = config.d_ff / d_model
     if int(d_model * mlp_ratio) != config.d_ff:  # timm computes d_ff so
@@ -215,7 +220,11 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
 def _read_config(
     tensors: Mapping[str, Tensor], settings: Json, file: str
 ) -> tuple[ViTConfig, list[str]]:
-    """Infer the config from names and shapes; return a sentence for each assumption, too."""
+    """Infer the config from the names and shapes of the tensors, and from timm's config.json.
+
+    Returns:
+        The config, and a sentence for the user about each assumption.
+    """
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4, file)
     n_rows = tensor_shape(tensors, "pos_embed", 3, file)[1]
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
@@ -259,7 +268,16 @@ def _read_config(
 
 
 def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[str]]:
-    """Return the number of heads, and a sentence if the number is an assumption."""
+    """Return the number of heads, and a list with a sentence if the number is an assumption.
+
+    Args:
+        settings: Content of timm's config.json, empty if there is none.
+        d_model: Width of the model, from which a missing number of heads is assumed.
+        file: Path of the checkpoint, for error messages.
+
+    Raises:
+        InputError: The number is missing, and `d_model` is not divisible by the usual head width.
+    """
     if (n_heads := get_key(settings, "model_args.num_heads")) is not None:
         return n_heads, []
     if d_model % _HEAD_WIDTH:

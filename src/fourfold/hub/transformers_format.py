@@ -46,7 +46,7 @@ class SourceCheckpoint:
     Args:
         config: Content of config.json.
         unmapped_tensors: Tensors that the model has no parameter for, by external name.
-        is_base_model: Whether the tensors had the names of a model without a head.
+        is_base_model: True if the tensors had the names of a model without a head.
     """
 
     config: Mapping[str, Any]
@@ -181,9 +181,16 @@ def _merge_config(
     new: Mapping[str, Any],
     names: Mapping[str, Tensor],
 ) -> dict[str, Any]:
-    """Update the keys of the source's config.json `old` whose values for fourfold differ in `new`.
+    """Return the source's config.json with those settings replaced that the model has changed.
 
-    Other keys are kept, such as special token ids, which belong to the tokenizer of the source.
+    Keys of unchanged settings are kept as they are, and so are keys that no setting of the model
+    determines, such as special token ids, which belong to the tokenizer of the source.
+
+    Args:
+        architecture: Architecture of the source and of the model.
+        old: Content of the source's config.json.
+        new: Content of config.json that `architecture` writes for the model.
+        names: Tensors of the model by their names in transformers; only the names are used.
     """
     before = architecture.read_config(old, names, architecture.model_type)
     after = architecture.read_config(new, names, architecture.model_type)
@@ -199,6 +206,10 @@ def _merge_config(
 
 def _architectures_of(config: Mapping[str, Any], path: Path) -> list[Architecture]:
     """Return the architectures that have the `model_type` of a config.json.
+
+    Args:
+        config: Content of config.json.
+        path: Directory of config.json, for the error message.
 
     Raises:
         InputError: No architecture has this `model_type`.
@@ -220,7 +231,13 @@ def _select_architecture(
 ) -> Architecture:
     """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
-    The class is more reliable, since a token classifier may come with an unused pooler.
+    The class is more reliable: a token classifier may come with an unused pooler, whose names are
+    those of a sequence classifier.
+
+    Args:
+        candidates: Architectures of the `model_type`, in order of preference.
+        config: Content of config.json.
+        tensors: Tensors of the checkpoint by name.
     """
     classes = config.get("architectures")
     for architecture in candidates:
@@ -230,7 +247,14 @@ def _select_architecture(
 
 
 def _check_sinusoids(name: str, stored: Tensor, computed: Tensor, path: Path) -> None:
-    """Raise InputError unless a stored table equals the computed table up to rounding."""
+    """Raise InputError unless a stored table of positions equals the computed one up to rounding.
+
+    Args:
+        name: Name of the stored table in the checkpoint, for the error message.
+        stored: Table of the checkpoint.
+        computed: Table of sinusoidal positions.
+        path: Directory of the checkpoint, for the error message.
+    """
     tolerance = 1e-2 if stored.dtype.itemsize < 4 else 1e-4
     if stored.shape != computed.shape or not torch.allclose(
         stored.float(), computed, rtol=0.0, atol=tolerance

@@ -1,8 +1,8 @@
 """Attention kernel for a CPU in low precision, as matrix products over slices of queries.
 
 On a CPU, torch's fused kernel is slow in the backward pass and in the forward pass of one query for
-many sequences. A slice of queries under a causal mask needs only the keys before the end of the slice,
-which halves the work. Memory is proportional to the number of queries, not to its square.
+many sequences. A slice of queries under a causal mask needs only the keys before the end of the
+slice, which halves the work. Memory is proportional to the number of queries, not to its square.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n queries of a slice, e keys of a slice, Dh
 head width, Dv value width.
@@ -29,7 +29,7 @@ MAX_SAVED_WEIGHTS = 2**18
 
 
 class QuerySlice(NamedTuple):
-    """Range of queries (`rows`), and range of the keys (`keys`) that these queries may attend to."""
+    """Range of queries (`rows`), and range of keys (`keys`) that these queries may attend to."""
 
     rows: slice
     keys: slice

@@ -183,7 +183,7 @@ class _Slice:
         self.factors = (stacked - logsumexp).exp() * row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return the column (n, 1) of each target in a tile, and a bool (n,), True = in the tile."""
+        """Return the column (n, 1) of each target in a tile, and a bool (n,), True = in there."""
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
@@ -273,7 +273,7 @@ class _Gradients:
 
 
 def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Return both tensors as autocast would pass them to a matrix product, and the dtype of sums."""
+    """Return both tensors as autocast passes them to a matrix product, and the dtype of sums."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)

@@ -1,7 +1,4 @@
-"""Base class of all models, and the token embedding of a config.
-
-The base class has the config, the tokenizer, the generation defaults and capability flags.
-"""
+"""Base class of all models (hidden states, logits, capability flags), and their token embedding."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -28,10 +25,11 @@ class Model(nn.Module):
         tokenizer: The tokenizer stored with the weights, or None.
         generation_defaults: Special tokens that `generate` and `beam_search` use if no argument is
             given, and options of beam search that the commands use; or None.
-        artifacts: Plain values of the data that are stored with the weights, such as `class_names`
-            and the mean and standard deviation of images.
+        artifacts: Plain values of the training data that are stored with the weights, such as
+            `class_names` and the mean and standard deviation of images.
         source: The checkpoint of another library that the weights were imported from, or None. An
-            export restores its architecture, data type and tensors without a counterpart here.
+            export to that library restores the architecture and the data type of the checkpoint,
+            and its tensors that have no counterpart in the model.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
         is_recurrent: The model has a recurrent state instead of keys and values, so it is decoded
@@ -57,7 +55,7 @@ class Model(nn.Module):
         return self.logits(self.hidden(*inputs, **options))
 
     def hidden(self, *inputs: Any, **options: Any) -> Tensor:
-        """Compute the input of the output head, which is the output of `encode`."""
+        """Compute the input of the output head, by default the output of `encode`."""
         return self.encode(*inputs, **options)
 
     def logits(self, h: Tensor) -> Tensor:
@@ -71,7 +69,8 @@ def embedding_from_config(
     """Build the token, position and segment embedding of a config of a text model.
 
     Args:
-        config: Config of a text model. Positions are learned if it has no field `positions`.
+        config: Config of a text model. Positions are learned if the config has no field
+            `positions`.
         has_norm: Normalise the sum of the embeddings.
         scale: Multiply token vectors by sqrt(d_model).
     """

@@ -1,4 +1,4 @@
-"""Classifiers of sequences and tokens and answer-span extractors on encoders and causal LMs.
+"""Sequence classifiers, token classifiers and answer-span extractors, on encoders and causal LMs.
 
 Parameters have the same names as in `MaskedLM` and `CausalLM`, whose weights can therefore be
 loaded. Shapes: B batch, T tokens, D model width, K classes.
@@ -22,7 +22,7 @@ class ClassifierConfig(EncoderConfig):
     """Config of an encoder with a classifier.
 
     Args:
-        n_classes: K; None in a recipe means the number of classes of the data.
+        n_classes: Number of classes K; None in a recipe means the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -32,11 +32,13 @@ class ClassifierConfig(EncoderConfig):
 
 @dataclass(frozen=True)
 class SequenceClassifierConfig(ClassifierConfig):
-    """Config of an encoder that classifies a sentence or a pair, or for K = 1 predicts a number.
+    """Config of an encoder that classifies a sentence or a pair of sentences.
+
+    With `n_classes` = 1 the model predicts a number (regression).
 
     Args:
-        pool: State that is classified: first (first token, as in BERT), last (last real token, for
-            a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
+        pool: Hidden state that is classified: first (first token, as in BERT), last (last real
+            token, for a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
     """
 
     pool: Literal["first", "last", "mean"] = "first"
@@ -88,7 +90,7 @@ class TokenClassifier(EncoderWithHead):
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, T, K)."""
+        """Map hidden states (B, T, D) to logits (B, T, K); the mask is ignored."""
         return self.classifier(self.dropout(h))
 
 
@@ -115,7 +117,10 @@ class SpanExtractor(EncoderWithHead):
         initialize(self.span, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer."""
+        """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer.
+
+        The mask is ignored.
+        """
         return self.span(h)
 
 
@@ -124,8 +129,8 @@ class CausalClassifierConfig(CausalLMConfig):
     """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
 
     Args:
-        n_classes: K; 1 for a number (regression); None in a recipe means the number of classes of
-            the data.
+        n_classes: Number of classes K, or 1 to predict a number (regression); None in a recipe
+            means the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -150,7 +155,12 @@ class CausalClassifier(CausalLM):
         initialize(self.classifier, config.init)
 
     def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, K) of each row's last real token."""
+        """Map hidden states (B, T, D) to logits (B, K), from the last real token of each sequence.
+
+        Args:
+            h: Hidden states.
+            mask: (B, T) bool, True = real token; None means that all tokens are real.
+        """
         return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
 
 

@@ -27,14 +27,16 @@ TEXT_FIELDS = ("d_head", "d_value", "attn_scale")
 class CLIPConfig(TransformerConfig):
     """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters).
 
-    The inherited fields describe the text encoder. The image encoder has the shape of the fields
-    that begin with `image_`; all other fields are common to both.
+    The inherited fields describe the text encoder. The image encoder has its own width, number of
+    blocks, number of heads and feed-forward width (the fields that begin with `image_`), and shares
+    all other inherited fields except `d_head`, `d_value` and `attn_scale`.
 
     Args:
         vocab_size: Size of the vocabulary; None in a recipe means the size of the tokenizer.
         max_len: Longest text in tokens.
-        eos_id: End-of-text token, whose first state is the embedding of a text; None means the
-            highest token id of each text, which is the end of text in OpenAI's vocabulary.
+        eos_id: End-of-text token. The hidden state at its first occurrence represents the text.
+            None means the highest token id of each text, which is the end of text in OpenAI's
+            vocabulary.
         image_d_model: Width of the image encoder.
         image_n_layers: Number of blocks of the image encoder.
         image_n_heads: Number of attention heads of the image encoder, each image_d_model /
@@ -42,8 +44,8 @@ class CLIPConfig(TransformerConfig):
         image_d_ff: Hidden width of the feed-forward layers of the image encoder.
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
-        n_channels: C.
-        d_embed: E.
+        n_channels: Number of image channels C.
+        d_embed: Width E of the shared embedding space.
 
     Raises:
         InputError: A field has a value that no model can have.
@@ -127,7 +129,7 @@ class CLIP(Model):
         return self.similarity(self.encode_image(images), self.encode_text(ids, mask))
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Compute the embeddings (B, E) of images, not normalised."""
+        """Compute the embeddings (B, E) of images (B, C, side, side), not normalised."""
         x = self.image_stack(self.image_norm(self.image_embed(images)))  # (B, N, D)
         return self.image_projection(x[:, 0])  # (B, E)
 
@@ -135,7 +137,7 @@ class CLIP(Model):
         """Compute the embeddings (S, E) of texts, not normalised.
 
         Args:
-            ids: Token ids (S, T) int64. Each row contains the end-of-text token.
+            ids: Token ids (S, T) int64. Each text contains the end-of-text token.
             mask: (S, T) bool, True = real token. The mask may be left out, unless the id of the
                 padding token is higher than the id of the end-of-text token.
         """
@@ -147,7 +149,12 @@ class CLIP(Model):
         return self.text_projection(x[rows, end.argmax(-1)])  # (S, E)
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Compute scaled cosines (B, S) of embeddings (B, E) and (S, E), in at least fp32."""
+        """Compute scaled cosine similarities (B, S) of embeddings, in at least fp32.
+
+        Args:
+            images: Embeddings (B, E) of images.
+            texts: Embeddings (S, E) of texts.
+        """
         device_type = "cpu" if images.is_meta else images.device.type  # autocast has no "meta"
         with torch.autocast(device_type, enabled=False):
             scale = self.scale
@@ -161,9 +168,10 @@ class CLIP(Model):
         return self.log_scale.to(exact).exp()
 
     def _initialize(self) -> None:
-        """Draw matrices from N(0, s), with s by the width of the encoder, and set biases to 0.
+        """Draw matrices from N(0, s), where s depends on the encoder's width, and set biases to 0.
 
-        OpenAI's code leaves the blocks of the image encoder to torch; here one rule fills both.
+        OpenAI's code leaves the blocks of the image encoder to torch's initialization. Here both
+        encoders are initialized alike.
         """
         for name, parameter in self.named_parameters():
             side = "image_" if name.startswith("image_") else ""

@@ -28,8 +28,8 @@ class TextToTextConfig(CausalLMConfig):
     The inherited fields describe the decoder.
 
     Args:
-        encoder: Config of the encoder, which is built without heads. A vocab_size of None means the
-            vocabulary of the decoder.
+        encoder: Config of the encoder, which is built without heads. If its `vocab_size` is None,
+            the encoder has the vocabulary of the decoder.
     """
 
     encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
@@ -52,8 +52,8 @@ class ImageToTextConfig(CausalLMConfig):
 class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
 
-    The arguments of `forward` are those of an `EncoderDecoder`. Images are a source
-    (B, C, side, side) without a mask.
+    The arguments of `forward` are those of an `EncoderDecoder`. For images, `src` is a batch
+    (B, C, side, side), and there is no `src_mask`.
 
     Example:
         >>> import torch
@@ -85,11 +85,17 @@ class CompositeEncoderDecoder(Seq2Seq):
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Encode texts (B, S) or images to the memory (B, S, D), in the width of the decoder.
+        """Compute the memory (B, S, D) that the decoder attends to, in the width of the decoder.
+
+        Args:
+            src: Token ids (B, S) of texts, or images (B, C, side, side).
+            src_mask: (B, S) bool, True = real token; ignored for images.
+            src_documents: (B, S) number of the packed text that each token belongs to; ignored for
+                images.
 
         Raises:
             InputError: The images do not have the size of the encoder's config, or a text is longer
-                than its `max_len`.
+                than the encoder's `max_len`.
         """
         if self.accepts_images:
             memory = self.encoder(self.src_embed(src))

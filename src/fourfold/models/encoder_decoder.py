@@ -25,8 +25,8 @@ class EncoderDecoderConfig(TransformerConfig):
     """Config of an encoder-decoder; the defaults are the base model (63,082,496 parameters).
 
     Args:
-        vocab_size: V, shared by source and target; None in a recipe means the size of the
-            tokenizer.
+        vocab_size: Size V of the vocabulary, shared by source and target; None in a recipe means
+            the size of the tokenizer.
         max_len: Longest source and longest target in tokens; None means no limit, which requires
             positions none.
         positions: none, learned, sinusoidal or sinusoidal_halves.
@@ -36,9 +36,9 @@ class EncoderDecoderConfig(TransformerConfig):
         embed_scale: Multiply token embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4).
         embed_norm: Normalise the sum of token and position embedding (BART).
         output_bias: Learn a bias for each token of the vocabulary (Marian, BART).
-        decoder_start_token_id: Token that the decoder reads before the first token of a text
-            (BART); None for none.
-        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+        decoder_start_token_id: Token that is put before a target text as input of the decoder
+            (BART); None if target texts already begin with the start token.
+        init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
         InputError: A field has a value that no model can have.
@@ -102,10 +102,12 @@ class Seq2Seq(Model):
         Args:
             src: Source token ids (B, S) int64.
             tgt: Target token ids (B, T) int64, beginning with the start token.
-            src_mask: (B, S) bool, True = real token.
-            tgt_mask: (B, T) bool, True = real token.
-            src_documents: (B, S) number of the packed pair that each source token belongs to.
-            tgt_documents: (B, T) number of the packed pair that each target token belongs to.
+            src_mask: (B, S) bool, True = real token; None means that all tokens are real.
+            tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
+            src_documents: (B, S) number of the packed pair that each source token belongs to; None
+                means one pair.
+            tgt_documents: (B, T) number of the packed pair that each target token belongs to; None
+                means one pair.
 
         Raises:
             InputError: A sequence is longer than `max_len`.
@@ -122,7 +124,7 @@ class Seq2Seq(Model):
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the final hidden states (B, S, D) of the encoder for a source (B, S)."""
+        """Compute the final hidden states (B, S, D) of the encoder; arguments as for `hidden`."""
         mask, positions = mask_and_positions(src, src_mask, src_documents, None, causal=False)
         return self.encoder(self.src_embed(src, positions), mask)
 
@@ -144,7 +146,7 @@ class Seq2Seq(Model):
             memory: Hidden states (B, S, D) of the encoder.
             src_mask: (B, S) bool, True = real token.
             tgt_mask: (B, T) bool, True = real token.
-            cache: Keys and values of earlier target tokens and of the memory; it is extended.
+            cache: Keys and values of earlier target tokens and of the memory, extended in place.
             src_documents: As for `hidden`.
             tgt_documents: As for `hidden`.
 
@@ -165,7 +167,7 @@ class EncoderDecoder(Seq2Seq):
 
     Attributes:
         stack_class: Class of encoder and decoder.
-        inits: Weight initializations by name.
+        inits: Weight initializations that `config.init` may name.
 
     Example:
         >>> import fourfold, torch

@@ -1,4 +1,4 @@
-"""Hidden states of encoder layers as features of a task head: choice and mix of layers, BiLSTM.
+"""Encoders with a task head that reads chosen or mixed layers, optionally through a BiLSTM.
 
 The features follow ELMo (Peters et al. 2018) and BERT (Devlin et al. 2018, section 5.3). Parameters
 have the same names as in `MaskedLM` and `CausalLM`, whose weights can therefore be loaded.
@@ -23,7 +23,7 @@ class EncoderConfig(MaskedLMConfig):
     """Config of an encoder without a vocabulary head, and of the features that its head reads.
 
     Args:
-        causal: Use a causal mask, as a causal LM whose weights the encoder starts from.
+        causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
         feature_layers: Layers whose hidden states are read: 0 is the embedding, 1 the first layer,
             -1 the last layer.
         feature_mix: Combination of several layers: sum (with learned weights) or concat.
@@ -98,7 +98,8 @@ class EncoderWithHead(MaskedLM):
         """Compute the input of the head from the chosen layers; arguments as for `encode`.
 
         Returns:
-            (B, T, `self.width`), the mixed or concatenated layers or the output of the BiLSTM.
+            (B, T, `self.width`): the chosen layers, mixed or concatenated, or the output of the
+            BiLSTM that reads them, if the config has one.
         """
         states: list[Tensor] = []
         with ExitStack() as hooks:
@@ -140,8 +141,8 @@ class BiLSTM(nn.Module):
     """Bidirectional LSTM that skips padding, initialised by torch: U(-1/sqrt(H), 1/sqrt(H)).
 
     Args:
-        d_in: I.
-        width: H.
+        d_in: Input width I.
+        width: Number of units H in each direction.
         n_layers: Number of layers; each reads both directions of the layer below.
     """
 
@@ -150,7 +151,7 @@ class BiLSTM(nn.Module):
         self.lstm = nn.LSTM(d_in, width, n_layers, batch_first=True, bidirectional=True)
 
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the LSTM over h (B, T, I) with a mask (B, T) of real tokens.
+        """Run the LSTM over h (B, T, I) with a mask (B, T) of real tokens or None.
 
         Padding must be on the right, where every DataModule of this package puts it.
 

@@ -14,16 +14,16 @@ from fourfold.losses import linear_cross_entropy
 class VocabularyHead(nn.Module):
     """Linear map from hidden states to vocabulary logits, optionally tied to the token embedding.
 
-    `output` returns the operands of the last matrix product. A loss computes the logits from these
-    operands slice by slice and never holds all logits.
+    For a loss that never holds all logits, `output` returns the hidden states, matrix and bias from
+    which the loss computes the logits slice by slice.
 
     Args:
         embedding: Token embedding (V, D).
         tied: Use the matrix of `embedding` as output matrix; otherwise the head has its own matrix.
         bias: Learn a bias for each token of the vocabulary (BERT, Marian).
         transform: Apply a dense layer, `activation` and `norm` first (BERT's masked-LM head).
-        activation: A row of `fourfold.core.feed_forward.ACTIVATIONS`.
-        norm: Normalisation after the activation.
+        activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform`.
+        norm: Module applied after the activation, used with `transform`.
 
     Attributes:
         scale: Factor on the hidden states; T5 sets it.
@@ -56,7 +56,7 @@ class VocabularyHead(nn.Module):
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the operands of the last matrix product, ``x @ weight.T + bias``.
+        """Return x, weight and bias of the last linear map, logits = ``x @ weight.T + bias``.
 
         Args:
             h: Hidden states (..., D).
@@ -121,8 +121,8 @@ class PooledClassifier(nn.Module):
     """BERT's pooler with a classifier: tanh(dense(first token)), dropout and a linear layer.
 
     Args:
-        d_model: D.
-        n_classes: K.
+        d_model: Model width D.
+        n_classes: Number of classes K.
         dropout: Dropout probability of the pooler's output.
     """
 

@@ -21,13 +21,13 @@ class MaskedLMConfig(TransformerConfig):
     """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
     Args:
-        vocab_size: V; None in a recipe means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary; None in a recipe means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
         n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
         head: Build the vocabulary head; without it the model is an encoder.
         next_sentence: Build BERT's next-sentence head.
-        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
         InputError: A field has a value that no model can have.
@@ -102,7 +102,8 @@ class MaskedLM(Model):
             ids: Token ids (B, T) int64.
             segments: (B, T) int64, 0 = first sentence, 1 = second; None means all 0.
             mask: (B, T) bool, True = real token.
-            documents: (B, T) number of the packed document that each token belongs to.
+            documents: (B, T) number of the packed document that each token belongs to; None means
+                one document.
 
         Raises:
             InputError: The sequence is longer than `max_len`.

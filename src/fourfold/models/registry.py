@@ -92,10 +92,10 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def create(name: str, **overrides: Any) -> Model:
-    """Build a model with random weights, of a size that is given by name.
+    """Build a model with random weights from the name of an architecture.
 
     Args:
-        name: A name of `list_models`, such as "gpt2-medium".
+        name: One of the names that `list_models` returns, such as "gpt2-medium".
         overrides: Fields of the model's config that differ, such as n_classes=10.
 
     Raises:
@@ -118,7 +118,7 @@ def list_models(pattern: str = "*") -> list[str]:
     """Return the names that `create` accepts, sorted.
 
     Args:
-        pattern: A shell pattern, as in timm.
+        pattern: Shell pattern, as in timm; only names that match it are returned.
 
     Example:
         >>> list_models("gpt2*")

@@ -27,7 +27,8 @@ from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 class T5Config(EncoderDecoderConfig):
     """Config of a T5; the defaults are T5-small, v1.0 (60,506,624 parameters).
 
-    v1.1 has feed_forward glu, activation gelu_tanh, tie_embeddings embeddings and no scale_output.
+    T5 v1.1 has feed_forward="glu", activation="gelu_tanh", tie_embeddings="embeddings" and
+    scale_output=False.
 
     Args:
         n_buckets: Number of buckets of distances, in both directions together.
@@ -66,13 +67,13 @@ class T5Config(EncoderDecoderConfig):
 
 
 class RelativeBias(nn.Module):
-    """Learned bias for each head and bucket of relative positions (section 2.1).
+    """Learned bias for each head and bucket of relative positions (Raffel et al. 2019, 2.1).
 
     Half of the buckets of a direction hold one distance each. The widths of the other buckets grow
     geometrically up to `max_distance`, and the last bucket holds all larger distances.
 
     Args:
-        n_heads: H.
+        n_heads: Number of heads H.
         n_buckets: Number of buckets.
         max_distance: Distance from which on all distances share the last bucket.
         bidirectional: Keys may be ahead of the query; half of the buckets are for such keys.
@@ -87,7 +88,7 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
 
     def forward(self, q_len: int, k_len: int) -> Tensor:
-        """Return the bias (1, H, Tq, Tk) for queries at the last Tq of Tk positions."""
+        """Return the bias (1, H, Tq, Tk) for queries at the last Tq (`q_len`) of Tk positions."""
         k = torch.arange(k_len, device=self.table.weight.device)
         values = self.table(self.buckets(k - k[k_len - q_len :, None]))  # (Tq, Tk, H)
         return values.permute(2, 0, 1)[None]
@@ -154,8 +155,8 @@ def init_t5(model: nn.Module) -> None:
 class T5(EncoderDecoder):
     """T5: an encoder-decoder with relative position biases.
 
-    The decoder of the released weights starts with the padding token: `bos_id=0, eos_id=1`. Padding
-    may be on either side, because it does not change distances.
+    With the released weights, decoding starts with the padding token: `bos_id=0, eos_id=1`. Padding
+    may be on either side of a text, because only the distances between its tokens matter.
 
     Example:
         >>> import fourfold, torch

@@ -1,6 +1,7 @@
 """Vision Transformer: ViT (Dosovitskiy et al. 2020) and DeiT (Touvron et al. 2020).
 
-Shapes: B batch, C channels, N patches with prefix tokens, D model width, K classes.
+Shapes: B batch, C channels, N patches, D model width, K classes. Prefix tokens are the class token
+and DeiT's distillation token.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ class ViTConfig(TransformerConfig):
     Args:
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
-        n_channels: C.
-        n_classes: K; None in a recipe means the number of classes of the data.
-        pool: State that is classified: cls (class token) or mean (mean of the patches; Beyer et al.
-            2022).
+        n_channels: Number of channels C.
+        n_classes: Number of classes K; None in a recipe means the number of classes of the data.
+        pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
+            all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
         positions: none, learned, learned2d (a vector for each row and column), sincos2d,
             sinusoidal, sinusoidal_halves or relative (a bias for each head and distance, shared by
@@ -39,7 +40,7 @@ class ViTConfig(TransformerConfig):
             has its table) or layers_shared (all layers add one table); the paper's Table 8.
         representation_size: Width of a tanh layer before the classifier (the paper's pre-training
             head); None for none.
-        init: Weight initialization, a row of `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
         InputError: A field has a value that no model can have.
@@ -78,9 +79,9 @@ class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
     Args:
-        config: The model.
-        n_heads: Number of classification heads to build; None means all of the config's. An
-            imported checkpoint may lack some of them.
+        config: Config of the model.
+        n_heads: Number of classification heads to build, for an imported checkpoint that lacks
+            some; None means one head, or two with distillation.
 
     Example:
         >>> import fourfold
@@ -134,7 +135,10 @@ class ViT(Model):
         return self.logits(self.hidden(images))
 
     def encode(self, images: Tensor) -> Tensor:
-        """Compute the final hidden states (B, prefix + N, D) of images (B, C, side, side).
+        """Compute the final hidden states of images (B, C, side, side).
+
+        Returns:
+            (B, prefix + N, D): the prefix tokens (class and distillation token), then the patches.
 
         Raises:
             InputError: The images do not have the size or channels of the config.
@@ -142,17 +146,21 @@ class ViT(Model):
         return self.stack(self.embed(images))
 
     def logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (B, prefix + N, D) to logits (B, K).
+        """Map hidden states (B, prefix + N, D), as `encode` returns them, to logits (B, K).
 
-        With a distillation token these are the mean of both heads (Touvron et al. 2020, section 4).
+        With a distillation token, the result is the mean of the logits of both heads (Touvron et
+        al. 2020, section 4).
         """
         return torch.stack(self.logits_per_head(h)).mean(0)
 
     def logits_per_head(self, h: Tensor) -> list[Tensor]:
-        """Map hidden states to logits (B, K) of the class head and of the distillation head.
+        """Map hidden states (B, prefix + N, D) to the logits of each classification head.
 
-        Without a distillation token the list has one element. The class head reads the class token
-        or the mean of all patches, the distillation head reads the distillation token.
+        The class head reads the class token or the mean of all patches. The distillation head reads
+        the distillation token.
+
+        Returns:
+            Logits (B, K) of the class head, and of the distillation head if there is one.
         """
         pooled = [h[:, i] for i in range(self.n_prefix)] or [h.mean(1)]
         if self.representation is not None:

@@ -40,8 +40,8 @@ class AxialPositions(PositionTable):
     Tokens before the grid, such as the class token, have a whole vector each.
 
     Args:
-        n_rows: T.
-        width: D, which must be even.
+        n_rows: Number of tokens T: a square number of patches, and the tokens before the grid.
+        width: Width D of a vector, which must be even.
 
     Raises:
         InputError: `width` is odd.
@@ -58,7 +58,7 @@ class AxialPositions(PositionTable):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """Position vectors (T, D): the prefix tokens, then the grid row by row."""
+        """Position vectors (T, D), of the prefix tokens first and then of the grid row by row."""
         side = len(self.x)
         x = self.x.expand(side, -1, -1)
         y = self.y[:, None].expand(-1, side, -1)
@@ -73,8 +73,8 @@ class RelativePositionBias(nn.Module):
     """Learned bias on the attention scores for each head and signed distance between tokens.
 
     Args:
-        n_heads: H.
-        length: T.
+        n_heads: Number of heads H.
+        length: Number of tokens T.
     """
 
     index: Tensor
@@ -96,9 +96,9 @@ class BlockWithPositions(nn.Module):
 
     Args:
         block: The block.
-        positions: The table.
-        is_owner: Register the table as a submodule, which exactly one of the blocks that share it
-            must do.
+        positions: Table of the position vectors (T, D).
+        is_owner: Register the table as a submodule. If several blocks share a table, this must be
+            True for exactly one of them, so that the state dict contains the table once.
     """
 
     positions: PositionTable
@@ -121,9 +121,9 @@ class PositionedStack(Stack):
 
     Args:
         config: Config of the stack.
-        positions: relative, learned or learned2d.
-        shared: Add the same table in all blocks.
-        length: T.
+        positions: relative for the bias, learned or learned2d for positions that the blocks add.
+        shared: Add the same table in all blocks; ignored for relative.
+        length: Number of tokens T.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PositionedStack(Stack):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
-        """Run `Stack.forward` with the relative position bias, if there is one, in all blocks."""
+        """Run `Stack.forward`, in all blocks with the relative position bias if there is one."""
         bias = None if self.bias is None else self.bias()
         return super().forward(x, mask, bias=bias, **kwargs)
 
@@ -155,15 +155,19 @@ class PositionedStack(Stack):
 
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
-    """Interpolate position embeddings (prefix + S*S, D) of image patches to another resolution.
+    """Interpolate position embeddings of S x S patches to another number of patches.
 
-    The rows before the grid (class token and distillation token) are copied if both tables have
-    these rows.
+    The vectors before those of the grid belong to prefix tokens (class token and distillation
+    token). They are copied if both tables have them.
 
     Args:
-        old: Table of the source.
-        new: Table of the target, whose values are used for rows that `old` does not have.
-        interpolation: A row of `INTERPOLATIONS`.
+        old: Table (prefix + S * S, D) of the source.
+        new: Table of the target, which gives the shape of the result, and the vectors of prefix
+            tokens that `old` does not have.
+        interpolation: A name in `INTERPOLATIONS`.
+
+    Returns:
+        A new table in the shape of `new`.
 
     Example:
         >>> import torch

@@ -33,10 +33,10 @@ _REQUIRED = {
 
 
 def encoder_fields(dropout: float) -> tuple[Field, ...]:
-    """Return the fields of the encoder layers, whose keys BERT and ViT share.
+    """Return the config fields of the encoder layers, whose keys in config.json BERT and ViT share.
 
     Args:
-        dropout: Default of both dropout probabilities.
+        dropout: Value of both dropout probabilities if config.json lacks them.
     """
     return (
         field("d_model", "hidden_size", default=768),
@@ -51,10 +51,10 @@ def encoder_fields(dropout: float) -> tuple[Field, ...]:
 
 
 def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> tuple[Entry, ...]:
-    """Return the rules of the encoder layers, most of whose names BERT and ViT share.
+    """Return the name rules of the encoder layers; BERT and ViT share most of the names.
 
     Args:
-        prefix: Prefix of all tensor names.
+        prefix: Prefix of all tensor names in transformers.
         attention: Name of the module that has the query, key and value projections.
         attn_norm: Name of the norm of the attention sub-layer.
         ff_norm: Name of the norm of the feed-forward sub-layer.
@@ -73,7 +73,12 @@ def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> 
 
 
 def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
-    """Return the rules of the embeddings, whose names all three models share."""
+    """Return the name rules of the embeddings, which BERT, RoBERTa and DistilBERT share.
+
+    Args:
+        prefix: Prefix of all tensor names in transformers.
+        position_op: Conversion of the position table.
+    """
     names = prefix + "embeddings."
     return (
         Rule("embed.tokens.weight", names + "word_embeddings.weight"),
@@ -201,10 +206,10 @@ def _with_head(
 
     Args:
         encoder: `BERT` or `ROBERTA`.
-        suffix: End of the name of the transformers class.
+        suffix: End of the name of the transformers class, such as ForQuestionAnswering.
         model_class: Native model class.
         config_class: Native config class.
-        head: External name of each native module of the head.
+        head: Name in transformers of each module of the head, by its native name.
     """
     has_classes = model_class is not SpanExtractor
     pooling = {"pool": "first"} if model_class is SequenceClassifier else {}

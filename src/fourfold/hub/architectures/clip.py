@@ -1,4 +1,4 @@
-"""CLIP: config fields, in one section for each tower, and tensor names of transformers."""
+"""CLIP: config fields, in one section for each of the two encoders, and tensor names."""
 
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +20,14 @@ _POOL_AT_HIGHEST_ID = 2
 
 
 def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tuple[Field, ...]:
-    """Return the fields of the tower whose native fields have the prefix `prefix`."""
+    """Return the config fields of one of the two encoders.
+
+    Args:
+        prefix: Prefix of the names in the native config.
+        section: Section of config.json, followed by a dot.
+        d_model: Width of the encoder if config.json lacks it.
+        n_heads: Number of heads if config.json lacks it.
+    """
     return (
         field(prefix + "d_model", section + "hidden_size", default=d_model),
         field(prefix + "n_layers", section + "num_hidden_layers", default=12),
@@ -30,7 +37,12 @@ def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tupl
 
 
 def _tower_rules(native: str, external: str) -> tuple[Entry, ...]:
-    """Return the rules of the layers of one tower."""
+    """Return the name rules of the layers of one of the two encoders.
+
+    Args:
+        native: text or image, the prefix of the native names.
+        external: text or vision, the prefix of the names in transformers.
+    """
     return layer_rules(
         native + "_stack.blocks.{i}.",
         external + "_model.encoder.layers.{i}.",
@@ -64,13 +76,21 @@ _FIELDS = (
 
 
 def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Check the sections `text_config_dict` and `vision_config_dict` of older files.
+    """Check the sections `text_config_dict` and `vision_config_dict` of older config.json files.
 
-    In transformers these sections override `text_config` and `vision_config`, and a key that an
-    overriding section lacks has the default value of transformers.
+    In transformers they override the sections `text_config` and `vision_config`, and a key that an
+    overriding section lacks has the default value of transformers. Here they must have equal
+    values.
+
+    Args:
+        names: Ignored.
+        config: Content of config.json.
+
+    Returns:
+        No further config fields.
 
     Raises:
-        InputError: A value differs.
+        InputError: A section overrides a value by another value.
     """
     sections = (_TEXT[:-1], _VISION[:-1])
     overridden = {**config, **{s: config[f"{s}_dict"] for s in sections if config.get(f"{s}_dict")}}

@@ -1,7 +1,4 @@
-"""Marian, Pegasus and BART: config fields and tensor names of transformers.
-
-Also converts a model with interleaved sinusoidal positions to the order that Marian requires.
-"""
+"""Marian, Pegasus and BART: config fields, tensor names, and conversion to Marian's positions."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -24,14 +21,15 @@ _SINUSOIDAL_TABLES = {
 
 
 def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -> tuple[Entry, ...]:
-    """Return the rules of the blocks of a stack, most of whose names Marian and CLIP share.
+    """Return the name rules of the blocks of a stack; Marian and CLIP share most of the names.
 
     Args:
         block: Prefix of the native names of a block.
-        layer: Prefix of the external names of a layer.
-        attn_norm: External name of the norm of the self-attention.
-        ff: External name of the matrices of the feed-forward layer, without their numbers 1 and 2.
-        ff_norm: External name of the norm of the feed-forward layer.
+        layer: Prefix of the names of a layer in transformers.
+        attn_norm: Name in transformers of the norm of the self-attention.
+        ff: Name in transformers of the matrices of the feed-forward layer, without their numbers 1
+            and 2.
+        ff_norm: Name in transformers of the norm of the feed-forward layer.
     """
     return (
         Rule(block + "attn.out.{p}", layer + "self_attn.out_proj.{p}"),
@@ -44,7 +42,7 @@ def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -
 
 
 def _keymap(*entries: Entry) -> KeyMap:
-    """Return the key map with the names that all three models share, and with further entries."""
+    """Return the key map of the names that Marian, Pegasus and BART share, and of `entries`."""
     return KeyMap(
         Rule("src_embed.tokens.weight", "model.shared.weight"),
         *layer_rules(
@@ -66,14 +64,15 @@ def _keymap(*entries: Entry) -> KeyMap:
 
 
 def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer from the tensor names whether the model has an output bias."""
+    """Infer the config field `output_bias` from the tensor names; `config` is ignored."""
     return {"output_bias": "final_logits_bias" in names}
 
 
 def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the output bias and the first token of the decoder, which BART sets to EOS.
+    """Infer the config fields `output_bias` and `decoder_start_token_id`.
 
-    The first token is None if it equals the beginning-of-text token.
+    The decoder of BART starts with the end-of-text token. For a decoder that starts with the
+    beginning-of-text token, `decoder_start_token_id` is None.
     """
     start = config.get("decoder_start_token_id", 2)
     is_bos = start == config.get("bos_token_id", 0)
@@ -81,10 +80,10 @@ def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
-    """Return the special token ids of tokenizers that fourfold trains.
+    """Return the special token ids of tokenizers that fourfold trains, for config.json.
 
-    The defaults of transformers exceed most vocabularies. The defaults also force a last token,
-    which would be padding or the beginning-of-text token here.
+    Without them, the defaults of transformers would apply. These exceed most vocabularies, and they
+    force a last token, which would be padding or the beginning-of-text token here.
     """
     start = config.decoder_start_token_id
     return {
@@ -167,14 +166,16 @@ _WRITES_RESIDUAL = ("out", "down")
 
 
 def deinterleave_positions(model: Model) -> Model:
-    """Convert interleaved sinusoidal positions (Vaswani et al. 2017, 3.5) to Marian's order.
+    """Convert a model with interleaved sinusoidal positions to Marian's order of channels.
 
-    Marian and Pegasus concatenate all sines and all cosines. Only the position table depends on
-    the order of the channels of the residual stream, so permuting every weight that reads or writes
-    the stream leaves the logits unchanged.
+    In Vaswani et al. 2017 (section 3.5) sines and cosines alternate, while in Marian and Pegasus
+    all sines precede all cosines. Only the position table depends on the order of the channels of
+    the residual stream, so permuting every weight that reads or writes the stream leaves the logits
+    unchanged.
 
     Returns:
-        A new model; `model` itself if it has other positions or belongs to another family.
+        A new model; `model` itself if its positions are not interleaved sinusoids, or if it is no
+        `EncoderDecoder`.
     """
     if not isinstance(model, EncoderDecoder) or model.config.positions != "sinusoidal":
         return model

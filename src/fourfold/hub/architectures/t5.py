@@ -29,7 +29,12 @@ _LAYER = "{stack}.block.{i}.layer."
 
 
 def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
-    """Return the rules of the feed-forward layers of a stack, in which they have number `index`."""
+    """Return the name rules of the feed-forward layers of a stack.
+
+    Args:
+        stack: encoder or decoder.
+        index: Number of the feed-forward layer among the sub-layers of a block in transformers.
+    """
     block = stack + ".blocks.{i}."
     layer = stack + ".block.{i}.layer." + f"{index}."
     dense = layer + "DenseReluDense."
@@ -45,12 +50,19 @@ def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
 
 
 def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer output scaling, tied embeddings and feed-forward layer.
+    """Infer the config fields of output scaling, tied embeddings and feed-forward layer.
 
-    transformers before version 5 writes no `scale_decoder_outputs`; outputs are then scaled if
-    embeddings are tied. Newer versions write it and always set `tie_word_embeddings` to true, so an
-    output matrix among the tensors decides. With scaled outputs that matrix may be a copy of the
-    embedding, which old checkpoints contain.
+    - Scaling: the key `scale_decoder_outputs`. transformers before version 5 does not write it, and
+      scales the outputs if the embeddings are tied.
+    - Tied embeddings: false if the tensors include an output matrix, because transformers from
+      version 5 on always sets `tie_word_embeddings` to true. If the outputs are scaled and
+      `tie_word_embeddings` is not false, however, the output matrix is a copy of the embedding, as
+      in old checkpoints.
+    - Feed-forward layer: the key `feed_forward_proj`.
+
+    Args:
+        names: Names of the tensors in the checkpoint.
+        config: Content of config.json.
     """
     tied = config.get("tie_word_embeddings") is not False
     scaled = bool(config.get("scale_decoder_outputs", tied))
@@ -66,7 +78,11 @@ def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _extra_config(config: T5Config) -> dict[str, Any]:
-    """Return the entries of config.json that no single field determines."""
+    """Return the entries of config.json that no single field of `config` determines.
+
+    Raises:
+        InputError: The activation has no name in T5's config.json.
+    """
     projections = {native: name for name, native in _PROJECTIONS.items()}
     projection = projections.get((config.feed_forward, config.activation))
     if projection is None:

@@ -10,11 +10,11 @@ from fourfold.models import ViT, ViTConfig
 
 
 def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...]) -> KeyMap:
-    """Return the key map of a model.
+    """Return the key map of a ViT or DeiT; all arguments are names in transformers.
 
     Args:
         prefix: Prefix of the tensor names of the encoder.
-        prefix_tokens: Names of the class token and of the distillation token, if the model has one.
+        prefix_tokens: Name of the class token, and of the distillation token if there is one.
         heads: Names of the classifiers, one for each prefix token.
     """
     embeddings = prefix + "embeddings."

@@ -26,7 +26,7 @@ def attention_maps(
         forward: A function that runs the model once on the batch.
 
     Returns:
-        For each layer the mean over the heads, in fp32 on the CPU.
+        For each layer the mean (T, S) of the weights over the heads, in fp32 on the CPU.
 
     Example:
         >>> from fourfold.models import create

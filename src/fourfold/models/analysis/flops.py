@@ -64,20 +64,21 @@ def forward_flops(
 ) -> CostBreakdown:
     """Count the FLOPs of one forward pass of one sequence, sentence pair or image.
 
-    A CLIP is given one image and one text. BERT's next-sentence head is not part of the forward
-    pass.
+    A CLIP is given one image and one text. BERT's next-sentence head is not counted, because
+    `forward` does not apply it.
 
     Args:
         model: The model, on any device.
-        length: Number of tokens (of the target for an encoder-decoder); None means `max_len`. It is
-            not used for models of images alone.
+        length: Number of tokens (of the target for an encoder-decoder); None means `max_len`.
+            Ignored for a model without text.
         source: Number of source tokens of an encoder-decoder; None means `length`, or
             the `max_len` of the encoder if that is shorter.
-        head_fraction: Fraction of the positions that the head is applied to in training: a masked
-            LM predicts the masked tokens only.
+        head_fraction: Fraction of the positions that the head is applied to, less than 1 for the
+            training of a masked LM, which predicts the masked tokens only.
 
     Raises:
-        InputError: No length is given and the model has no `max_len`, or a length exceeds it.
+        InputError: No length is given and the model has no `max_len`, or a length exceeds
+            `max_len`.
 
     Example:
         >>> from fourfold.models.registry import create
@@ -120,7 +121,7 @@ def _section(child: nn.Module | nn.Parameter) -> str:
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
-    """Make inputs for one sample on the meta device."""
+    """Make inputs for one sample on the meta device; arguments as for `forward_flops`."""
     config = model.config
     max_len = getattr(config, "max_len", None)
     encoder = getattr(config, "encoder", config)

@@ -61,14 +61,16 @@ def training_memory(
         n_parameters: Number of parameters of the whole model.
         tokens: Number of tokens of the micro-batch, including padding (of the target for an
             encoder-decoder).
-        source: Number of source tokens, or of tokens of its images.
+        source: Number of tokens of the micro-batch that an encoder reads beside these: source
+            tokens of an encoder-decoder, or patches and class tokens of the images of a CLIP or an
+            image-to-text model.
         n_trained: Number of parameters that are not frozen; None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
-        optimizer: A row of `OPTIMIZER_STATES`.
-        replicated: Count DDP's copy of the gradients.
+        optimizer: A name in `OPTIMIZER_STATES`.
+        replicated: Also count the copy of the gradients that DDP holds.
 
     Raises:
-        InputError: The precision or the optimizer is not in the tables.
+        InputError: The precision or the optimizer is unknown.
 
     Example:
         >>> from fourfold.models import ViTConfig
@@ -90,7 +92,10 @@ def training_memory(
 
 
 def element_sizes(precision: str) -> tuple[int, int]:
-    """Return the bytes per weight and per element of a matrix product.
+    """Return the bytes of a weight, and of an element of an operand of a matrix product.
+
+    Args:
+        precision: Lightning's name of the precision, such as bf16-mixed.
 
     Raises:
         InputError: The precision is unknown.
@@ -147,7 +152,10 @@ def _stack_bytes(
     dropout_mask = width if config.dropout else 0  # one byte for each element
 
     def norm(n_matrices: int) -> int:
-        """Count input and output of a norm, whose output autocast copies for each matrix."""
+        """Count the bytes of a norm per token: its input, and its output for `n_matrices`.
+
+        Autocast copies the output for each matrix that reads it.
+        """
         return width * (wide + (n_matrices if is_mixed else 1) * narrow)
 
     heads = config.n_heads * (config.head_width + config.value_width) * narrow
@@ -169,10 +177,11 @@ def _stack_bytes(
 def _loss_bytes(
     config: TransformerConfig | RecurrentLMConfig, tokens: int, source: int, compute: int
 ) -> int:
-    """Estimate the bytes of the loss.
+    """Estimate the bytes of the loss, where `compute` is the bytes of an operand of a product.
 
-    These are a slice of the logits, two tiles in fp32, and the gradients of hidden states and
-    output matrix. For a CLIP they are the logits of all images with all texts, in both directions.
+    The loss stores a slice of the logits, two tiles in fp32, and the gradients of hidden states and
+    output matrix. That of a CLIP stores the logits of all images with all texts, in both
+    directions.
     """
     if isinstance(config, CLIPConfig):
         return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
@@ -187,17 +196,19 @@ def _loss_bytes(
 def split_batch(
     total: int, devices: int, fits: Callable[[int], bool], *, exact: bool
 ) -> tuple[int, int]:
-    """Find the largest micro-batch, and the accumulation, for a global batch on several devices.
+    """Divide the batch of an optimizer step into the largest micro-batches that fit into memory.
 
     Args:
-        total: Global batch of an optimizer step, in samples or tokens.
+        total: Samples or tokens of an optimizer step on all devices together.
         devices: Number of devices.
-        fits: Predicate: a micro-batch of this size fits into the memory of one device.
-        exact: Micro-batch x accumulation x devices must equal `total`, because samples cannot be
-            divided. Otherwise token budgets are rounded down.
+        fits: Function that returns True if a micro-batch of this size fits into the memory of one
+            device.
+        exact: True for samples, which cannot be divided: micro-batch x accumulation x devices must
+            equal `total`. False for tokens, whose number is rounded down.
 
     Returns:
-        Micro-batch and accumulation.
+        Size of a micro-batch, and number of micro-batches that a device accumulates in an optimizer
+        step.
 
     Raises:
         InputError: `total` is not divisible by `devices`, or no micro-batch fits.

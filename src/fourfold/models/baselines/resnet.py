@@ -22,13 +22,13 @@ class ResNetConfig(ModelConfig):
     """Config of a ResNet; the defaults are ResNet-18 at 224 (11,689,512 parameters).
 
     Args:
-        depth: 18, 34, 50, 101 or 152.
+        depth: Number of layers: 18, 34, 50, 101 or 152.
         stem: First layers: imagenet (7x7 convolution with stride 2, then max pooling with stride
             2), pooled (3x3 convolution, then max pooling with stride 2) or cifar (3x3 convolution
             alone). The stem reduces the side of an image to 1/4, 1/2 or 1.
         image_size: Side of the square image in pixels.
-        n_channels: C.
-        n_classes: K; None in a recipe means the number of classes of the data.
+        n_channels: Number of channels C.
+        n_classes: Number of classes K; None in a recipe means the number of classes of the data.
 
     Raises:
         InputError: A field has a value that no model can have.
@@ -54,7 +54,7 @@ class ResNetConfig(ModelConfig):
 
 
 class ResNet(Model):
-    """torchvision's ResNet with a stem for the size of the images.
+    """torchvision's ResNet, with first layers (stem) that are chosen for the size of the images.
 
     Example:
         >>> import fourfold, torch

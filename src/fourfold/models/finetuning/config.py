@@ -15,16 +15,20 @@ class TuningConfig:
     Args:
         pos_embed_interpolation: Resampling of a grid of position embeddings to another resolution:
             bicubic_antialias (timm), bicubic (DeiT), bilinear, or zoom (Google).
-        freeze: Number of lowest layers whose weights are frozen, together with the embeddings.
-            "all" trains the head only (linear probe).
-        gradual_unfreezing_epochs: Number of epochs after which the next layer is unfrozen, from
-            the top. Only the head is trained at first (Howard and Ruder 2018, section 3.3).
+        freeze: Number of lowest layers whose weights are frozen, together with the embeddings; 0
+            freezes nothing, and "all" trains the head only (linear probe).
+        gradual_unfreezing_epochs: Number of epochs after which one more layer is trained, from the
+            top down; only the head is trained at first (Howard and Ruder 2018, section 3.3). None
+            trains all layers from the start.
         lora_rank: Rank of the low-rank updates that are trained in place of the layers (Hu et al.
             2021); 0 disables LoRA.
         lora_alpha: Scale of the updates, which are multiplied by alpha / rank.
         lora_dropout: Dropout on the input of the updates.
         lora_targets: Names of the linear layers with an update: q, k, v and out of attention, up
             and down of the feed-forward layer.
+
+    Raises:
+        InputError: An option has a value outside its range, or `freeze` is combined with LoRA.
     """
 
     pos_embed_interpolation: Interpolation = "bicubic_antialias"

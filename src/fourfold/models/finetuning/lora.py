@@ -20,7 +20,7 @@ class LoRALinear(nn.Module):
 
     Args:
         base: The linear layer.
-        rank: R.
+        rank: Rank R of the update.
         alpha: Scale; the update is multiplied by alpha / R.
         dropout: Dropout probability of the input of A.
     """
@@ -50,11 +50,11 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
 
     Args:
         model: The model.
-        tuning: Rank, scale and dropout of the updates, and `lora_targets`, the last components of
-            the names of the layers.
+        tuning: Rank, scale and dropout of the updates, and `lora_targets`: a linear layer is
+            replaced if the last component of its name is one of them.
 
     Raises:
-        InputError: No linear layer has one of the names.
+        InputError: No linear layer has one of these names.
     """
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = {n: m for n, m in linear.items() if n.rpartition(".")[2] in tuning.lora_targets}

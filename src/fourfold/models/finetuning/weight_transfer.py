@@ -55,16 +55,16 @@ LAYER_FIELDS = (
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
 # Endings of the names of tensors of which the first rows are copied if the lengths differ.
 EXTENDABLE = ("positions.weight", "segments.weight", "embed.prefix")
-Line = tuple[str, tuple[int, ...], str]  # name, shape, rule
+Line = tuple[str, tuple[int, ...], str]  # name, shape, description of a change or ""
 
 
 @dataclass
 class TransferReport:
-    """Tensors of a weight transfer, each with its name, its shape and the rule that was applied.
+    """Tensors of a weight transfer, each with its name, its shape and a description of its change.
 
     Args:
         loaded: Tensors that were copied unchanged.
-        resized: Tensors that were copied by a rule.
+        resized: Tensors that were changed while they were copied, such as interpolated positions.
         new: Tensors of the target that keep their initial values.
         left_out: Tensors of the source that the target does not have.
     """
@@ -75,7 +75,7 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Format the report; equal layers share a line."""
+        """Format the report as lines of text; tensors of equal layers share a line."""
         return [
             f"  {outcome.replace('_', ' '):<9} {name} {shape}{rule and ': ' + rule}"
             for outcome, tensors in vars(self).items()
@@ -97,12 +97,12 @@ def transfer(
     Args:
         target: Model whose parameters are overwritten.
         source: A model of any family.
-        role: Part of the target that the source becomes, a row of `PREFIXES_BY_ROLE`.
-        more: Tensors that came with the source and are not in its state dict, by the names of the
-            target.
+        role: Part of the target that receives the weights: model, encoder or decoder.
+        more: Tensors of the checkpoint of the source that are not in its state dict, by their names
+            in the target.
         tokens: Ids of the same tokens in the vocabularies of source and target, each (n,) int64;
             None means that both vocabularies are equal.
-        interpolation: Interpolation of the position embeddings of images, a row of
+        interpolation: Interpolation of the position embeddings of images, a name in
             `vit_positions.INTERPOLATIONS`.
 
     Raises:
@@ -161,7 +161,7 @@ def _convert(
     tokens: tuple[Tensor, Tensor] | None,
     interpolation: str,
 ) -> tuple[Tensor | None, str]:
-    """Return the value of a tensor of the target, or None for its initial value, and the rule.
+    """Convert a tensor of the source to the shape of the tensor of the target.
 
     Args:
         name: Name of the tensor in the target.
@@ -170,6 +170,10 @@ def _convert(
         is_grid: Both tensors are position embeddings of image patches.
         tokens: As for `transfer`.
         interpolation: As for `transfer`.
+
+    Returns:
+        The converted tensor, or None if the tensor of the target keeps its initial value; and a
+        description of the change for the report, "" if there is none.
     """
     has_token_rows = name.endswith(VOCABULARY)
     value = new.clone()
@@ -191,10 +195,14 @@ def _convert(
 
 
 def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> set[str]:
-    """Add the vector of segment 0 to the positions if the target has no segments.
+    """Add the vector of segment 0 to the position vectors if the target has no segments.
+
+    Args:
+        available: Tensors of the source by their names in the target; changed in place.
+        wanted: State dict of the target.
 
     Returns:
-        The names of the position tables that were changed.
+        The names of the position tables in `available` that were changed.
     """
     folded = set()
     for name in [n for n in available if n.endswith("segments.weight") and n not in wanted]:
@@ -206,7 +214,7 @@ def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) ->
 
 
 def _grids(model: nn.Module) -> dict[str, Tensor]:
-    """Return the position tables of patches by name."""
+    """Return the position tables of image patches in a model by parameter name."""
     return {
         f"{name}.positions.weight": module.positions.weight
         for name, module in model.named_modules()
@@ -215,7 +223,13 @@ def _grids(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_same_layers(old: Any, new: Any, role: str) -> None:
-    """Raise InputError unless the stacks of source and target have the same layers."""
+    """Raise InputError unless the stacks of source and target have layers of the same kind.
+
+    Args:
+        old: Config of the source.
+        new: Config of the target.
+        role: As for `transfer`.
+    """
     stacks = [role]
     if role == "model":
         stacks = ["", *(s for s in SECOND_STACKS if hasattr(old, s) or hasattr(new, s))]
@@ -235,7 +249,12 @@ def _rename_all(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dic
 
 
 def _rename(name: str, prefixes: Mapping[str, str]) -> str:
-    """Return the name of a tensor in the target, or "" if it is not transferred."""
+    """Return the name in the target of a tensor of the source, or "" if it is not transferred.
+
+    Args:
+        name: Name of the tensor in the source.
+        prefixes: Prefix in the target of each prefix in the source; the first match is replaced.
+    """
     for old, new in prefixes.items():
         if name.startswith(old):
             return new + name.removeprefix(old)

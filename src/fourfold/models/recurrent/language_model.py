@@ -23,14 +23,14 @@ class RecurrentLMConfig(ModelConfig):
     """Config of an LSTM language model; the defaults are those of GPT-1's Table 5.
 
     Args:
-        d_model: D.
-        hidden_size: H.
+        d_model: Width D of the embedding.
+        hidden_size: Number of units H of a layer.
         n_layers: Number of layers.
         dropout: Dropout probability of embeddings, between the layers and after the last one.
-        vocab_size: V; None in a recipe means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary; None in a recipe means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
-        init: Initialization of embedding and linear layers, a row of `fourfold.core.init.INITS`.
+        init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
 
     Raises:
         InputError: A field has a value that no model can have.
@@ -69,6 +69,11 @@ class LSTMStack(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None) -> Tensor:
         """Run the LSTM over x (B, T, D), whose padding is on the right.
+
+        Args:
+            x: Embedded tokens.
+            mask: Checked for packed documents; otherwise ignored, because an LSTM is causal.
+            cache: Must be None.
 
         Returns:
             (B, T, D).
@@ -112,8 +117,8 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
     """Config of an LSTM language model with a sequence classifier.
 
     Args:
-        n_classes: K; 1 for a number (regression); None in a recipe means the number of classes of
-            the data.
+        n_classes: Number of classes K, or 1 to predict a number (regression); None in a recipe
+            means the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
