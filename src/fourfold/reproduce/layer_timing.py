@@ -82,8 +82,8 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Times
         longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
 
     Returns:
-        Seconds of each round: a list of one number per round, by length in tokens and by key of
-        LAYERS.
+        For each length in tokens, a mapping from each key of LAYERS to the seconds of its passes,
+        one number per round.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
@@ -110,11 +110,11 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         layer: Key of LAYERS, the layer that self-attention is compared with.
 
     Returns:
-        One length in tokens for each round in which self-attention becomes slower. There is a
-        single entry in three cases: "under N" if, by the median of the rounds, self-attention is
-        slower at all lengths from the minimum N on; "over N" if, by the median, self-attention is
-        not slower at the maximum length N; and the length according to the medians if
-        self-attention becomes slower in no single round. The list is empty without rounds.
+        One length in tokens for each round with a crossover. If the medians over the rounds have
+        no crossover, the only entry is "under N" (self-attention is slower at all lengths, of which
+        N is the minimum) or "over N" (self-attention is not slower at the maximum length N). If the
+        medians have a crossover but no single round has one, the only entry is that of the medians.
+        The list is empty if there are no rounds.
     """
     # Up to the block length the restricted layer is identical to self-attention.
     same = BLOCK if layer == "restricted" else 0

@@ -66,7 +66,8 @@ def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table
     Args:
         name: Name of the table, PAPER/TABLE.
         content: Content of the table, with numbers converted by YAML.
-        printed: The same content's `rows` with all numbers as text, so that "5.00" keeps its zeros.
+        printed: The `rows` of the same content with all numbers as text, so that "5.00" keeps its
+            zeros.
     """
     shared = content.pop("setup", {})
     columns = {
@@ -109,7 +110,7 @@ def _row(
         where: Location of the row in the file, for messages.
         name: Name of the row.
         row: Content of the row, with numbers converted by YAML.
-        texts: The same content with all numbers as text.
+        texts: The content of the row with all numbers as text.
         columns: Columns of the table by name.
         tiers: Tiers of the table by name.
         shared: Setup of the table, which the setup of the row changes.
@@ -144,7 +145,7 @@ def all_tables() -> Iterator[Table]:
 
 
 def find_tables(names: list[str]) -> list[Table]:
-    """Return the tables that have one of some names, without repetition.
+    """Return the tables that some names stand for, without repetition.
 
     Args:
         names: Each PAPER/TABLE, PAPER for all tables of a paper, or "all".
@@ -169,7 +170,7 @@ def find_tables(names: list[str]) -> list[Table]:
 
 
 def list_tables(tables: Sequence[Table], out: Path) -> None:
-    """Print the name and title of each table, the number of its rows, and its cells by tier.
+    """Print name, title and number of rows of each table, and the progress of each of its tiers.
 
     Args:
         tables: Tables to list.
@@ -183,7 +184,7 @@ def list_tables(tables: Sequence[Table], out: Path) -> None:
 
 
 def progress(table: Table, tier: str, out: Path) -> str:
-    """Format the number of finished and of all cells of a tier, such as 12/40.
+    """Format the progress of a tier, such as "12/40" if 12 of the tier's 40 cells are finished.
 
     Args:
         table: Table.

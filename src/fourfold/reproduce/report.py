@@ -120,7 +120,7 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """List the columns with printed cells that a tier does not fill, with the number of rows."""
+    """List the columns with printed cells that a tier does not fill, such as "BLEU of 3 rows"."""
     filled = {(row.name, column) for row, column in table.cells(tier)}
     missing = Counter(
         column

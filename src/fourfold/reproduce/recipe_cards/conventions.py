@@ -3,7 +3,8 @@
 A recipe card holds the hyperparameters of one published training and the convention of each, such
 as the formula of a length penalty. Each entry of `RESOLVED` converts values of a card under its
 conventions to numbers that have the same meaning for all cards, so that cards can be compared. The
-argument of the functions is `Card.values`, the hyperparameters by key.
+argument of the functions is `Card.values`, the hyperparameters by key. Most functions return a
+tuple of one number.
 """
 
 import math
@@ -64,7 +65,7 @@ def smoothed(values: Values) -> tuple[float, ...]:
     """Compute the target probabilities under label smoothing.
 
     Returns:
-        The probability of the target token, and the sum over all other tokens.
+        The probability of the target token, and the sum of those of all other tokens.
     """
     kind = values["label_smoothing_type"]
     own, _ = smoothing_weights(float(values["label_smoothing"]), kind, int(values["vocab_size"]))

@@ -79,7 +79,7 @@ class Record:
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
     def is_outdated(self, run: Run) -> bool:
-        """Return True if a provenance file has the run, but only with other options or data."""
+        """Return True if a run has recorded results, but all of them with other options or data."""
         is_recorded = any(run.title == title for _, title in self._by_title)
         return is_recorded and self.find(run) is None
 
@@ -97,7 +97,10 @@ class Record:
         return [e for title, e in self._of_table(table).items() if title not in current]
 
     def check_unchanged(self, runs: Iterable[Run]) -> None:
-        """Raise InputError if a run directory was started with another config, data or weights."""
+        """Raise InputError if a run's directory was started with other options, data or start runs.
+
+        The start runs are those whose weights or tokenizer the run needs.
+        """
         for run in runs:
             if change := self._change(run):
                 raise InputError(
