@@ -1,4 +1,4 @@
-"""Decoding: greedy search, sampling and beam search."""
+"""Decoding: `generate` for greedy search and sampling, `beam_search` for beam search."""
 
 from fourfold.generation.beam_search import LENGTH_PENALTIES, beam_search
 from fourfold.generation.defaults import GenerationDefaults

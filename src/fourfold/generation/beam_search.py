@@ -1,14 +1,16 @@
 """`beam_search`: batched beam search with length normalization.
 
-A hypothesis is a beginning of a target. Each step ranks the extensions of all active hypotheses by
-one token, by log-probability. An extension that ends with EOS and is among the first K is finished;
-the score of a finished hypothesis is its log-probability divided by a length penalty. The K best
-other extensions are the next active hypotheses, so the beam never narrows. Then the decoder state
-is reordered, so that each row has the key-value cache of the hypothesis that the row extends. A
-beam of one is greedy search, which stops at the first EOS.
+A hypothesis is a beginning of a target. Each step extends all active hypotheses by one token, and
+ranks the extensions by log-probability. An extension that ends with EOS and is among the first K is
+finished. The score of a finished hypothesis is its log-probability divided by a length penalty. The
+K best extensions that do not end with EOS are the next active hypotheses, so the beam never
+narrows. Then the decoder state is reordered, so that each row of the batch has the key-value cache
+of the hypothesis that the row extends. A beam of one is greedy search, which stops at the first
+EOS.
 
-Shapes: B sequences, R unfinished sequences, K beam, k active hypotheses (1 at first, then up to K),
-n candidates, N results, T prompt tokens, t new tokens, L maximum of t, V vocabulary.
+Shapes: B sequences, R unfinished sequences, K beam width, k active hypotheses of a sequence (1 at
+first, then up to K), n candidates of a sequence, N results of a sequence, T prompt tokens, t new
+tokens, L maximum of t, V vocabulary.
 """
 
 import math
@@ -43,7 +45,8 @@ class ActiveBeams(NamedTuple):
     Attributes:
         ids: New tokens (R, k, t).
         scores: Log-probabilities (R, k); -inf marks a column without a hypothesis.
-        parents: Index (R, k) of the hypothesis of the previous step that a hypothesis extends.
+        parents: Index (R, k), among the hypotheses of the previous step, of the hypothesis that
+            each hypothesis extends.
     """
 
     ids: Tensor
@@ -51,22 +54,28 @@ class ActiveBeams(NamedTuple):
     parents: Tensor
 
     def select(self, sequences: Tensor) -> "ActiveBeams":
-        """Return the hypotheses of the sequences in a bool mask (R,)."""
+        """Return the hypotheses of those sequences for which the bool mask `sequences` is True."""
         return ActiveBeams(*(x[sequences] for x in self))
 
 
 class FinishedBeams:
-    """The N best hypotheses (B, N) of each sequence that have ended or reached the limit.
+    """The N best hypotheses of each sequence that have ended or reached the maximum length.
 
-    Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. An
-    empty column has padding and the score -inf.
+    Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. A
+    column without a hypothesis has padding and the score -inf.
 
     Args:
-        n_sequences: B.
-        n_best: N.
-        longest: Maximum number L of new tokens of all sequences.
+        n_sequences: Number B of sequences.
+        n_best: Number N of hypotheses to keep for each sequence.
+        longest: Maximum number L of new tokens of a hypothesis.
         pad_id: Token that fills the columns after EOS.
-        like: Tensor whose data type and device the scores have.
+        like: Tensor that gives the scores their data type and device; its values are not used.
+
+    Attributes:
+        ids: New tokens (B, N, L).
+        scores: Scores (B, N).
+        ended: (B, N) bool, True for a hypothesis that ends with EOS.
+        lengths: Number of new tokens (B, N).
     """
 
     def __init__(self, n_sequences: int, n_best: int, longest: int, pad_id: int, like: Tensor):
@@ -78,10 +87,10 @@ class FinishedBeams:
         self._pad_id = pad_id
 
     def add(self, rows: Tensor, ids: Tensor, scores: Tensor, ended: Tensor) -> None:
-        """Add n hypotheses of each sequence, and keep the N best hypotheses.
+        """Add n hypotheses of each of R sequences, and keep the N best hypotheses of each.
 
         Args:
-            rows: Indices of the sequences, (R,) int64.
+            rows: Indices of the R sequences, (R,) int64.
             ids: New tokens (R, n, t).
             scores: Scores (R, n); -inf marks a column without a hypothesis.
             ended: (R, n) bool, True for a hypothesis that ends with EOS.
@@ -101,17 +110,17 @@ class FinishedBeams:
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Select the rows `index` (R, m) of the second dimension of x (R, n, t); return (R, m, t)."""
+    """Select vectors of x (R, n, t): result[i, j] = x[i, index[i, j]], for an index (R, m)."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
-    """Extend hypotheses by one token; return the n most probable extensions of each sequence.
+    """Extend hypotheses by one token, and return the most probable extensions of each sequence.
 
     Args:
         hypotheses: k hypotheses of each of R sequences.
-        logits: Logits (R * k, V) of the next token.
-        n: Number of extensions, at most k * V.
+        logits: Logits (R * k, V) of the next token of each hypothesis.
+        n: Number of extensions to return for each sequence; k * V are returned if n is larger.
     """
     ids, scores, _ = hypotheses
     k = scores.shape[1]
@@ -128,9 +137,9 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute log(sum(exp(logits))) of each row of logits (N, V); return (N, 1) in `dtype`.
+    """Compute log(sum(exp(logits))) over the vocabulary, from logits (N, V) to (N, 1) in `dtype`.
 
-    On a CPU the rows are computed in slices that fit in its cache.
+    On a CPU, the N rows are divided into slices that fit in the cache of the CPU.
     """
     rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
@@ -138,7 +147,7 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
-    """Return the `width` most probable candidates that do not end with EOS."""
+    """Return the `width` most probable candidates of each sequence that do not end with EOS."""
     ids, scores, parents = candidates
     scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
     return ActiveBeams(gather_rows(ids, index), scores, parents.gather(1, index))
@@ -159,18 +168,19 @@ def search(
     """Search for the `n_best` continuations of each prompt with the highest scores.
 
     The search of a sequence stops as soon as no active hypothesis can exceed the score of the worst
-    finished hypothesis. Log-probabilities only decrease, so a score is at most the present
-    log-probability divided by the largest penalty that is still possible. At the limit, active
-    hypotheses fill the columns that are still empty. Active hypotheses never replace a hypothesis
+    of the `n_best` finished hypotheses. Log-probabilities only decrease, so the final score of an
+    active hypothesis is at most its present log-probability divided by the largest penalty that is
+    still possible. If a sequence reaches `limit` with fewer than `n_best` finished hypotheses, the
+    best active hypotheses are added to the results. Active hypotheses never replace a hypothesis
     with EOS, because a repetition loop may have a better score than any complete sequence.
 
     Args:
         step: Decoding step of the model, whose decoder state the search reorders.
         prompt: Token ids (B, T) int64.
         limit: Maximum number of new tokens of each sequence, EOS included, (B,) int64; at least 1.
-        beam: Number K of active hypotheses.
-        length_penalty_type: Key of `LENGTH_PENALTIES`.
-        alpha: Exponent of the penalty.
+        beam: Number K of active hypotheses of each sequence.
+        length_penalty_type: Length penalty, a key of `LENGTH_PENALTIES`.
+        alpha: Exponent of the length penalty.
         eos_id: Token that ends a hypothesis.
         pad_id: Token that fills the columns after EOS.
         n_best: Number N of results for each prompt.
@@ -231,27 +241,33 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
-    Special tokens that are None come from `model.generation_defaults`; other options do not.
+    Special tokens that are None are taken from `model.generation_defaults`. The beam width and the
+    length penalty in `model.generation_defaults` are not used.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
         src: Token ids (B, T) int64, or images (B, C, side, side).
         beam: Number of active hypotheses; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
-        length_penalty_type: Penalty: gnmt ((5 + n) / 6) ** alpha, power n ** alpha, or none.
-        src_mask: (B, T) bool, True = real token; padding may stand on either side.
+        length_penalty_type: Divisor of the log-probability of n tokens: "gnmt" is
+            ((5 + n) / 6) ** alpha, "power" is n ** alpha, and "none" is 1.
+        src_mask: (B, T) bool, True = real token; padding may stand on either side. None means that
+            all tokens are real.
         bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         max_len: Maximum number of new tokens, EOS included; None means the length of each source
             + 50, or `max_len` of the model if that is less.
         n_best: Number N of targets to return for each source, at most `beam`.
-        use_cache: Use a key-value cache; False serves to verify it.
+        use_cache: Use a key-value cache. With False, each step computes all tokens again, which is
+            slow and serves to verify the cache.
 
     Returns:
-        Token ids (B, 1 + t) int64, starting with `bos_id` (for a causal LM with `src`), and scores
-        (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): targets with EOS by score, then
-        targets that reached the limit, then padding with the score -inf.
+        Token ids (B, 1 + t) int64 and scores (B,). The ids are `bos_id` and then the new tokens;
+        for a causal LM they are `src` and then the new tokens, (B, T + t). With `n_best` above 1,
+        the shapes are (B, N, 1 + t) and (B, N). The N targets of a source are sorted: first targets
+        with EOS by score, then targets that reached the maximum length, then padding with the score
+        -inf if fewer than N targets were found.
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.

@@ -12,7 +12,7 @@ from fourfold.core.kv_cache import KVCache, LayerCache
 
 
 class BeamLayer(LayerCache):
-    """Cache of one layer in a `BeamCache`, with one row for all hypotheses of a sequence."""
+    """Cache of one layer in a `BeamCache`, with one batch element for all beams of a sequence."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (N, H, 1, Dh); return all entries of each sequence.
@@ -32,11 +32,15 @@ class BeamLayer(LayerCache):
 class BeamCache(KVCache):
     """Cache whose entries are shared by all hypotheses of a sequence and never moved.
 
-    Each step adds K entries per sequence. The mask `keys` (N, P) marks the entries of a hypothesis
-    and of its ancestors (the earlier hypotheses that the hypothesis extends), and a row attends to
-    these entries only. Therefore no key or value is copied when beam search reorders the decoder
-    state. `length` is P. The model must compute positions from the mask, and processes one token
-    per row after the first step.
+    Each step adds K entries per sequence, one for the new token of each hypothesis. The mask `keys`
+    (N, P) marks the entries of each hypothesis and of its ancestors (the earlier hypotheses that
+    the hypothesis extends), and a hypothesis attends to marked entries only. Therefore no key or
+    value is copied when beam search reorders the decoder state. The model must compute positions
+    from the mask, and must process one token per hypothesis after the first step.
+
+    Attributes:
+        length: Number P of entries of a sequence.
+        n_sequences: Number B of sequences.
     """
 
     layer_class = BeamLayer
@@ -66,10 +70,10 @@ class BeamCache(KVCache):
         """Reorder the rows by reordering the mask; keys and values are not moved.
 
         Args:
-            rows: Indices (N,) int64 of the earlier rows, in the order of their sequences and the
-                same number for each sequence. Rows may repeat.
-            sources: Index of each sequence that `rows` contains, (B,); None computes the indices
-                from `rows`.
+            rows: Indices (N,) int64 of the earlier rows, grouped by sequence, with the same number
+                of rows for each sequence. Rows may repeat.
+            sources: Indices (B,) of the sequences to which `rows` belong; sequences that have ended
+                are missing. None computes the indices from `rows`.
         """
         if self.keys is None:
             return
@@ -98,7 +102,7 @@ class StaticCache(KVCache):
     cache supports one token per step, and its rows cannot be reordered.
 
     Args:
-        cache: Cache of the prompts.
+        cache: Cache after the first step, from which the keys and values of the prompts are copied.
         n_rows: Number N of rows.
         capacity: Maximum number P of tokens.
         device: Device of the cache.
@@ -115,13 +119,19 @@ class StaticCache(KVCache):
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add one new token per row, `ids` (N, 1), to the mask."""
+        """Add one new token per row to the mask; the arguments of the base class are ignored."""
         self.position += 1
         self.filled.index_fill_(1, self.position, True)
 
 
 class StaticLayer(LayerCache):
-    """Cache of one layer in a `StaticCache`."""
+    """Cache of one layer in a `StaticCache`.
+
+    Args:
+        layer: Cache of the layer after the first step, from which keys and values are copied.
+        capacity: Maximum number P of tokens.
+        position: Position of the last token, a Tensor (1,) that the `StaticCache` advances.
+    """
 
     def __init__(self, layer: LayerCache, capacity: int, position: Tensor) -> None:
         super().__init__()
@@ -137,7 +147,15 @@ class StaticLayer(LayerCache):
         self.buffers = (grown[0], grown[1])
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values (N, H, 1, Dh) at the position; return all entries (N, H, P, Dh)."""
+        """Store the keys and values of the last token; return the keys and values of all tokens.
+
+        Args:
+            k: Keys (N, H, 1, Dh) of the last token of each row.
+            v: Values (N, H, 1, Dh) of the last token of each row.
+
+        Returns:
+            Keys and values, (N, H, P, Dh) each, with unused entries at the end.
+        """
         assert self.buffers is not None
         for buffer, new in zip(self.buffers, (k, v), strict=True):
             buffer.index_copy_(2, self._position, new)

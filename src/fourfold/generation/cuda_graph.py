@@ -21,12 +21,13 @@ Replay = Callable[[Tensor], Tensor]
 
 
 class GraphStep:
-    """Decoding step that captures another step in a CUDA graph after the prompts.
+    """Decoding step that runs another step as a CUDA graph after the prompts.
 
-    Rows may end, but must not be reordered.
+    The first call runs `step` on the prompts. The second call captures `step` in a CUDA graph. This
+    call and all later calls replay the graph. Rows may end, but must not be reordered.
 
     Args:
-        step: Step with a cache, before its first call.
+        step: Step to capture, with a cache, before the first call of the step.
         capacity: Maximum number of tokens per row, prompt included.
     """
 
@@ -53,7 +54,11 @@ class GraphStep:
         return self._replay(self._ids)[self._active]
 
     def reorder(self, rows: Tensor) -> None:
-        """Return the logits of `rows` only; the graph still computes all rows."""
+        """Let later calls return the logits of `rows` only; the graph still computes all rows.
+
+        Args:
+            rows: Ascending indices (N,) int64, among the present rows, of rows that have not ended.
+        """
         if self._replay is None:
             self._step.reorder(rows)
         else:
@@ -61,22 +66,23 @@ class GraphStep:
 
 
 def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
-    """Return True if a graph saves time for this number of new tokens."""
+    """Return True if a CUDA graph works on `device` and saves time for `new_tokens` new tokens."""
     # Autocast caches the casts of weights outside of a graph, so a replay would miss them.
     autocast = torch.is_autocast_enabled("cuda")
     return device.type == "cuda" and new_tokens >= MIN_NEW_TOKENS and not autocast
 
 
 def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Replay:
-    """Capture a step as a CUDA graph; the content of the cache stays the same.
+    """Capture a step as a CUDA graph; the cache holds the same tokens before and afterwards.
 
     Args:
         step: Step to capture, which uses `cache`.
         cache: Cache of the step.
-        ids: Last tokens (B, 1); each replay reads this memory.
+        ids: Last tokens (B, 1). Each replay reads the tokens that this memory holds at that time.
 
     Returns:
-        Function that replays the graph and returns the logits (B, V).
+        Function that replays the graph and returns the logits (B, V). The argument of the function
+        is ignored.
     """
     position = cache.position.clone()
     filled = cache.filled.clone()

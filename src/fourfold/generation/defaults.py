@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class GenerationDefaults:
     """Special tokens and options of beam search of a loaded model, in `model.generation_defaults`.
 
-    `generate` and `beam_search` take the special tokens from the defaults if no argument is given.
-    The options of beam search are the options that the model was evaluated with. The commands use
-    these options, but `beam_search` does not; a Python user passes them as arguments.
+    `generate` and `beam_search` take a special token from the defaults if its argument is None. The
+    options of beam search are those with which the model was evaluated. The command line uses the
+    options, but the function `beam_search` does not, so a Python user passes them as arguments. A
+    field is None if its value is unknown.
 
     Args:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).

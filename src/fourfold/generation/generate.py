@@ -34,26 +34,30 @@ def generate(
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
-    The result of a row does not depend on the other rows of the batch, up to rounding, even for
-    samples with a seed. Copies of a row get different samples.
+    The result for a prompt does not depend on the rest of the batch, up to rounding, even for
+    samples with a seed. Equal prompts in a batch get different samples. Special tokens that are
+    None are taken from `model.generation_defaults`.
 
     Args:
         model: A causal LM or an encoder-decoder.
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
         max_new: Maximum number of new tokens. For an encoder-decoder, None means the length of each
             source + 50, or `max_len` of the model if that is less.
-        eos_id: Token that ends a row. Each special token that is None is taken from
-            `model.generation_defaults`. If no EOS is known, all rows have `max_new` new tokens.
+        eos_id: Token that ends a sequence. If no EOS is known, all sequences have `max_new` new
+            tokens.
         temperature: Divisor of the logits; 0 takes the most probable token.
-        top_k: Sample from the k most probable tokens (Fan et al. 2018).
-        top_p: Sample from the fewest tokens whose probabilities sum to p (Holtzman et al. 2020).
-        seed: Seed of the samples; None draws one from torch's global generator.
-        mask: (B, T) bool, True = real token; padding may stand on either side.
+        top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
+        top_p: Sample only from the fewest most probable tokens whose probabilities sum to p
+            (Holtzman et al. 2020); None means all tokens.
+        seed: Seed of the samples; None draws a seed from torch's global generator.
+        mask: (B, T) bool, True = real token; padding may stand on either side. None means that all
+            tokens are real.
         bos_id: First token of the targets of an encoder-decoder.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
-        use_cache: Use a key-value cache; False serves to verify it.
-        copies: Counts of the prompts of earlier calls, which the call updates. Calls that share
-            the counter sample copies of a prompt differently.
+        use_cache: Use a key-value cache. With False, each step computes all tokens again, which is
+            slow and serves to verify the cache.
+        copies: Number of times that each prompt occurred in earlier calls, which this call updates.
+            Calls that share the counter sample equal prompts differently. None starts from 0.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder

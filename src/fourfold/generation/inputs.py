@@ -1,4 +1,4 @@
-"""Arguments of `generate` and `beam_search`: defaults, and checks before the model runs.
+"""GenerationInputs: checks and default values of the arguments of `generate` and `beam_search`.
 
 Shapes: B rows, T tokens, C channels.
 """
@@ -27,15 +27,17 @@ class GenerationInputs:
         mask: (B, T) bool, True = real token; None means that all tokens are real.
         bos_id: First token of a target; not used for a causal LM. Each special token that is None
             is taken from `model.generation_defaults`.
-        eos_id: Token that ends a row.
-        pad_id: Token that fills the columns after the end of a row.
-        ids_name: Name of the argument `ids` in error messages.
+        eos_id: Token that ends a sequence.
+        pad_id: Token that fills the columns after the end of a sequence. If no padding token is
+            known, EOS fills the columns.
+        ids_name: Name of the argument `ids` in error messages: "ids" or "src".
 
     Attributes:
-        is_seq2seq: The model is an encoder-decoder, which has a method `decode`.
+        is_seq2seq: True if the model is an encoder-decoder, which has a method `decode`.
         vocab_size: Number of tokens that the model can generate.
-        max_len: Maximum number of tokens of a target or of a prompt with its continuation, or None.
-        reader_config: Config of the model that reads `ids`.
+        max_len: Maximum number of tokens that the model supports, in a target or in a prompt with
+            its continuation; None if there is no maximum.
+        reader_config: Config of the encoder of an encoder-decoder, or of the causal LM.
 
     Raises:
         InputError: The model does not generate tokens, or cannot read these inputs.
@@ -144,7 +146,11 @@ class GenerationInputs:
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
 
     def require(self, name: str, meaning: str) -> int:
-        """Return the special token in the attribute `name`.
+        """Return a special token, which must be known.
+
+        Args:
+            name: Name of the token's attribute, "bos_id" or "eos_id".
+            meaning: Description of the token for the error message.
 
         Raises:
             InputError: The token is None.
@@ -169,7 +175,7 @@ class GenerationInputs:
 
     @property
     def row_keys(self) -> Tensor:
-        """Integers (B, T) that identify a row: its token ids, or a hash of an image (B, 1)."""
+        """Integers that identify each source: token ids (B, T), or hashes of images (B, 1)."""
         if not self.model.accepts_images:
             return self.ids
         pixels = [image.cpu().float().numpy().tobytes() for image in self.ids]
@@ -180,10 +186,10 @@ class GenerationInputs:
         """Return the maximum number of new tokens of each row, (B,).
 
         Args:
-            name: Name of the argument in error messages.
-            requested: Value of the argument in tokens; None means the length of each row + 50, or
-                the space that `max_len` of the model leaves if that is less.
-            minimum: Smallest allowed value.
+            name: Name of the caller's argument in error messages, such as "max_new".
+            requested: Value of the caller's argument, in tokens. None means the length of each row
+                + 50, or the space that `max_len` of the model leaves if that is less.
+            minimum: Smallest allowed value of `requested`.
 
         Raises:
             InputError: The value is below `minimum`, or longer than the model supports.
@@ -207,7 +213,14 @@ class GenerationInputs:
         return torch.minimum(limit, available)
 
     def start(self, cache: KVCache | None) -> tuple[Step, Tensor]:
-        """Return the model as a step function, and the tokens (B, T) of its first call."""
+        """Return the decoding step of the model, and the tokens with which decoding starts.
+
+        The tokens are the prompts (B, T) of a causal LM, or BOS (B, 1) for an encoder-decoder.
+
+        Args:
+            cache: Empty key-value cache; None computes all tokens again in each step. A recurrent
+                model ignores the cache.
+        """
         mask = self.mask
         if mask is not None and bool(mask.all()):
             mask = None  # attention is faster without a mask

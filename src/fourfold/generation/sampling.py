@@ -1,4 +1,4 @@
-"""Greedy search and sampling with temperature, top-k and top-p.
+"""`sample` and `TokenSampler`: greedy search and sampling with temperature, top-k and top-p.
 
 Shapes: B prompts, N prompts whose continuation has not ended, T prompt tokens, V vocabulary.
 """
@@ -27,8 +27,9 @@ class TokenSampler:
     Args:
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
-        top_p: Probability p; only the fewest most probable tokens whose probabilities sum to p are
-            sampled (Holtzman et al. 2020). With `top_k`, the k tokens are renormalized first.
+        top_p: Sample only from the fewest most probable tokens whose probabilities sum to p
+            (Holtzman et al. 2020); None means all tokens. With `top_k`, the probabilities of the k
+            tokens are renormalized first.
 
     Raises:
         InputError: A value is outside its range.
@@ -45,14 +46,17 @@ class TokenSampler:
             raise InputError(f"must lie in (0, 1], got {self.top_p}", option="top_p")
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
-        """Choose tokens (N,) from logits (N, V) by inverting the cumulative distribution.
+        """Choose a token for each row of logits by inverting the cumulative distribution.
 
-        The method needs one random number per token, where Gumbel noise needs V numbers. The
-        numbers of a row can therefore be drawn in advance.
+        Inversion needs one random number per token, where Gumbel noise would need V numbers. The
+        random numbers of all steps can therefore be drawn in advance.
 
         Args:
             logits: Logits (N, V).
-            draws: Uniform numbers in [0, 1), (N,); not used at temperature 0.
+            draws: Uniform random numbers in [0, 1), (N,); not used at temperature 0.
+
+        Returns:
+            Token ids (N,) int64.
         """
         if self.temperature == 0.0:
             return logits.max(dim=-1).indices  # 4 times as fast as argmax in bf16
@@ -65,11 +69,15 @@ class TokenSampler:
 
 
 def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Set the logits (..., V) of all but the most probable tokens to -inf.
+    """Return the logits with -inf for all but the most probable tokens.
 
-    Of equal logits the lower id ranks first, so exactly `top_k` tokens remain. `top_p` applies to
-    the renormalized probabilities of these tokens. The token whose cumulative probability reaches p
-    remains, so at least one token remains.
+    Args:
+        logits: Logits (..., V).
+        top_k: Number of most probable tokens that remain; None means all. Of equal logits, the
+            lower token id ranks first, so exactly `top_k` tokens remain.
+        top_p: Probability p. Of the tokens that `top_k` leaves, with renormalized probabilities,
+            the most probable ones remain up to the token whose cumulative probability reaches p, so
+            at least one token remains. None means all.
 
     Example:
         >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)
@@ -96,16 +104,18 @@ def uniform_per_prompt(
 ) -> Tensor:
     """Draw uniform numbers (B, n_draws) that depend on the prompt, not on its row in the batch.
 
-    The numbers are a function of the seed, the real tokens of the prompt and the number of equal
-    prompts before the prompt. Samples therefore do not depend on the other rows, and copies of a
-    prompt differ. The numbers are computed on the CPU, so they are equal on all devices.
+    The numbers are a function of the seed, the real tokens of the prompt, and the number of equal
+    prompts before this prompt. Samples therefore do not depend on the other prompts of the batch,
+    and equal prompts get different samples. The numbers are computed on the CPU, so they are equal
+    on all devices.
 
     Args:
         ids: Token ids (B, T) of prompts or sources.
         mask: (B, T) bool, True = real token.
-        n_draws: Number of draws per row.
+        n_draws: Number of random numbers per prompt.
         seed: Seed; None draws a seed from torch's global generator.
-        copies: Counts of the prompts of earlier batches, which the function updates; or None.
+        copies: Number of times that each prompt occurred in earlier batches, which the function
+            updates. None starts from 0.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))
@@ -130,19 +140,22 @@ def sample(
     eos_id: int | None,
     pad_id: int,
 ) -> Tensor:
-    """Generate tokens until each row has ended; rows that have ended are not computed.
+    """Generate tokens until each sequence of the batch has ended or reached its limit.
+
+    Sequences that have ended are not computed further.
 
     Args:
         step: Decoding step of the model.
         prompt: Token ids (B, T) int64.
-        limit: Maximum number of new tokens of each row, (B,) int64, at least 1.
-        sampler: Function that chooses a token.
-        draws: Uniform numbers (B, limit.max()) in [0, 1).
-        eos_id: Token that ends a row and is part of it, or None.
-        pad_id: Token that fills the columns after the end of a row.
+        limit: Maximum number of new tokens of each sequence, (B,) int64, at least 1.
+        sampler: Function that chooses the next tokens from logits.
+        draws: Uniform random numbers (B, limit.max()) in [0, 1), one for each new token.
+        eos_id: Token that ends a sequence and is the last token of the sequence; None means that
+            sequences end at their limit only.
+        pad_id: Token that fills the columns after the end of a sequence.
 
     Returns:
-        New tokens (B, t) int64, where t is the number of new tokens of the longest row.
+        New tokens (B, t) int64, where t is the largest number of new tokens of a sequence.
     """
     most = int(limit.max())
     out = prompt.new_full((len(prompt), most), pad_id)

@@ -1,6 +1,7 @@
 """Decoding steps: logits of the next token, and reordering of the decoder state in beam search.
 
-The decoder state of a step is its key-value cache, the padding mask and the memory of the encoder.
+The decoder state of a step is the key-value cache, the padding mask and the memory (the output of
+the encoder, if there is one).
 Shapes: B sequences, N rows (B, or B times the width of the beam), T prompt tokens, t new tokens,
 S source tokens, D model width, V vocabulary.
 """
@@ -19,7 +20,10 @@ from fourfold.kernels.cpu_decoding import decode_layout
 
 
 class Step(Protocol):
-    """Interface between a language model and a decoding algorithm; a step has a decoder state."""
+    """Interface between a language model and a decoding algorithm.
+
+    A step keeps the decoder state: all that the model remembers of the earlier tokens.
+    """
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Append `ids` (N, t) to the earlier tokens; return logits (N, V) of the next token."""
@@ -27,11 +31,11 @@ class Step(Protocol):
     def reorder(self, rows: Tensor) -> None:
         """Reorder the decoder state: row i becomes the earlier row `rows[i]`.
 
-        Beam search calls the method after each step, because a hypothesis may extend any earlier
-        hypothesis of its sequence. Rows may repeat or be left out.
+        Beam search calls this method after each step, because a hypothesis may extend any earlier
+        hypothesis of its sequence. Sampling calls this method to drop sequences that have ended.
 
         Args:
-            rows: Indices of the earlier rows, (N,) int64.
+            rows: Indices of the earlier rows, (N,) int64; an index may repeat or be missing.
         """
 
 
@@ -53,7 +57,11 @@ class CausalStep:
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) after the prompts (N, T) or one more token per row (N, 1)."""
+        """Return logits (N, V) of the next token.
+
+        Args:
+            ids: Prompts (N, T) in the first call, later one more token per row, (N, 1).
+        """
         if self._ids is not None:
             if self._mask is not None:
                 self._mask = F.pad(self._mask, (0, ids.shape[1]), value=True)
@@ -83,7 +91,8 @@ class Seq2SeqStep:
             cache=cache)` and `logits(h)`.
         src: Source token ids (B, S) int64, or images.
         src_mask: (B, S) bool, True = real token; None means that all tokens are real.
-        cache: Key-value cache, or None, see `CausalStep`.
+        cache: Key-value cache. With None, each call computes all tokens again, which is slow and
+            serves to verify the cache.
     """
 
     def __init__(
@@ -97,7 +106,7 @@ class Seq2SeqStep:
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) after one more token of each target, `ids` (N, 1)."""
+        """Return logits (N, V) of the next token, after one more token of each target (N, 1)."""
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
         h = self._model.decode(ids, self._memory, self._src_mask, cache=self.cache)
@@ -105,7 +114,7 @@ class Seq2SeqStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the decoder state: key-value cache and memory of the encoder; see `Step`."""
+        """Reorder the decoder state: key-value cache and output of the encoder; see `Step`."""
         sources = self._sources_of(rows)
         self._rows = len(rows)
         if self.cache is not None:
@@ -115,9 +124,10 @@ class Seq2SeqStep:
         self._memory = self._memory.index_select(0, sources)
 
     def _sources_of(self, rows: Tensor) -> Tensor:
-        """Return the index of the source of each row of `rows`.
+        """Return the indices of the sources to which the rows with indices `rows` belong.
 
-        If all sources have the same number of rows, each index is returned once.
+        If each source occurs in `rows` equally often, each index is returned once; otherwise there
+        is one index for each element of `rows`.
         """
         per_row = rows // (self._rows // len(self._memory))
         sources, sizes = torch.unique_consecutive(per_row, return_counts=True)
@@ -125,7 +135,15 @@ class Seq2SeqStep:
 
 
 def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the hidden state (N, D) of the last real token of each row of h (N, T, D)."""
+    """Return the hidden state of the last real token of each row.
+
+    Args:
+        h: Hidden states (N, T, D).
+        mask: (N, T) bool, True = real token; None means that all tokens are real.
+
+    Returns:
+        (N, D).
+    """
     if mask is None:
         return h[:, -1]
     columns = torch.arange(mask.shape[1], device=mask.device)
@@ -134,7 +152,7 @@ def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def raise_on_nan(logits: Tensor) -> Tensor:
-    """Return the logits unchanged.
+    """Check that no logit is NaN, and return the logits unchanged.
 
     Raises:
         InputError: A logit is NaN.
@@ -149,16 +167,17 @@ def raise_on_nan(logits: Tensor) -> Tensor:
 
 
 def index_rows(x: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Select the rows of a tensor (B, ...) by index; return None for None."""
+    """Return the elements of x (B, ...) at the batch indices `rows` (N,); None if x is None."""
     return None if x is None else x.index_select(0, rows)
 
 
 @contextmanager
 def decoding_mode(model: nn.Module) -> Iterator[None]:
-    """Context in which a model decodes: eval and inference mode; the earlier modes are restored.
+    """Context in which a model decodes, in eval mode and torch's inference mode.
 
-    Compiled blocks run uncompiled, because each new length would trigger a recompilation until
-    torch's recompile limit is exhausted for training, too.
+    At the end of the context, the earlier modes of all modules are restored. Compiled blocks of the
+    model run uncompiled, because each new length would trigger a recompilation until torch's
+    recompile limit is exhausted for training, too.
     """
     modes = [(module, module.training) for module in model.modules()]
     compiled = any(module._compiled_call_impl is not None for module, _ in modes)

@@ -11,13 +11,18 @@ MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside 
 
 
 class Table(NamedTuple):
-    """Rows of texts and numbers, such as source sentences with their translations."""
+    """Table of texts and numbers, such as source sentences with their translations.
+
+    Args:
+        columns: Names of the columns.
+        rows: Cells of each row of the table.
+    """
 
     columns: list[str]
     rows: list[list[Any]]
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Save NAME.csv and return its path."""
+        """Save the table as `name`.csv in `folder`, and return a list with the path."""
         path = folder / f"{name}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -27,16 +32,22 @@ class Table(NamedTuple):
 
 
 class ConfusionMatrix(NamedTuple):
-    """Number of samples for each pair of true class (rows) and predicted class (columns)."""
+    """Number of samples for each pair of true class and predicted class.
+
+    Args:
+        names: Names of the classes.
+        counts: `counts[i][j]` is the number of samples of class i that were predicted as class j.
+    """
 
     names: list[str]
     counts: list[list[int]]
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Save NAME.csv and NAME.png and return their paths.
+        """Save the matrix as `name`.csv and as a plot, `name`.png, in `folder`; return both paths.
 
-        The color of a cell shows its share of the true class, so that rare classes are as visible
-        as frequent classes. The plot of torchmetrics shows counts by its colors.
+        The color of a field of the plot shows the count divided by the number of samples of the
+        true class, so that rare classes are as visible as frequent classes. In the plot of
+        torchmetrics, colors show counts.
         """
         rows = [[true, *row] for true, row in zip(self.names, self.counts, strict=True)]
         files = Table(["true / predicted", *self.names], rows).save(folder, name)
@@ -61,13 +72,18 @@ class ConfusionMatrix(NamedTuple):
 
 
 class ImageGrid(NamedTuple):
-    """Images (C, H, W) side by side, each with a caption."""
+    """Images side by side, each with a caption.
+
+    Args:
+        images: Images (C, H, W) of 1 or 3 channels.
+        captions: Caption of each image.
+    """
 
     images: Sequence[Tensor]
     captions: list[str]
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Save NAME.png and return its path.
+        """Save the images as `name`.png in `folder`, and return a list with the path.
 
         The pixels of each image are scaled to [0, 1], because images of a batch are normalized.
         """
@@ -87,10 +103,10 @@ class AttentionMaps(NamedTuple):
 
     Args:
         maps: Matrices of equal shape (rows, columns).
-        names: Name of each matrix.
-        rows: Labels of the rows, or an empty list.
-        columns: Labels of the columns, or an empty list.
-        title: Title above all matrices.
+        names: Name of each matrix, written above the matrix.
+        rows: Label of each matrix row; an empty list for no labels.
+        columns: Label of each matrix column; an empty list for no labels.
+        title: Title above all matrices; "" for no title.
     """
 
     maps: Sequence[Tensor]
@@ -100,7 +116,7 @@ class AttentionMaps(NamedTuple):
     title: str = ""
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Save NAME.png and return its path."""
+        """Save the matrices as `name`.png in `folder`, and return a list with the path."""
         height, width = self.maps[0].shape
         size = (1 + 0.2 * width, 1.2 + 0.2 * height) if self.rows else (2.0, 2.2)
         aspect = "auto" if self.rows else "equal"
@@ -120,7 +136,13 @@ Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps
 
 
 def _figure(width: float, height: float, n_axes: int = 1) -> tuple[Any, Any]:
-    """Return a figure of a size in inches, and a row of `n_axes` axes in the figure."""
+    """Return a matplotlib figure, and the array of its `n_axes` axes, which are side by side.
+
+    Args:
+        width: Width of the figure in inches.
+        height: Height of the figure in inches.
+        n_axes: Number of axes.
+    """
     # Without pyplot, a figure needs no display and is freed with its last reference. Importing
     # matplotlib takes half a second.
     from matplotlib.figure import Figure

@@ -1,6 +1,7 @@
-"""CSV logger that continues metrics.csv when a run is resumed.
+"""MetricsCSVLogger: logger that continues metrics.csv when a run is resumed.
 
-Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory.
+Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory. A row is a line
+of metrics.csv in this file.
 """
 
 import csv
@@ -18,11 +19,11 @@ from fourfold.lightning_internals import log_step_metrics
 class MetricsCSVLogger(Logger):
     """Logger that appends a row to metrics.csv for each logged step.
 
-    New metrics add columns. Every row is written immediately, so that a killed run leaves the rows
-    of all logged steps.
+    A metric that is logged for the first time adds a column. Every row is written immediately, so
+    that a killed run leaves the rows of all logged steps.
 
     Args:
-        folder: The run directory.
+        folder: Directory of the run, in which metrics.csv is written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,12 +35,12 @@ class MetricsCSVLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Name of the logger, which Lightning requires."""
+        """Empty name of the logger; Lightning requires this property."""
         return ""
 
     @property
     def version(self) -> str:
-        """Version of the run, which Lightning requires."""
+        """Empty version of the run; Lightning requires this property."""
         return ""
 
     @property
@@ -49,11 +50,18 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: config.yaml holds the hyper-parameters."""
+        """Do nothing, since the run's config.yaml holds the hyper-parameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append a row, unless the row equals the previous row (see `write_metrics_row`)."""
+        """Append a row with the metrics of a step, unless the row equals the previous row.
+
+        Lightning logs the metrics of a step again after `write_metrics_row` has logged them.
+
+        Args:
+            metrics: Value of each metric.
+            step: Optimizer step, the value of the column "step".
+        """
         row = {"step": step, **metrics}
         if repr(row) == self._last_row:
             return
@@ -69,7 +77,10 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Remove the rows of `step` and later steps, which a resumed run logs again."""
+        """Remove the rows of optimizer step `step` and of later steps from metrics.csv.
+
+        A resumed run logs these steps again.
+        """
         columns, rows = self._read()
         if columns:
             kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
@@ -94,10 +105,13 @@ class MetricsCSVLogger(Logger):
 
 
 class RewindMetricsCSV(Callback):
-    """Callback that removes the rows of metrics.csv that the run is about to log again."""
+    """Callback that removes rows from metrics.csv when training starts.
+
+    The removed rows are those of steps that a resumed or restarted run logs again.
+    """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows after the restored checkpoint, or all rows if no run is resumed."""
+        """Remove the rows of steps after the restored checkpoint; all rows without a checkpoint."""
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)
@@ -106,8 +120,12 @@ class RewindMetricsCSV(Callback):
 def write_metrics_row(trainer: Trainer) -> None:
     """Write the current step's row of metrics.csv before a checkpoint of that step is saved.
 
-    Lightning logs after all `on_train_batch_end` hooks. If the process were killed between the
-    checkpoint and Lightning's logging, the run would resume after this step, without its row.
+    Lightning logs after all `on_train_batch_end` hooks. If the process were killed after saving the
+    checkpoint and before Lightning logs, the resumed run would begin after this step, and the row
+    of this step would be missing.
+
+    Args:
+        trainer: Trainer, in `on_train_batch_end`.
     """
     loggers = [logger for logger in trainer.loggers if isinstance(logger, MetricsCSVLogger)]
     log_step_metrics(trainer, loggers)

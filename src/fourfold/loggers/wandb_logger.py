@@ -1,4 +1,4 @@
-"""Weights & Biases logger whose run continues when a training is resumed or tested.
+"""WandbRunLogger and UploadCheckpoints: a Weights & Biases run that continues after a resume.
 
 The package `wandb` is imported when the first metric is logged.
 """
@@ -23,7 +23,7 @@ MAX_CHART_CELLS = 2500  # larger confusion matrices are uploaded without an inte
 class WandbRunLogger(WandbLoggerInternals, WandbLogger):
     """WandbLogger of Lightning, changed in four points.
 
-    - The step of the history is the optimizer step, so that a resumed run continues its history.
+    - The step of the run's history is the optimizer step, so a resumed run continues its history.
     - The config of the run is the argument `config` instead of the hyper-parameters of the model.
     - Test metrics are written to the summary only.
     - The run of W&B ends with the training or the test. The command that uploads the run is printed
@@ -31,7 +31,7 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     Args:
         testing: True if a trained model is tested, False if a model is trained.
-        **options: Arguments of `WandbLogger` and `wandb.init`.
+        **options: Arguments of `WandbLogger` and `wandb.init`, such as `config`.
     """
 
     def __init__(self, testing: bool = False, **options: Any) -> None:
@@ -42,12 +42,18 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """Start the run, whose config was given to the constructor."""
+        """Start the W&B run; `params` is ignored, because the constructor received the config."""
         _ = self.experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add a row to the history, or update the summary if a model is tested."""
+        """Log the metrics of an optimizer step to the history, or to the summary in a test.
+
+        Args:
+            metrics: Value of each metric.
+            step: Optimizer step; not used in a test. None, or a step before the last logged step,
+                means the last logged step.
+        """
         if self.testing:
             self.experiment.summary.update({k: v for k, v in metrics.items() if k != "epoch"})
             return
@@ -57,7 +63,14 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     @rank_zero_only
     def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
-        """Log media that were saved to `files` as a table, a chart or an image."""
+        """Log media, which were already saved to files, as a table, a chart or an image.
+
+        Args:
+            key: Name of the media in the W&B run.
+            media: Table, confusion matrix, images or attention maps.
+            files: Files to which the media were saved; PNG files are uploaded as images.
+            step: Optimizer step.
+        """
         import wandb
 
         logged: dict[str, Any] = {}
@@ -73,7 +86,11 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """End the run in the process that started it."""
+        """End the W&B run in the process that started it; do nothing in other processes.
+
+        Args:
+            status: "success", or another text if the run failed.
+        """
         run = self.started_run
         if run is None:
             return
@@ -87,7 +104,12 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
 
 def _confusion_table(wandb: Any, media: ConfusionMatrix) -> Any:
-    """Return a table with a row for each pair of classes, as W&B's own confusion matrices have."""
+    """Return a W&B table with a row for each pair of classes, as in W&B's confusion matrices.
+
+    Args:
+        wandb: The module `wandb`, which is imported late.
+        media: Confusion matrix.
+    """
     rows = [
         [true, predicted, count]
         for true, counts in zip(media.names, media.counts, strict=True)
@@ -111,11 +133,11 @@ class UploadCheckpoints(Checkpoint):
         self.trained = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the training wrote checkpoints; a run that was complete before writes none."""
+        """Note that this process trained; a run that was already complete writes no checkpoints."""
         self.trained = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Upload the checkpoints from the first rank."""
+        """Upload the checkpoints from rank 0, if training has taken place."""
         if not self.trained or not trainer.is_global_zero:
             return
         for logger in trainer.loggers:

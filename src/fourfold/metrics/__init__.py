@@ -1,4 +1,4 @@
-"""Metrics whose values do not depend on batches, the order of rows or the number of ranks."""
+"""Metrics whose values do not depend on the batches, the order of examples or the ranks."""
 
 from fourfold.metrics.base import Mean, lower_is_better
 from fourfold.metrics.classification import ClassificationScores, RegressionScores

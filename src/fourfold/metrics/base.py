@@ -1,4 +1,4 @@
-"""Base classes of metrics: values of all rows (RowMetric), sums over batches (BatchSums), Mean."""
+"""Base classes of metrics: RowMetric keeps a value per example, BatchSums and Mean keep sums."""
 
 import math
 from typing import Any
@@ -10,12 +10,12 @@ from torchmetrics import Metric
 
 
 def lower_is_better(name: str) -> bool:
-    """Return True if the best value of a metric such as "val/loss" is its lowest."""
+    """Return True if lower values of the metric `name`, such as "val/loss", are better."""
     return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll"))
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks, in the order of the ranks."""
+    """Gather an object from each rank, and return the list of objects in the order of the ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -24,7 +24,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Return a float64 vector of scalars on the device of the first, without waiting for it."""
+    """Return all scalars as a float64 vector on the device of `first`, without synchronization."""
     numbers = [
         x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
         for x in (first, *others)
@@ -33,10 +33,14 @@ def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
 
 
 class RowMetric(Metric):
-    """Base class of metrics that need all rows of a split: texts, tags, answers or numbers.
+    """Base class of metrics that need the values of all examples of a split at once.
 
-    A row is usually stored as a pair (number, value), so neither the order of rows nor a duplicate
-    on another rank changes the score.
+    Such values are texts, tags, answers or numbers. An example is usually stored as a pair (number
+    in the split, value), so neither the order of the examples nor a duplicate on another rank
+    changes the score.
+
+    Attributes:
+        rows: Stored pairs of this rank.
     """
 
     full_state_update = False
@@ -46,21 +50,25 @@ class RowMetric(Metric):
         self.rows: list[Any] = []
 
     def reset(self) -> None:
-        """Drop all rows."""
+        """Drop all stored examples."""
         super().reset()
         self.rows = []
 
     def gather(self) -> dict[Any, Any]:
-        """Return the values of the rows of all ranks, by row number."""
+        """Return the values that all ranks have stored, by the number of the example."""
         return dict(row for rows in gather_objects(self.rows) for row in rows)
 
 
 class BatchSums(Metric):
     """Sums of several numbers over the batches of all ranks, computed in float64.
 
-    Sums of float32 values in float64 are exact unless their magnitudes differ by more than 2**29.
-    The result therefore depends neither on the order of batches nor on the number of devices. The
-    sums are not metric states, which Lightning converts to bfloat16 with `precision: bf16-true`.
+    Sums of float32 values in float64 are exact unless the magnitudes of the values differ by a
+    factor of more than 2**29. The result therefore depends neither on the order of the batches nor
+    on the number of devices. The sums are not metric states, because Lightning would convert metric
+    states to bfloat16 with `precision: bf16-true`.
+
+    Attributes:
+        sums: Sum of each number over the batches of this rank; None before the first batch.
     """
 
     full_state_update = False
@@ -71,12 +79,17 @@ class BatchSums(Metric):
         self.sums = None
 
     def update(self, first: Tensor, *others: Tensor | float) -> None:
-        """Add the numbers of a batch; the first is a Tensor, whose device holds the sums."""
+        """Add the numbers of a batch to the sums.
+
+        Args:
+            first: First number, a scalar Tensor, on whose device the sums are kept.
+            others: The other numbers, in the same order for each batch.
+        """
         batch = stack_float64(first, *others)
         self.sums = batch if self.sums is None else self.sums + batch
 
     def compute(self) -> list[float]:
-        """Return the sum of each number over all ranks; empty if there was no batch."""
+        """Return the sum of each number over all ranks; an empty list if there was no batch."""
         sums = gather_objects(None if self.sums is None else self.sums.tolist())
         columns = zip(*(ours for ours in sums if ours is not None), strict=True)
         return [sum(column) for column in columns]
@@ -88,7 +101,7 @@ class BatchSums(Metric):
 
 
 class Mean(BatchSums):
-    """Mean of a value over rows or tokens; `update` takes a sum and the number of summed values.
+    """Mean of a value over examples or tokens; `update` takes a sum and the number of its terms.
 
     Example:
         >>> loss = Mean()

@@ -32,13 +32,13 @@ class ClassificationScores(MulticlassConfusionMatrix):
         super().__init__(n_classes, validate_args=False)
 
     def counts(self) -> list[list[int]]:
-        """Return the confusion matrix (K, K) over all ranks; a row is a true class."""
+        """Return the confusion matrix (K, K) of all ranks: [i][j] counts class i predicted as j."""
         with self.sync_context():
             counts: list[list[int]] = self.confmat.tolist()
         return counts
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """Return accuracy, f1 (macro_f1 for more than two classes) and mcc (Gorodkin 2004)."""
+        """Return "accuracy", "mcc" (Gorodkin 2004) and "f1", or "macro_f1" unless K is 2."""
         table = self.confmat.cpu().double()
         total = table.sum()
         correct = table.diag().sum()
@@ -59,11 +59,14 @@ class RegressionScores(RowMetric):
     """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B)."""
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Add predictions (B, 1) or (B,) and labels (B,)."""
+        """Add the predicted numbers (B, 1) or (B,) and the true numbers (B,) of a batch."""
         self.rows += torch.stack([predictions.flatten().double(), labels.double()], dim=1).tolist()
 
     def compute(self) -> dict[str, float]:
-        """Return pearson and spearman; 0 for constant values, nan if a value is not finite."""
+        """Return "pearson" and "spearman".
+
+        Both are 0 if all predictions or all labels are equal, and nan if a value is not finite.
+        """
         # Sorted, so that rounding does not depend on the number of ranks.
         pairs = sorted(pair for rank in gather_objects(self.rows) for pair in rank)
         predictions, labels = torch.tensor(pairs, dtype=torch.float64).view(-1, 2).T

@@ -1,8 +1,9 @@
 """EntityScores: precision, recall and F1 of named entities, as in conlleval and seqeval.
 
-A tag is O, or a prefix and a type: B-LOC begins an entity and I-LOC continues it. An I after O or
-after another type also begins one. E and L end an entity, S and U are entities of one word. Tags
-without such a prefix are parts of speech, not entities.
+A tag is O (no entity), or a prefix and a type: B-LOC begins an entity of the type LOC, and I-LOC
+continues the entity. An I after O or after another type also begins an entity. E and L mark the
+last word of an entity, S and U mark an entity of one word. Tags without such a prefix are parts of
+speech, not entities.
 """
 
 import re
@@ -19,6 +20,13 @@ _ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
 
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
     """Return the entities of a sentence.
+
+    Args:
+        tags: Tag of each word.
+
+    Returns:
+        Triples of the type of an entity, the index of its first word, and the index after its last
+        word.
 
     Example:
         >>> sorted(extract_entities(["B-LOC", "I-LOC", "O", "I-PER", "B-PER"]))
@@ -52,20 +60,27 @@ class EntityScores(RowMetric):
     def update(
         self, rows: list[tuple[int, int]], true: list[list[str]], predicted: list[list[str]]
     ) -> None:
-        """Add tags of chunks; a row is (number of the sentence, number of its chunk)."""
+        """Add the tags of chunks of sentences.
+
+        Args:
+            rows: Number of the sentence, and number of the chunk in the sentence, of each chunk.
+            true: True tag of each word, for each chunk.
+            predicted: Predicted tag of each word, for each chunk.
+        """
         self.rows += zip(rows, zip(true, predicted, strict=True), strict=True)
 
     def confusion(self, tags: Sequence[str]) -> list[list[int]]:
-        """Return the number of words with each true tag (rows) and predicted tag (columns)."""
+        """Return the confusion matrix of words: [i][j] counts true `tags[i]` as `tags[j]`."""
         pairs = Counter[tuple[str, str]]()
         for true, predicted in self.gather().values():
             pairs.update(zip(true, predicted, strict=True))
         return [[pairs[a, b] for b in tags] for a in tags]
 
     def compute(self) -> dict[str, Any]:
-        """Return precision, recall, f1, accuracy over words, and f1_TYPE for each type of entity.
+        """Return the scores by name: precision, recall, f1, accuracy, and f1_TYPE for each type.
 
-        Tags that are parts of speech give only the accuracy.
+        The accuracy is the share of words with the right tag, the other scores count entities. If
+        tags are parts of speech, the accuracy is the only score.
         """
         n_correct = Counter[str]()
         n_true = Counter[str]()

@@ -30,11 +30,11 @@ class Perplexity(BatchSums):
         """Add the tokens of a batch.
 
         Args:
-            nll: Negative log-likelihood of each target in nats, (N,); 0 without a target.
+            nll: Negative log-likelihood of each target in nats, (N,); 0 where there is no target.
             predictions: Most likely tokens (N,).
-            targets: Target tokens (N,), or `IGNORE_INDEX`.
+            targets: Target tokens (N,); `IGNORE_INDEX` where there is no target.
             n_words: Number of words in the text of the targets; 0 if unknown.
-            n_bytes: Number of UTF-8 bytes in that text; 0 if unknown.
+            n_bytes: Number of UTF-8 bytes in the text of the targets; 0 if unknown.
         """
         # No prediction is `IGNORE_INDEX`, which is negative.
         correct = (predictions == targets).sum()
@@ -42,7 +42,11 @@ class Perplexity(BatchSums):
         super().update(nll.double().sum(), n_tokens, n_words, n_bytes, correct)
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """Return loss, accuracy, and ppl_token, ppl_word and ppl_byte if the unit was counted."""
+        """Return the scores by name: loss, accuracy, ppl_token, ppl_word and ppl_byte.
+
+        The loss is the mean negative log-likelihood per target, and the accuracy is the share of
+        targets that were predicted. A perplexity is missing if its unit has the count 0.
+        """
         nll, n_tokens, n_words, n_bytes, n_correct = super().compute() or [0.0] * 5
         result = {"loss": nll / max(1.0, n_tokens), "accuracy": n_correct / max(1.0, n_tokens)}
         for name, count in {"token": n_tokens, "word": n_words, "byte": n_bytes}.items():

@@ -9,10 +9,10 @@ from fourfold.metrics.base import RowMetric
 
 
 class RetrievalScores(RowMetric):
-    """Recall of texts by images and of images by texts, among all rows of a split.
+    """Recall of texts by images and of images by texts, among all image-text pairs of a split.
 
-    Images with equal texts share one text, and each of these images is a correct result for the
-    text.
+    If several images have the same text, the text counts once, and each of these images is a
+    correct result for the text.
     """
 
     chunk_size: ClassVar[int] = 1024  # rows compared with all others at once
@@ -20,22 +20,25 @@ class RetrievalScores(RowMetric):
     def update(
         self, rows: list[int], images: Tensor, texts: Tensor, token_ids: list[tuple[int, ...]]
     ) -> None:
-        """Add the embeddings of the given rows.
+        """Add the embeddings of a batch of B image-text pairs.
 
         Args:
-            rows: B row numbers in the split.
-            images: (B, E) embeddings of images; dot products with `texts` are logits.
-            texts: (B, E) embeddings of texts.
-            token_ids: Token ids of B texts. Texts with the same ids are equal.
+            rows: Number of each pair in the split.
+            images: (B, E) embeddings of the images, of width E. The dot product of an image and a
+                text is their logit.
+            texts: (B, E) embeddings of the texts.
+            token_ids: Token ids of the B texts, by which equal texts are found.
         """
         vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
         self.rows += zip(rows, vectors, strict=True)
 
     def compute(self) -> dict[str, float]:
-        """Return loss, and image_to_text and text_to_image recall at 1, 5 and 10, from 0 to 1.
+        """Return the loss, and the recalls at 1, 5 and 10 from 0 to 1, by name.
 
-        The loss is the mean of the cross-entropies of images and of texts, with the whole split as
-        one batch. A text of several images is one query and one candidate.
+        A name is such as image_to_text_recall_at_5 or text_to_image_recall_at_1. The recall at k is
+        the share of queries with a correct result among the k best results. A text of several
+        images is one query and one candidate. The loss is the mean of two cross-entropies, over the
+        texts of each image and over the images of each text, with the whole split as one batch.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))
@@ -63,9 +66,17 @@ class RetrievalScores(RowMetric):
     def _ranks(
         self, queries: Tensor, candidates: Tensor, query_text: Tensor, candidate_text: Tensor
     ) -> Tensor:
-        """Return for each query the number of wrong candidates that score no less than the best.
+        """Return for each query the number of wrong candidates before the best correct candidate.
 
-        Ties and NaN count as wrong, so a model whose embeddings are all equal finds nothing.
+        Wrong candidates with an equal score or with NaN stand before the correct candidate, so a
+        model whose embeddings are all equal finds nothing.
+
+        Args:
+            queries: Embeddings of the queries, (queries, E).
+            candidates: Embeddings of the candidates, (candidates, E).
+            query_text: Number of the text that belongs to each query.
+            candidate_text: Number of the text that belongs to each candidate. A candidate is
+                correct if the numbers are equal.
         """
         ranks = []
         for chunk, numbers in zip(

@@ -10,12 +10,13 @@ from fourfold.metrics.base import RowMetric
 
 
 class Answer(NamedTuple):
-    """Predicted answer in one window of a context.
+    """Predicted answer in one window of a context that is too long for the model.
 
     Args:
-        score: Sum of the start and end logits of the span; -inf if the window has no span.
-        text: Text of the span.
-        null: Sum of the start and end logits of "no answer".
+        score: Sum of the start and end logits of the best span; -inf if the window has no allowed
+            span.
+        text: Text of the best span; "" if the window has no allowed span.
+        null: Null score: sum of the start and end logits of "no answer".
     """
 
     score: float
@@ -26,12 +27,15 @@ class Answer(NamedTuple):
 def rank_answers(
     answers: Iterable[tuple[int, Answer]], allow_no_answer: bool
 ) -> dict[int, list[tuple[str, float]]]:
-    """Return the texts and scores of the answers to each question, the best first.
+    """Rank the answers to each question that come from different windows of its context.
 
     Args:
-        answers: Pairs of the number of a question and an answer from one of its windows.
-        allow_no_answer: Add the empty text, which stands for "no answer". Its score is the smallest
-            null score of all windows.
+        answers: Pairs of the number of a question and the answer in one of its windows.
+        allow_no_answer: Add the empty text, which stands for "no answer". The score of "no answer"
+            is the smallest null score of all windows.
+
+    Returns:
+        By the number of the question: pairs of a text and its score, the best first.
     """
     scores: dict[int, dict[str, float]] = {}
     null_scores: dict[int, float] = {}
@@ -63,7 +67,12 @@ class SquadScores(RowMetric):
         self.allow_no_answer = allow_no_answer
 
     def update(self, rows: list[tuple[int, int]], answers: list[Answer]) -> None:
-        """Add answers of windows; a row is (number of the question, number of its window)."""
+        """Add the answers in several windows.
+
+        Args:
+            rows: Number of the question, and number of the window in its context, of each answer.
+            answers: Predicted answer in each window.
+        """
         self.rows += zip(rows, answers, strict=True)
 
     def best_answers(self) -> dict[int, str]:
@@ -73,11 +82,13 @@ class SquadScores(RowMetric):
         return {question: best[0][0] if best else "" for question, best in ranked.items()}
 
     def compute(self, references: Sequence[Sequence[str]] = ()) -> dict[str, float]:
-        """Return exact_match and f1 from 0 to 1, with the best reference of each question.
+        """Return "exact_match" and "f1", the means over all questions, from 0 to 1.
+
+        The score of a question is the highest score over its accepted answers.
 
         Args:
-            references: Accepted answers to each question of the split; none if the question has no
-                answer.
+            references: Accepted answers to each question of the split, by the number of the
+                question; an empty list if the question has no answer.
         """
         predictions: list[dict[str, str]] = []
         targets: list[dict[str, Any]] = []

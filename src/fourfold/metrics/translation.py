@@ -11,22 +11,29 @@ from fourfold.metrics.base import RowMetric
 
 
 class TranslationScores(RowMetric):
-    """Corpus-level sacreBLEU, chrF and exact match; each row of the split counts once."""
+    """Corpus-level sacreBLEU, chrF and exact match; each example of the split counts once."""
 
     def update(
         self, rows: list[int], hypotheses: list[str], references: Sequence[str | Sequence[str]]
     ) -> None:
-        """Add hypotheses of the given rows, with one reference or several for each."""
+        """Add the generated texts of a batch.
+
+        Args:
+            rows: Number of each example in the split.
+            hypotheses: Generated text of each example.
+            references: Reference text of each example, or several references of each.
+        """
         self.rows += zip(rows, zip(hypotheses, references, strict=True), strict=True)
 
     def compute(self, language: str = "") -> dict[str, Any]:
-        """Return bleu and chrf (0 to 100), exact_match (0 to 1) and the signature of BLEU.
+        """Return the scores by name: bleu and chrf (0 to 100), exact_match (0 to 1).
 
-        With several references a hypothesis may match any of them, as in sacreBLEU.
+        The entry bleu_signature is sacreBLEU's description of the settings of BLEU. If an example
+        has several references, its generated text may match any of them, as in sacreBLEU.
 
         Args:
-            language: Target language such as "de". BLEU splits words accordingly in languages
-                without spaces (zh, ja, ko).
+            language: Code of the target language, such as "de". For languages without spaces (zh,
+                ja, ko), BLEU divides texts into words with a tokenizer of the language.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         hypotheses = [hypothesis for hypothesis, _ in pairs]
@@ -44,7 +51,10 @@ class TranslationScores(RowMetric):
 
 
 def _bleu(language: str) -> BLEU:
-    """Return sacreBLEU with its tokenizer for a language, or by characters if it is missing."""
+    """Return sacreBLEU with its tokenizer for `language`, or by characters without that tokenizer.
+
+    sacreBLEU's tokenizers of Japanese and Korean need packages that may not be installed.
+    """
     try:
         return BLEU(trg_lang=re.split("[-_]", language)[0].lower())
     except RuntimeError:  # Japanese and Korean need mecab
