@@ -101,7 +101,7 @@ class ResumableDataModule(LightningDataModule):
     batch; the command line sets both.
 
     Args:
-        seed: Seed of shuffling, masking and cropping; each epoch combines the seed with its number.
+        seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
         num_workers: Number of worker processes that prepare batches; the batches do not depend on
             this number.
 
@@ -182,7 +182,10 @@ class ResumableDataModule(LightningDataModule):
 
     @property
     def tests_on_val(self) -> bool:
-        """True if the validation and the test split have the same source, such as the same file."""
+        """True if the validation and the test split have the same source, such as the same file.
+
+        Two equal fractions to hold out are not the same source, since they hold out other examples.
+        """
         val, test = (self.split_sources.get(name) for name in ("val", "test"))
         # Equal fractions hold out different rows.
         return val is not None and not isinstance(val, float) and val == test
@@ -309,7 +312,7 @@ class ResumableDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position in the training data from a checkpoint.
 
-        Nothing is restored in evaluation, which reads all batches of any data.
+        Outside of training the method does nothing, since evaluation reads all batches of any data.
 
         Args:
             state_dict: Return value of `state_dict`, as stored in the checkpoint.

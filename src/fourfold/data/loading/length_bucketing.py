@@ -38,14 +38,14 @@ class BatchOrder(Protocol):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in an epoch."""
+        """Number of rows (examples) in an epoch."""
 
     @property
     def n_batches(self) -> int:
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, valid in every epoch, on the total rows of the last `n` batches."""
+        """Return a lower bound for every epoch on the rows in the last `n` batches together."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Return the batches of an epoch, each an array of row numbers.
@@ -64,7 +64,7 @@ class LengthBucketedOrder:
     In each epoch the rows are shuffled and then sorted by length, so that only rows of equal length
     change places. The sorted rows are divided greedily into batches, and the batches are shuffled.
     The boundaries between batches depend only on the sorted lengths. Every epoch therefore has the
-    same number of batches, but each batch has other rows.
+    same number of batches, but with other rows in each batch.
 
     If all lengths are equal, the shuffled rows are divided as they are, and the batches are not
     shuffled. One batch of 8 rows then holds the same rows as two consecutive batches of 4 rows, so
@@ -75,7 +75,7 @@ class LengthBucketedOrder:
         max_tokens: Upper bound on the tokens of a batch, padding included (number of rows times
             length of the longest row); None if only `max_rows` bounds a batch.
         max_rows: Upper bound on the rows of a batch; None if only `max_tokens` bounds a batch.
-        seed: Seed of the shuffling; each epoch combines the seed with its number.
+        seed: Seed of the shuffling, combined with the number of the epoch.
         shuffle: Shuffle in each epoch; otherwise every epoch has the same batches in the same order
             (evaluation).
 
@@ -130,7 +130,7 @@ class LengthBucketedOrder:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in an epoch."""
+        """Number of rows (examples) in an epoch."""
         return len(self.lengths)
 
     @property
@@ -139,7 +139,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, valid in every epoch, on the total rows of the last `n` batches."""
+        """Return a lower bound for every epoch on the rows in the last `n` batches together."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())
@@ -205,11 +205,11 @@ class LengthBucketedOrder:
 class RepeatedAugmentationOrder(LengthBucketedOrder):
     """Batch order of repeated augmentation: each sampled image comes several times in an epoch.
 
-    An epoch has as many rows as the split has images, since each epoch samples only one in
-    `aug_repeats` of the images anew, as timm's RepeatAugSampler does. All copies of an image are
-    trained in the same step, which may have several ranks, unless the boundary between two steps
-    separates them. Two copies of an image are never partners in `mix_partners`, because MixUp would
-    mix the image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
+    As with timm's RepeatAugSampler, repetition does not make an epoch longer: each epoch samples
+    only the fraction 1 / `aug_repeats` of the images, anew. All copies of an image are trained in
+    the same step, possibly on several ranks, unless the boundary between two steps separates the
+    copies. Two copies of an image are never partners in `mix_partners`, because MixUp would mix the
+    image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
     (arXiv:1902.05509) describe the method; DeiT uses three copies (Touvron et al. 2020, Table 9).
 
     Args:

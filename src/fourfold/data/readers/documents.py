@@ -36,7 +36,7 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def read_python_docs() -> dict[str, TextTable]:
     """Return the built-in documents, Python's documentation, divided into three splits.
 
-    A hash of its name assigns each document to a split. Repeated paragraphs are kept once. A
+    A hash of a document's name determines its split. Repeated paragraphs are kept once. A
     validation paragraph that shares a line or a sentence with the training split is dropped, and so
     is a test paragraph that shares one with the training or validation split.
 

@@ -32,12 +32,13 @@ def read_tables(
     Args:
         source: "builtin", "files" or "hub".
         split_sources: Source of each split: one or several names of files or of hub splits, a
-            fraction of the training rows to hold out, or None if there is no such split. If
+            fraction of the training examples to hold out, or None if there is no such split. If
             `source` is "builtin", all must be None.
         builtin: Function that returns the splits of the built-in data.
-        read: Function that reads one split from a list of names.
-        divide: Function that holds out rows, given the training rows, the fraction to hold out and
-            the name of the new split; it returns the remaining and the held-out rows.
+        read: Function that reads one split from a list of names of files or of hub splits.
+        divide: Function that holds out examples, given the training examples, the fraction to hold
+            out and the name of the new split; the function returns the remaining and the held-out
+            examples.
         needs_train: Require the training split; otherwise any one split suffices.
 
     Raises:
@@ -64,22 +65,23 @@ def read_splits(
     read: Callable[[list[str]], T],
     divide: Callable[[T, float, str], tuple[T, T]],
 ) -> dict[str, T]:
-    """Read the rows (examples) of each split that has a source.
+    """Read the examples of each split that has a source.
 
     Args:
-        sources: Source of each split: one or several files, a fraction of the training rows to hold
-            out, or None if there is no such split. The fractions are held out one after the other,
-            in the order of `sources`, each from the training rows that remain.
-        read: Function that reads the rows of a list of files.
-        divide: Function that holds out rows, given the training rows, the fraction to hold out and
-            the name of the new split; it returns the remaining and the held-out rows.
+        sources: Source of each split: one or several files, a fraction of the training examples to
+            hold out, or None if there is no such split. The fractions are held out one after the
+            other, in the order of `sources`, each from the training examples that remain.
+        read: Function that reads the examples of a list of files.
+        divide: Function that holds out examples, given the training examples, the fraction to hold
+            out and the name of the new split; the function returns the remaining and the held-out
+            examples.
 
     Returns:
-        Rows of each split, in the type of the return value of `read`.
+        Examples of each split, in the type of the return value of `read`.
 
     Raises:
-        InputError: If the list of files of a split is empty, or if a fraction is given without a
-            training split before it in `sources`; or as `read` and `divide`.
+        InputError: If the list of files of a split is empty, or if a fraction is given although
+            `sources` has no training split before the fraction; or as `read` and `divide`.
     """
     splits: dict[str, T] = {}
     for name, source in sources.items():
@@ -122,12 +124,12 @@ def hold_out(
 ) -> tuple[TextTable, TextTable]:
     """Divide a table into remaining and held-out rows, by a hash of the text in the first column.
 
-    The hash is compared with `fraction`, so a row stays in its split when other rows are added to
-    the data. Remaining rows that share a text with a held-out row are dropped, so that no text is
-    in both splits.
+    A row is held out if the hash, a number in [0, 1), is below `fraction`. A row therefore stays in
+    its split when other rows are added to the data. Remaining rows that share a text with a
+    held-out row are dropped, so that no text is in both splits.
 
     Args:
-        table: Rows to divide.
+        table: Training examples, one in each row.
         fraction: Approximate fraction of the distinct texts in the first column to hold out, above
             0 and below 1.
         name: Name of the new split, which is hashed together with the text: another name holds out

@@ -40,7 +40,7 @@ Sampler = Callable[[random.Random], Formatter]
 
 @cache
 def _locale(lang: str) -> Any:
-    """Return the `babel.Locale` of a language; raise InputError if num2words does not know it."""
+    """Return the `babel.Locale` of a language; raise InputError unless num2words knows it, too."""
     from babel import Locale, UnknownLocaleError
 
     try:

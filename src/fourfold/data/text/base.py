@@ -38,7 +38,7 @@ class TextDataModule(ResumableDataModule):
             examples to hold out.
         test: Files, split or fraction for the test, in the form of `val`.
         tokenizer: Tokenizer to train or to load; by default a WordPiece.
-        seed: Seed of shuffling, masking and cropping; each epoch combines the seed with its number.
+        seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
         num_workers: Number of worker processes that prepare batches.
 
     Attributes:
@@ -188,7 +188,8 @@ class DocumentDataModule(TextDataModule):
     """Base class of the DataModules for language models, which read documents.
 
     Args:
-        source: builtin (Python's documentation, no network), files or hub.
+        source: builtin (Python's documentation, no network), files (which `train`, `val` and `test`
+            name) or hub (splits of a Hugging Face dataset).
         column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
         documents: Unit of plain text that is one document: file, line or paragraph.
         hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.

@@ -102,7 +102,7 @@ class BlockDataset(BatchedDataset):
         block_cross_document_attention: Put the document number of each token into the batches, so
             that the model can prevent attention between documents.
         max_rows: Maximum number of blocks in a batch.
-        seed: Seed of the shuffling and of the crops; each epoch combines the seed with its number.
+        seed: Seed of the shuffling and of the crops, combined with the number of the epoch.
         shuffle: Shuffle the blocks in each epoch.
     """
 
@@ -188,7 +188,8 @@ class CausalTextData(DocumentDataModule):
     EOS after each document is a target and counts as a token, but not as a byte or a word.
 
     Args:
-        source: builtin (Python's documentation, no network), files or hub.
+        source: builtin (Python's documentation, no network), files (which `train`, `val` and `test`
+            name) or hub (splits of a Hugging Face dataset).
         documents: Unit of plain text that is one document: file, line or paragraph.
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
         block_size: Number of tokens in a block or crop; if `batching` is documents, the maximum

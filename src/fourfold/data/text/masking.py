@@ -1,4 +1,4 @@
-"""Masking of tokens for masked language models, and its options (Devlin et al. 2019, section 3.1).
+"""MaskingConfig and Masking: masking of tokens for masked LMs (Devlin et al. 2019, section 3.1).
 
 Shapes: B sequences, T tokens.
 """

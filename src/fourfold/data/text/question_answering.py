@@ -313,7 +313,7 @@ def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[
             context.
 
     Returns:
-        Both indices, inclusive; None if there is no answer, or if no token has its characters.
+        Both indices, inclusive; None if there is no answer, or if no token has characters of it.
     """
     if question.start < 0:
         return None

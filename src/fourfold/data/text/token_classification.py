@@ -123,7 +123,8 @@ class TokenDataset(BatchedDataset):
         ids: Token ids of each chunk.
         labels: Labels of the tokens of each chunk: the class of a word at its first token, and
             IGNORE_INDEX at other tokens.
-        chunk_keys: Number of the sentence, and number of the chunk in its sentence, for each chunk.
+        chunk_keys: For each chunk, the number of its sentence in the split, and the number of the
+            chunk within the sentence.
         pad_id: Id of the padding token.
         order: Division of the chunks into batches.
     """
@@ -271,8 +272,8 @@ class TokenData(LabelledDataModule):
             split: "train", "val" or "test".
 
         Returns:
-            Number of the sentence, and number of the chunk in its sentence, for each chunk. The
-            field `rows` of a batch has indices of this list.
+            For each chunk, the number of its sentence in the split, and the number of the chunk
+            within the sentence. The field `rows` of a batch has indices of this list.
         """
         dataset = self.split(split)
         assert isinstance(dataset, TokenDataset)
