@@ -29,7 +29,7 @@ LABEL_SMOOTHING_TYPES: tuple[str, ...] = get_args(LabelSmoothingType)
 
 
 def upcast_fp32(x: Tensor) -> Tensor:
-    """Convert half precision, which has too few digits for a softmax, to fp32; fp64 stays fp64."""
+    """Convert bf16 and fp16, which are too inexact for a softmax, to fp32; fp64 stays fp64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

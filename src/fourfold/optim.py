@@ -152,7 +152,12 @@ def make_optimizer(
 
 
 def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
-    """Set Adam's step count of every parameter to `LAST_STEP`, where the bias correction is 1."""
+    """Set the step count of every parameter so high that Adam corrects no bias.
+
+    Args:
+        optimizer: New optimizer, without state.
+        fused: True if the optimizer is fused; the step counts are then on the parameters' devices.
+    """
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}

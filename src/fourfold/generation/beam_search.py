@@ -241,33 +241,27 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
-    Special tokens that are None are taken from `model.generation_defaults`. The beam width and the
-    length penalty in `model.generation_defaults` are not used.
+    Special tokens that are None are taken from `model.generation_defaults`; other options are not.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
         src: Token ids (B, T) int64, or images (B, C, side, side).
         beam: Number of active hypotheses; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
-        length_penalty_type: Divisor of the log-probability of n tokens: "gnmt" is
-            ((5 + n) / 6) ** alpha, "power" is n ** alpha, and "none" is 1.
-        src_mask: (B, T) bool, True = real token; padding may stand on either side. None means that
-            all tokens are real.
+        length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.
+        src_mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
-        max_len: Maximum number of new tokens, EOS included; None means the length of each source
-            + 50, or `max_len` of the model if that is less.
+        max_len: Maximum number of new tokens with EOS; None means the length of each source + 50,
+            or `max_len` of the model if that is less.
         n_best: Number N of targets to return for each source, at most `beam`.
-        use_cache: Use a key-value cache. With False, each step computes all tokens again, which is
-            slow and serves to verify the cache.
+        use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
-        Token ids (B, 1 + t) int64 and scores (B,). The ids are `bos_id` and then the new tokens;
-        for a causal LM they are `src` and then the new tokens, (B, T + t). With `n_best` above 1,
-        the shapes are (B, N, 1 + t) and (B, N). The N targets of a source are sorted: first targets
-        with EOS by score, then targets that reached the maximum length, then padding with the score
-        -inf if fewer than N targets were found.
+        Token ids (B, 1 + t), `bos_id` and new tokens (causal LM: `src` and new tokens), and scores
+        (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): targets with EOS by score, then
+        targets that reached the maximum length, then padding with the score -inf.
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.

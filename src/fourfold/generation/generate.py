@@ -34,28 +34,25 @@ def generate(
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
-    The result for a prompt does not depend on the rest of the batch, up to rounding, even for
-    samples with a seed. Equal prompts in a batch get different samples. Special tokens that are
-    None are taken from `model.generation_defaults`.
+    Up to rounding, the result for a prompt does not depend on the rest of the batch, even with
+    `seed`. Equal prompts get different samples. Special tokens that are None are taken from
+    `model.generation_defaults`.
 
     Args:
         model: A causal LM or an encoder-decoder.
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
         max_new: Maximum number of new tokens. For an encoder-decoder, None means the length of each
             source + 50, or `max_len` of the model if that is less.
-        eos_id: Token that ends a sequence. If no EOS is known, all sequences have `max_new` new
-            tokens.
+        eos_id: Token that ends a sequence; without EOS, all sequences have `max_new` new tokens.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
         top_p: Sample only from the fewest most probable tokens whose probabilities sum to p
             (Holtzman et al. 2020); None means all tokens.
         seed: Seed of the samples; None draws a seed from torch's global generator.
-        mask: (B, T) bool, True = real token; padding may stand on either side. None means that all
-            tokens are real.
+        mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
-        use_cache: Use a key-value cache. With False, each step computes all tokens again, which is
-            slow and serves to verify the cache.
+        use_cache: Use a key-value cache; False is slow and serves to verify the cache.
         copies: Number of times that each prompt occurred in earlier calls, which this call updates.
             Calls that share the counter sample equal prompts differently. None starts from 0.
 
@@ -64,8 +61,7 @@ def generate(
         (B, 1 + t), `bos_id` and then the new tokens.
 
     Raises:
-        InputError: An argument is invalid, the sequence would be longer than `max_len` of the
-            model, or an encoder-decoder has no `bos_id`.
+        InputError: An argument is invalid or too large for the model, or `bos_id` is not known.
 
     Example:
         >>> from fourfold.models import CausalLM, CausalLMConfig

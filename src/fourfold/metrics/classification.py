@@ -32,13 +32,19 @@ class ClassificationScores(MulticlassConfusionMatrix):
         super().__init__(n_classes, validate_args=False)
 
     def counts(self) -> list[list[int]]:
-        """Return the confusion matrix (K, K) of all ranks: [i][j] counts class i predicted as j."""
+        """Return the confusion matrix (K, K) over all ranks.
+
+        Entry [i][j] is the number of samples of class i that were predicted as class j.
+        """
         with self.sync_context():
             counts: list[list[int]] = self.confmat.tolist()
         return counts
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """Return "accuracy", "mcc" (Gorodkin 2004) and "f1", or "macro_f1" unless K is 2."""
+        """Return the scores by name: accuracy, mcc (Gorodkin 2004), and f1 or macro_f1.
+
+        f1 is the F1 of class 1 if K is 2; otherwise macro_f1 is the mean of the F1 of all classes.
+        """
         table = self.confmat.cpu().double()
         total = table.sum()
         correct = table.diag().sum()

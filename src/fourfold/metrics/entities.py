@@ -70,7 +70,11 @@ class EntityScores(RowMetric):
         self.rows += zip(rows, zip(true, predicted, strict=True), strict=True)
 
     def confusion(self, tags: Sequence[str]) -> list[list[int]]:
-        """Return the confusion matrix of words: [i][j] counts true `tags[i]` as `tags[j]`."""
+        """Return the confusion matrix of the words of all sentences.
+
+        Entry [i][j] is the number of words with the true tag `tags[i]` that were predicted as
+        `tags[j]`. Words with tags that are not in `tags` are not counted.
+        """
         pairs = Counter[tuple[str, str]]()
         for true, predicted in self.gather().values():
             pairs.update(zip(true, predicted, strict=True))

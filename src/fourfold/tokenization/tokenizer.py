@@ -198,7 +198,11 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two bool arrays (V,), indexed by token id: a word begins, or ends, with the token."""
+        """Two bool arrays (V,), indexed by token id.
+
+        The first array is True if a word begins with the token, the second if a word ends with the
+        token.
+        """
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
         for token, i in self.vocabulary.items():

@@ -137,7 +137,7 @@ class ImageStore:
         return len(self.labels)
 
     def subset(self, rows: np.ndarray) -> "ImageStore":
-        """Return a store of the images with the numbers `rows`, numbered anew from 0."""
+        """Return a store of the images with the numbers `rows`, which get new numbers from 0."""
         chosen = copy.copy(self)
         chosen.rows = self.rows[rows]
         chosen.labels = self.labels[torch.from_numpy(rows)]
@@ -187,7 +187,7 @@ class FileStore(ImageStore):
         return str(self.images[self.rows[row]])
 
     def quick_hash(self, row: int) -> int:
-        """Return the size of the file in bytes; files of a unique size need no `digest`."""
+        """Return the file size of image number `row` in bytes, equal for identical images."""
         return self.images[self.rows[row]].stat().st_size
 
 

@@ -175,7 +175,7 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return True for names of hidden files and folders, which systems and editors create."""
+    """Return True if `name` is a hidden file or folder, such as systems and editors create."""
     return name.startswith(".") or name == "__MACOSX"
 
 
