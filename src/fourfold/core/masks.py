@@ -173,7 +173,8 @@ def mask_and_positions(
     Args:
         ids: Ids (B, t) of the new tokens.
         keys: (B, t) bool, True = real token; None means that all new tokens are real.
-        documents: (B, t) index of the packed document of each new token; None means one document.
+        documents: (B, t) index of the packed document of each new token; None means that
+            all new tokens belong to one document, with a cache the last one.
         cache: Cache of the earlier tokens, which is updated; None if there are no earlier tokens.
         causal: Hide later positions.
 

@@ -56,7 +56,7 @@ class PositionTable(nn.Module):
 
 
 def learned(n_rows: int, width: int) -> PositionTable:
-    """Build a table of `n_rows` learned vectors, which are 0 at first (Gehring et al. 2017)."""
+    """Build a table of `n_rows` learned position vectors, which are 0 before initialization."""
     return PositionTable(torch.zeros(n_rows, width), learned=True)
 
 
@@ -78,7 +78,18 @@ def sinusoidal(n_rows: int, width: int) -> PositionTable:
 
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
-    """Build the table of `sinusoidal` with all sines before all cosines (Marian, tensor2tensor)."""
+    """Build a table of sinusoidal positions with all sines before all cosines.
+
+    Marian and tensor2tensor have this order of channels; in `sinusoidal`, sines and cosines
+    alternate.
+
+    Args:
+        n_rows: Number of positions N.
+        width: Width D of a vector, which must be even.
+
+    Raises:
+        InputError: `width` is odd.
+    """
     return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
 
 

@@ -96,7 +96,11 @@ class Field:
     to_hf: Callable[[Any], Any] = lambda value: value
 
     def read(self, config: Json, file: str | PathLike[str]) -> Any:
-        """Return the native value of the field for the content of a config.json.
+        """Return the value of the field in the native config for the content of a config.json.
+
+        Args:
+            config: Content of config.json.
+            file: Path of config.json, for error messages.
 
         Raises:
             InputError: The keys have different values, or a value of a wrong type.
@@ -147,7 +151,7 @@ def activation_field(
 
 @dataclass(frozen=True)
 class Architecture:
-    """Mapping between one model class of transformers and one model class of fourfold.
+    """Mapping between one model class of transformers and one of fourfold ("native").
 
     Args:
         model_type: Value of `model_type` in config.json.

@@ -33,8 +33,8 @@ class TensorOp:
     """Conversion between the external and the native layout of the tensors of one rule.
 
     Args:
-        to_native: Function from the external tensors, in the order of the rule, to the native
-            tensors.
+        to_native: Function from the external tensors of a rule to its native tensors, both in the
+            order of the names in the rule.
         to_external: Inverse of `to_native`.
         n_unmapped: Number of first rows of the external tensor that the native tensors lack, such
             as rows of a position table that stand for padding.
@@ -88,7 +88,7 @@ OFFSET_2 = TensorOp(
 
 @dataclass(frozen=True)
 class Rule:
-    """Native names, external names, and the conversion between their tensors.
+    """Names in fourfold (native) and in the other library (external) of the same parameters.
 
     Args:
         native: Native name, or several names whose tensors are converted together.
@@ -140,7 +140,7 @@ class KeyMap:
         expected: Mapping[str, Tensor],
         file: str | PathLike[str],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Convert the tensors of another library to a complete native state dict.
+        """Convert the tensors of another library (external) to a complete native state dict.
 
         Args:
             external: Tensors by external name.
@@ -186,7 +186,7 @@ class KeyMap:
     def to_native_subset(
         self, external: Mapping[str, Tensor], expected: Collection[str]
     ) -> dict[str, Tensor]:
-        """Convert tensors that an import left over for a model that has parameters for them.
+        """Convert tensors that one model had no parameter for to parameters of another model.
 
         An example is BERT's pooler, which a classifier has, but a masked LM lacks. A tensor of
         which only the first rows were left over, such as a position table, is skipped.
@@ -210,7 +210,7 @@ class KeyMap:
     def to_external(
         self, native: Mapping[str, Tensor], unmapped: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], list[str]]:
-        """Convert a native state dict to external tensors.
+        """Convert a native state dict to the tensors of the other library (external).
 
         Args:
             native: Tensors by native name.

@@ -130,7 +130,7 @@ def _build(options: dict[str, Any], state: Mapping[str, Any], file: str) -> Caus
     """Build a model in fp32 and in eval mode.
 
     Args:
-        options: Fields of its config.
+        options: Fields of the config of the model.
         state: State dict by nanoGPT's names.
         file: Path of the state dict, for error messages.
     """

@@ -64,7 +64,7 @@ def label_mappings(names: Sequence[str]) -> dict[str, Any]:
 
 
 def label_entries(config: Any) -> dict[str, Any]:
-    """Return `id2label` and `label2id` of config.json for the unnamed classes of a config."""
+    """Return `id2label` and `label2id` of config.json for `config.n_classes` unnamed classes."""
     return label_mappings(default_class_names(config.n_classes))
 
 
@@ -78,7 +78,7 @@ def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
         config: Content of config.json.
 
     Raises:
-        InputError: A sample may have several classes, or `id2label` is not valid.
+        InputError: The model is a multi-label classifier, or `id2label` is not valid.
     """
     if config.get("problem_type") == "multi_label_classification":
         raise InputError(
@@ -105,7 +105,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     """Read the special token ids and the options of beam search of a transformers directory.
 
     generation_config.json has precedence over config.json. If there are several end-of-text tokens,
-    the first token is returned.
+    only the first of them is read.
 
     Args:
         path: Directory with a config.json.

@@ -181,7 +181,7 @@ def _merge_config(
     new: Mapping[str, Any],
     names: Mapping[str, Tensor],
 ) -> dict[str, Any]:
-    """Return the source's config.json with those settings replaced that the model has changed.
+    """Return the source's config.json, updated where the settings of the model differ from it.
 
     Keys of unchanged settings are kept as they are, and so are keys that no setting of the model
     determines, such as special token ids, which belong to the tokenizer of the source.

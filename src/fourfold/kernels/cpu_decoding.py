@@ -32,7 +32,7 @@ SUM_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` whose product is computed by `linear`, faster within `decode_layout`."""
+    """`nn.Linear` that computes its product with `linear`, which makes decoding on a CPU faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform x (..., K) to (..., N)."""

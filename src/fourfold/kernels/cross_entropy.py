@@ -99,7 +99,7 @@ class _Workspace:
     Args:
         x: Hidden states (N, D).
         w: Output matrix (V, D).
-        sum_dtype: Dtype of sums.
+        sum_dtype: Dtype of sums, fp32 or fp64.
         keep_tiles: Keep all tiles of a slice, as its gradients require.
     """
 
@@ -183,7 +183,12 @@ class _Slice:
         self.factors = (stacked - logsumexp).exp() * row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return the column (n, 1) of each target in a tile, and a bool (n,), True = in there."""
+        """Locate the targets in a tile, which is the range `columns` of the vocabulary.
+
+        Returns:
+            Column (n, 1) of each target in the tile, and a bool (n,), True = the target is in the
+            tile; the column of any other target is arbitrary.
+        """
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside

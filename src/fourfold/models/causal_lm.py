@@ -22,7 +22,7 @@ class CausalLMConfig(TransformerConfig):
     """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
 
     Args:
-        vocab_size: Size V of the vocabulary; None in a recipe means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary; None in a config file means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
         embed_norm: Normalise the sum of token and position embedding (a BERT used as a decoder).
@@ -30,7 +30,7 @@ class CausalLMConfig(TransformerConfig):
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     d_model: int = 768
@@ -95,7 +95,8 @@ class CausalLM(Model):
 
         Args:
             ids: Token ids (B, T) int64; with a cache, only those that are not in the cache.
-            mask: (B, T) bool, True = real token; padding may be on either side.
+            mask: (B, T) bool, True = real token; padding may be on either side. None means that all
+                tokens are real.
             cache: Keys and values of earlier tokens, extended in place; None if there are none.
             documents: (B, T) number of the packed document that each token belongs to; None means
                 one document.

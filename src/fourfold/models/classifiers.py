@@ -22,7 +22,7 @@ class ClassifierConfig(EncoderConfig):
     """Config of an encoder with a classifier.
 
     Args:
-        n_classes: Number of classes K; None in a recipe means the number of classes of the data.
+        n_classes: Number of classes K; None in a config file means the number in the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -129,7 +129,7 @@ class CausalClassifierConfig(CausalLMConfig):
     """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression); None in a recipe
+        n_classes: Number of classes K, or 1 to predict a number (regression); None in a config file
             means the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """

@@ -32,7 +32,7 @@ class CLIPConfig(TransformerConfig):
     all other inherited fields except `d_head`, `d_value` and `attn_scale`.
 
     Args:
-        vocab_size: Size of the vocabulary; None in a recipe means the size of the tokenizer.
+        vocab_size: Size of the vocabulary; None in a config file means the size of the tokenizer.
         max_len: Longest text in tokens.
         eos_id: End-of-text token. The hidden state at its first occurrence represents the text.
             None means the highest token id of each text, which is the end of text in OpenAI's
@@ -48,7 +48,7 @@ class CLIPConfig(TransformerConfig):
         d_embed: Width E of the shared embedding space.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     d_model: int = 512

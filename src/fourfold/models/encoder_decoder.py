@@ -25,8 +25,8 @@ class EncoderDecoderConfig(TransformerConfig):
     """Config of an encoder-decoder; the defaults are the base model (63,082,496 parameters).
 
     Args:
-        vocab_size: Size V of the vocabulary, shared by source and target; None in a recipe means
-            the size of the tokenizer.
+        vocab_size: Size V of the vocabulary, shared by source and target; None in a config file
+            means the size of the tokenizer.
         max_len: Longest source and longest target in tokens; None means no limit, which requires
             positions none.
         positions: none, learned, sinusoidal or sinusoidal_halves.
@@ -41,7 +41,7 @@ class EncoderDecoderConfig(TransformerConfig):
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     vocab_size: int | None = 37000
@@ -144,8 +144,8 @@ class Seq2Seq(Model):
         Args:
             tgt: Target token ids (B, T); with a cache, only those that are not in the cache.
             memory: Hidden states (B, S, D) of the encoder.
-            src_mask: (B, S) bool, True = real token.
-            tgt_mask: (B, T) bool, True = real token.
+            src_mask: As for `hidden`.
+            tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
             cache: Keys and values of earlier target tokens and of the memory, extended in place.
             src_documents: As for `hidden`.
             tgt_documents: As for `hidden`.

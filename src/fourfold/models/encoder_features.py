@@ -20,7 +20,7 @@ from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(MaskedLMConfig):
-    """Config of an encoder without a vocabulary head, and of the features that its head reads.
+    """Config of an encoder with a task head, and of the features (hidden states) that it reads.
 
     Args:
         causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
@@ -31,7 +31,7 @@ class EncoderConfig(MaskedLMConfig):
         lstm_layers: Number of layers of the BiLSTM.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     head: bool = False

@@ -21,7 +21,7 @@ class MaskedLMConfig(TransformerConfig):
     """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
     Args:
-        vocab_size: Size V of the vocabulary; None in a recipe means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary; None in a config file means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves.
         n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
@@ -30,7 +30,7 @@ class MaskedLMConfig(TransformerConfig):
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     d_model: int = 768
@@ -101,7 +101,7 @@ class MaskedLM(Model):
         Args:
             ids: Token ids (B, T) int64.
             segments: (B, T) int64, 0 = first sentence, 1 = second; None means all 0.
-            mask: (B, T) bool, True = real token.
+            mask: (B, T) bool, True = real token; None means that all tokens are real.
             documents: (B, T) number of the packed document that each token belongs to; None means
                 one document.
 

@@ -99,7 +99,8 @@ def create(name: str, **overrides: Any) -> Model:
         overrides: Fields of the model's config that differ, such as n_classes=10.
 
     Raises:
-        InputError: `name` or a field is unknown, or a field has a value that no model can have.
+        InputError: `name` or a field is unknown, or a field has a value outside its choices or its
+            range.
 
     Example:
         >>> import torch

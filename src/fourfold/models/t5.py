@@ -37,7 +37,7 @@ class T5Config(EncoderDecoderConfig):
             tied token embedding has entries of variance 1).
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     d_head: int | None = 64
@@ -111,7 +111,8 @@ class RelativeBias(nn.Module):
 class BiasedStack(Stack):
     """Stack whose blocks share one `RelativeBias`, with dropout after the last block.
 
-    Fused CPU kernels compute no gradient of a bias, so training on a CPU stores (Tq, Tk) weights.
+    torch's fused attention kernel for CPUs computes no gradient of a bias, so training on a CPU
+    stores (Tq, Tk) attention weights.
     """
 
     def __init__(

@@ -29,21 +29,22 @@ class ViTConfig(TransformerConfig):
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K; None in a recipe means the number of classes of the data.
+        n_classes: Number of classes K; None in a config file means the number in the data.
         pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
             all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
         positions: none, learned, learned2d (a vector for each row and column), sincos2d,
             sinusoidal, sinusoidal_halves or relative (a bias for each head and distance, shared by
-            all layers; the paper's relative positions depend on the query instead).
+            all layers; those of Dosovitskiy et al. 2020 depend on the query instead).
         positions_at: Layers that add learned positions: stem (the embedding), layers (each layer
-            has its table) or layers_shared (all layers add one table); the paper's Table 8.
-        representation_size: Width of a tanh layer before the classifier (the paper's pre-training
-            head); None for none.
+            has its table) or layers_shared (all layers add one table). They are compared in Table 8
+            of Dosovitskiy et al. 2020.
+        representation_size: Width of a tanh layer before the classifier, as in the pre-training of
+            Dosovitskiy et al. 2020; None for no such layer.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     d_model: int = 768

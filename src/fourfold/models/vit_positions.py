@@ -157,8 +157,8 @@ class PositionedStack(Stack):
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
     """Interpolate position embeddings of S x S patches to another number of patches.
 
-    The vectors before those of the grid belong to prefix tokens (class token and distillation
-    token). They are copied if both tables have them.
+    The vectors of the prefix tokens (class token and distillation token), which precede those of
+    the patches, are copied if both tables have them.
 
     Args:
         old: Table (prefix + S * S, D) of the source.

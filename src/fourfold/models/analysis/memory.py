@@ -29,7 +29,7 @@ LSTM_VALUES_PER_UNIT = 17.4
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one device in bytes at the end of a forward pass, the peak of a training step."""
+    """Memory of one device in bytes at the end of the forward pass, when a training step peaks."""
 
     weights: int
     gradients: int
@@ -61,9 +61,9 @@ def training_memory(
         n_parameters: Number of parameters of the whole model.
         tokens: Number of tokens of the micro-batch, including padding (of the target for an
             encoder-decoder).
-        source: Number of tokens of the micro-batch that an encoder reads beside these: source
-            tokens of an encoder-decoder, or patches and class tokens of the images of a CLIP or an
-            image-to-text model.
+        source: Number of source tokens of the micro-batch: those of an encoder-decoder, or the
+            patches and class tokens of all images for a CLIP or an image-to-text model; 0 for other
+            models.
         n_trained: Number of parameters that are not frozen; None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: A name in `OPTIMIZER_STATES`.
@@ -180,7 +180,7 @@ def _loss_bytes(
     """Estimate the bytes of the loss, where `compute` is the bytes of an operand of a product.
 
     The loss stores a slice of the logits, two tiles in fp32, and the gradients of hidden states and
-    output matrix. That of a CLIP stores the logits of all images with all texts, in both
+    output matrix. The loss of a CLIP stores the logits of all images with all texts, in both
     directions.
     """
     if isinstance(config, CLIPConfig):

@@ -28,10 +28,10 @@ class ResNetConfig(ModelConfig):
             alone). The stem reduces the side of an image to 1/4, 1/2 or 1.
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K; None in a recipe means the number of classes of the data.
+        n_classes: Number of classes K; None in a config file means the number in the data.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     depth: int = 18

@@ -27,13 +27,13 @@ class RecurrentLMConfig(ModelConfig):
         hidden_size: Number of units H of a layer.
         n_layers: Number of layers.
         dropout: Dropout probability of embeddings, between the layers and after the last one.
-        vocab_size: Size V of the vocabulary; None in a recipe means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary; None in a config file means the size of the tokenizer.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
 
     Raises:
-        InputError: A field has a value that no model can have.
+        InputError: A field has a value outside its choices or its range.
     """
 
     d_model: int = 768
@@ -117,7 +117,7 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
     """Config of an LSTM language model with a sequence classifier.
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression); None in a recipe
+        n_classes: Number of classes K, or 1 to predict a number (regression); None in a config file
             means the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
