@@ -75,7 +75,7 @@ class PatchEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images.
+        """Embed images as prefix tokens and patches, with positions.
 
         Shapes:
             images (B, C, image_size, image_size) to (B, n_prefix + N, D).

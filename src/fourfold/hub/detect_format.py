@@ -26,7 +26,7 @@ _SENTENCEPIECE = (
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model in the format of another library.
+    """Model that was imported from the format of another library.
 
     Args:
         model: Model in eval mode. `model.source` is set for a model of a transformers directory.

@@ -165,7 +165,7 @@ class CausalClassifier(CausalLM):
 
 
 def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
-    """Pool hidden states (B, T, D) to (B, 1, D).
+    """Pool the hidden states (B, T, D) of each sequence to one vector, (B, 1, D).
 
     Args:
         h: Hidden states.

@@ -87,7 +87,7 @@ class RelativePositionBias(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self) -> Tensor:
-        """Return the bias (1, H, T, T)."""
+        """Return the bias (1, H, T, T) of all pairs of a query and a key."""
         return self.table[:, self.index][None]
 
 
