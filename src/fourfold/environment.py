@@ -65,7 +65,7 @@ def hardware() -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """Return the name of the CPU."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -75,7 +75,7 @@ def processor() -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return the version of a Python package; None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Key-value caches for decoding: a shared cache for beam search, and a cache of fixed size.
+"""BeamCache and StaticCache: key-value caches for beam search and for CUDA graphs.
 
 Shapes: B sequences, K hypotheses of each sequence (1 at first), N = B K rows, H heads, P cache
 entries of a sequence, Dh head width.

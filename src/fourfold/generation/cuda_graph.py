@@ -1,4 +1,4 @@
-"""CUDA graph of a decoding step, which replays its hundreds of small kernels with one launch.
+"""GraphStep: decoding step as a CUDA graph, which launches hundreds of small kernels at once.
 
 A graph repeats the same work on the same memory. The graph therefore uses a `StaticCache`, and
 computes all rows, including the rows that have ended.

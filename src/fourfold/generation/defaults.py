@@ -1,4 +1,4 @@
-"""Generation defaults: special tokens and options of beam search that are stored with a model."""
+"""GenerationDefaults: special tokens and beam search options that are stored with a model."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,7 @@
 """`sample` and `TokenSampler`: greedy search and sampling with temperature, top-k and top-p.
 
-Shapes: B prompts, N prompts whose continuation has not ended, T prompt tokens, V vocabulary.
+Shapes: B prompts, N prompts whose continuation has not ended, T prompt tokens, t new tokens, V
+vocabulary.
 """
 
 import math

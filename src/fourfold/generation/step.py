@@ -1,4 +1,4 @@
-"""Decoding steps: logits of the next token, and reordering of the decoder state in beam search.
+"""CausalStep and Seq2SeqStep: decoding steps, which return the logits of the next token.
 
 The decoder state of a step is the key-value cache, the padding mask and the memory (the output of
 the encoder, if there is one).
@@ -44,8 +44,7 @@ class CausalStep:
 
     Args:
         model: Model with the methods `hidden(ids, mask, cache)` and `logits(h)`.
-        mask: (B, T) bool of the prompt, which is the argument of the first call; None means that
-            all tokens are real.
+        mask: (B, T) bool of the prompts, True = real token; None means that all tokens are real.
         cache: Key-value cache. With None, each call computes all tokens again, which is slow and
             serves to verify the cache.
     """

@@ -1,4 +1,4 @@
-"""Media of a run: tables, confusion matrices, images and attention maps as CSV and PNG files."""
+"""Media that a run saves as CSV and PNG: tables, confusion matrices, images, attention maps."""
 
 import csv
 from collections.abc import Sequence

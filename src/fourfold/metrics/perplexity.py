@@ -1,4 +1,4 @@
-"""Perplexity per token, per word and per byte, with loss and accuracy."""
+"""Perplexity: metric of perplexities per token, per word and per byte, with loss and accuracy."""
 
 import math
 

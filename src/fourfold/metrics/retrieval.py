@@ -1,4 +1,4 @@
-"""Retrieval recall at k between images and texts (CLIP)."""
+"""RetrievalScores: retrieval recall at k between images and texts (CLIP)."""
 
 from typing import ClassVar
 

@@ -193,7 +193,7 @@ class StreamedTextDataModule(TextDataModule):
         return splits
 
     def dataset_options(self, name: str) -> dict[str, Any]:
-        """Return the arguments of `ChunkedRows` for the split `name`."""
+        """Return the keyword arguments of `ChunkedRows` for the split `name`, as a dict."""
         return {
             "block_cross_document_attention": self.block_cross_document_attention,
             "shuffle_chunks": self.shuffle_chunks,

@@ -1,4 +1,4 @@
-"""Image augmentation: random transforms, MixUp and CutMix, as functions of seed and epoch.
+"""Augmentation and MixupCutmix: random image transforms as functions of seed and epoch.
 
 The random numbers of an image are a function of the seed, the epoch and the number of the image.
 Crops and flips are computed for a whole batch at once. Transforms of torchvision run for each image
@@ -51,9 +51,9 @@ class Augmentation:
 
     Args:
         config: Transform options; those of MixUp, CutMix and evaluation are not used.
-        size: Height and width of the result.
-        n_channels: 1 or 3.
-        seed: Seed of the data.
+        size: Height and width of the result in pixels.
+        n_channels: Number of channels C, 1 or 3.
+        seed: Seed of the random numbers, which also depend on the epoch and the image.
     """
 
     config: TransformConfig
@@ -140,7 +140,7 @@ class MixupCutmix:
     Args:
         config: Transform options, of which `mixup` or `cutmix` must be above 0.
         n_classes: Number of classes K.
-        seed: Seed of the data.
+        seed: Seed of the random numbers, which also depend on the epoch and the pair.
     """
 
     config: TransformConfig

@@ -1,4 +1,4 @@
-"""Image stores: labelled images of a split, their decoding and their stratified split.
+"""ImageStore and its subclasses: labelled images of a split, decoding, and stratified splits.
 
 Shapes: N images, C channels, H height, W width.
 """

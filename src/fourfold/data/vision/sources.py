@@ -1,4 +1,4 @@
-"""Image classification datasets from local files, torchvision, `datasets` or scikit-learn's digits.
+"""`open_source`: image datasets from files, torchvision, `datasets` or scikit-learn's digits.
 
 Labels are read at once; images are decoded when they are requested.
 """

@@ -1,4 +1,4 @@
-"""Image transform options, and the deterministic transform of evaluation and inference.
+"""TransformConfig and EvalTransform: image options, and the transform of evaluation and inference.
 
 Shapes: B images, C channels, H height, W width.
 """
