@@ -2,11 +2,11 @@
 
 Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The last two
 fields of every batch are the position in the training data after the batch is trained: `epoch`, and
-`position`, the number of trained batches of that epoch over all ranks. Since each batch carries its
-position, prefetching cannot disturb a resume.
+`position`, the number of batches of that epoch that all ranks together have then trained. Since
+each batch carries its position, prefetching cannot disturb a resume.
 
-Shapes: B examples, S source tokens, T target tokens (or tokens, if there is only one text),
-    C channels, H height, W width, K classes.
+Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
+    into source and target), C channels, H height, W width, K classes.
 """
 
 from typing import NamedTuple
@@ -83,7 +83,10 @@ class SequenceBatch(NamedTuple):
 
 
 class TokenBatch(NamedTuple):
-    """Sentences with one tag for each word; the label of a word's first token is the word's tag."""
+    """Sentences with one tag for each word.
+
+    The label of a word's first token is the class number of the word's tag.
+    """
 
     ids: Tensor  # (B, T) long
     labels: Tensor  # (B, T) long, IGNORE_INDEX at other tokens

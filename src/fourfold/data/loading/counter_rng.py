@@ -1,8 +1,8 @@
 """Counter-based random bits, floats and integers: pure functions of seed, epoch and example.
 
-Masks and crops draw from them. A NumPy generator for each example would cost more time than the
-masking, and a generator for each process would make the result depend on the number of workers.
-Counters passed through a mixing function have neither problem.
+Masking and cropping use these random numbers. A NumPy generator for each example would cost more
+time than the masking itself, and a generator for each process would make the result depend on the
+number of workers. Counters passed through a mixing function have neither problem.
 """
 
 import numpy as np
@@ -54,7 +54,7 @@ def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) ->
         epoch: Number of the epoch.
         rows: (B,) numbers of the examples in the split.
         n: Number of floats for each example.
-        stream: Number of one of several independent sequences.
+        stream: Number of one of several independent sequences; each random choice uses its own.
 
     Returns:
         (B, n) float64.
@@ -72,7 +72,7 @@ def integers(
         epoch: Number of the epoch.
         rows: (B,) numbers of the examples in the split.
         high: Exclusive upper bound, one for all examples or (B,).
-        stream: Number of one of several independent sequences.
+        stream: Number of one of several independent sequences; each random choice uses its own.
 
     Returns:
         (B,) int64.

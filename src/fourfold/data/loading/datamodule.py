@@ -36,7 +36,7 @@ class BatchedDataset(Dataset[Any]):
 
     @property
     def has_static_shape(self) -> bool:
-        """True if all batches but the last have one shape; torch.compile needs only one graph."""
+        """True if all batches, except perhaps the last, have the same shape (for torch.compile)."""
         return self.order.equal_lengths
 
     @property
@@ -59,8 +59,8 @@ class BatchedDataset(Dataset[Any]):
         Args:
             rows: (B,) numbers of the examples in the split.
             epoch: Number of the epoch, from 0.
-            position: Number of batches of this epoch, over all ranks, that are trained once this
-                batch is trained.
+            position: Number of batches of this epoch that all ranks together have trained after the
+                step of this batch.
         """
 
     def __getitem__(self, key: SampleKey) -> NamedTuple:
@@ -216,7 +216,7 @@ class ResumableDataModule(LightningDataModule):
     def n_train_batches(self) -> int:
         """Return the number of training batches that each rank takes in a complete epoch.
 
-        `limit_train_batches` is ignored.
+        The Trainer's option `limit_train_batches` is ignored.
         """
         return len(EpochSampler(self.split("train").order, world_size=self._rank_and_size()[1]))
 
@@ -224,7 +224,12 @@ class ResumableDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _max_train_steps(self) -> int | None:
-        """Return the maximum steps of an epoch by `limit_train_batches`; None without a limit."""
+        """Return the maximum number of steps that the Trainer takes in an epoch; None if unlimited.
+
+        The Trainer's option `limit_train_batches` is a number of batches of each rank, or a float,
+        the fraction of all batches of a rank. Each rank takes one batch in each step, so a limit of
+        n batches is a limit of n steps.
+        """
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
         if isinstance(limit, int):
             return limit
@@ -296,8 +301,8 @@ class ResumableDataModule(LightningDataModule):
 
         Args:
             epoch: Field `epoch` of the batch.
-            position: Field `position` of the batch: the number of batches of that epoch that are
-                trained, over all ranks.
+            position: Field `position` of the batch: the number of batches of that epoch that all
+                ranks together have trained.
         """
         self.position = Position(epoch, position)
 
@@ -312,7 +317,8 @@ class ResumableDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position in the training data from a checkpoint.
 
-        Outside of training the method does nothing, since evaluation reads all batches of any data.
+        If the Trainer evaluates, the method does nothing, since evaluation reads all batches and
+        may use other data.
 
         Args:
             state_dict: Return value of `state_dict`, as stored in the checkpoint.
@@ -335,6 +341,10 @@ class ResumableDataModule(LightningDataModule):
         self._resume_from = self.position
 
     def teardown(self, stage: str) -> None:
-        """Forget the restored position after a fit: a second fit starts at the first batch."""
+        """Forget the restored position after a fit, so that a second fit starts at the first batch.
+
+        Args:
+            stage: Stage of the Trainer that ends; the method does nothing unless it is "fit".
+        """
         if stage == "fit":
             self._resume_from = None

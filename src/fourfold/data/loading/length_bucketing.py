@@ -1,4 +1,4 @@
-"""Batch orders: length-bucketed batches, repeated augmentation, and the protocol of all orders.
+"""BatchOrder, LengthBucketedOrder, RepeatedAugmentationOrder: division of a split into batches.
 
 A batch order divides the examples of a split into batches, as a pure function of seed and epoch. An
 order keeps no random state. A position in the data is therefore two numbers: the epoch, and the
@@ -45,7 +45,7 @@ class BatchOrder(Protocol):
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound for every epoch on the rows in the last `n` batches together."""
+        """Return a lower bound, valid for all epochs, on the total rows of the last `n` batches."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Return the batches of an epoch, each an array of row numbers.
@@ -61,17 +61,18 @@ class BatchOrder(Protocol):
 class LengthBucketedOrder:
     """Order of batches whose rows (examples) have similar lengths, for little padding.
 
-    In each epoch the rows are shuffled and then sorted by length, so that only rows of equal length
-    change places. The sorted rows are divided greedily into batches, and the batches are shuffled.
-    The boundaries between batches depend only on the sorted lengths. Every epoch therefore has the
-    same number of batches, but with other rows in each batch.
+    In each epoch the rows are shuffled and then stably sorted by length, so that rows of equal
+    length are in random order. The sorted rows are divided greedily into batches, and the batches
+    are shuffled. The boundaries between batches depend only on the sorted lengths. Every epoch
+    therefore has the same number of batches, but with other rows in each batch.
 
     If all lengths are equal, the shuffled rows are divided as they are, and the batches are not
-    shuffled. One batch of 8 rows then holds the same rows as two consecutive batches of 4 rows, so
-    that one device and two devices train on the same rows in each step.
+    shuffled. Two consecutive batches of 4 rows are then the two halves of one batch of 8 rows. Two
+    devices with batches of 4 rows therefore train on the same rows in each step as one device with
+    batches of 8 rows.
 
     Args:
-        lengths: (rows,) length of each row; all ones if rows need no padding.
+        lengths: (rows,) length of each row, in tokens; all ones if rows need no padding.
         max_tokens: Upper bound on the tokens of a batch, padding included (number of rows times
             length of the longest row); None if only `max_rows` bounds a batch.
         max_rows: Upper bound on the rows of a batch; None if only `max_tokens` bounds a batch.
@@ -113,7 +114,14 @@ class LengthBucketedOrder:
         self._partner_index: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
-        """Divide ascending lengths greedily; return the start of every batch but the first."""
+        """Divide rows that are sorted by length greedily into batches.
+
+        Args:
+            ascending: (rows,) lengths of the rows, in ascending order.
+
+        Returns:
+            Index in `ascending` of the first row of every batch, without index 0.
+        """
         boundaries = []
         start = 0
         n_rows = len(ascending)
@@ -139,7 +147,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound for every epoch on the rows in the last `n` batches together."""
+        """Return a lower bound, valid for all epochs, on the total rows of the last `n` batches."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())
@@ -172,10 +180,11 @@ class LengthBucketedOrder:
     def mix_partners(self, rows: np.ndarray, epoch: int) -> np.ndarray:
         """Return the row with which MixUp or CutMix mixes each of the given rows.
 
-        Two partners are neighbours in the shuffled order of the epoch: its first and second row,
-        its third and fourth row, and so on. Partners are therefore in one batch if batch sizes are
-        even, and may be in two consecutive batches if batch sizes are odd. A row that is left over
-        at the end is its own partner. The method needs rows of equal lengths and shuffling.
+        Two partners are neighbours in the shuffled order of the epoch: the first and second row of
+        this order, the third and fourth row, and so on. Partners depend on this order alone, so
+        that another batch size or number of devices mixes the same rows. A partner may therefore be
+        in another batch, for example if batch sizes are odd. If the number of rows is odd, the last
+        row is its own partner. The method needs rows of equal lengths and shuffling.
 
         Args:
             rows: (B,) row numbers.
@@ -206,16 +215,17 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
     """Batch order of repeated augmentation: each sampled image comes several times in an epoch.
 
     As with timm's RepeatAugSampler, repetition does not make an epoch longer: each epoch samples
-    only the fraction 1 / `aug_repeats` of the images, anew. All copies of an image are trained in
-    the same step, possibly on several ranks, unless the boundary between two steps separates the
-    copies. Two copies of an image are never partners in `mix_partners`, because MixUp would mix the
-    image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
+    only the fraction 1 / `aug_repeats` of the images, anew. The sampled images form groups of 16,
+    and all copies of the images of a group come before those of the next group. The copies of an
+    image are therefore trained in the same step, possibly on several ranks, unless a step ends
+    inside their group. Two copies of an image are never partners in `mix_partners`, because MixUp
+    would mix the image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
     (arXiv:1902.05509) describe the method; DeiT uses three copies (Touvron et al. 2020, Table 9).
 
     Args:
         n_rows: Number of images N in the split.
         aug_repeats: Copies of each sampled image; copy k of image i has the row number i + k N.
-        options: Keyword arguments of `LengthBucketedOrder`: bounds, `seed` and `shuffle`.
+        options: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
     """
 
     def __init__(self, n_rows: int, aug_repeats: int, **options: Any) -> None:

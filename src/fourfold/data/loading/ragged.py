@@ -32,7 +32,7 @@ class RaggedArray:
 
     @classmethod
     def from_lengths(cls, ids: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
-        """Divide a flat array into rows of the given lengths."""
+        """Divide a flat array into consecutive rows of the given lengths."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class RaggedArray:
         return RaggedArray.from_lengths(self._gather(self.offsets[:-1][rows], lengths), lengths)
 
     def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
-        """Truncate every row to its first `max_len` elements.
+        """Return an array with only the first `max_len` elements of every row.
 
         Args:
             max_len: Maximum length of all rows, or an array (rows,) with one maximum for each row.
@@ -67,7 +67,7 @@ class RaggedArray:
         return RaggedArray.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
-        """Add one id at the start, at the end, or at both ends of every row.
+        """Return an array with one id added at the start, at the end, or at both ends of every row.
 
         Args:
             before: Id to add at the start; None adds none.
@@ -83,7 +83,7 @@ class RaggedArray:
         return RaggedArray.from_lengths(ids, self.lengths + len(added))
 
     def concat_rows(self, other: "RaggedArray") -> "RaggedArray":
-        """Append to every row the row of `other` with the same number."""
+        """Return an array whose row i is row i of this array, followed by row i of `other`."""
         starts = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
         lengths = np.stack([self.lengths, other.lengths], axis=1)
         both = RaggedArray(np.concatenate([self.ids, other.ids]), self.offsets)

@@ -27,8 +27,8 @@ class SampleKey(NamedTuple):
 
     Args:
         epoch: Number of the epoch, which seeds masking and augmentation.
-        position: Number of batches of the epoch, over all ranks, that are trained once the batch of
-            this example is trained.
+        position: Number of batches of the epoch that all ranks together have trained after the step
+            in which this example is trained.
         row: Number of the example in the split.
     """
 
@@ -48,7 +48,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
     In evaluation (an order that does not shuffle), batches stay complete. An example is therefore
     always padded with the same examples, and its results are bitwise equal on any number of
-    devices. Only if there are fewer batches than ranks, examples are divided among the ranks.
+    devices. Batches are divided among the ranks only if the split has fewer batches than ranks.
 
     Args:
         order: Division of the examples of a split into batches.
@@ -57,6 +57,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
         start: Epoch, and number of batches of that epoch, over all ranks, to skip since they are
             already trained. Later epochs start at their first batch.
         max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
+            If these steps are already trained at `start`, the sampler starts at the next epoch. The
+            sampler itself does not stop after `max_steps`, since the Trainer does.
         repeat_first_epoch: Use the batches of epoch 0 in every epoch. An order that does not
             shuffle has the same batches in every epoch in any case.
 
@@ -132,15 +134,24 @@ class EpochSampler(Sampler[list[SampleKey]]):
         """Return this rank's share of the batches of a step, as row numbers.
 
         In evaluation the share may be empty.
+
+        Args:
+            batches: Row numbers of each batch of the step.
         """
         if not self.order.shuffle and self.order.n_batches >= self.world_size:
             return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)
         return _divide_among_ranks(batches, self.world_size, self.order.equal_lengths)[self.rank]
 
     def _step_starts(self, first: int = 0) -> range:
-        """Return the number of the first batch of each step, from batch `first` of an epoch on.
+        """Return for each step of an epoch the index of the first of its batches.
 
-        The numbers are the same in every epoch.
+        A step takes `world_size` consecutive batches of the epoch, one for each rank. The last step
+        may have fewer batches, or more if a step with too few examples was added to it. The indices
+        are the same in every epoch.
+
+        Args:
+            first: Index of the batch with which the first step begins: 0, or the number of batches
+                that are already trained when a run is resumed.
         """
         starts = range(first, self.order.n_batches, self.world_size)
         if self.order.shuffle and len(starts) > 1:
@@ -155,10 +166,11 @@ def _divide_among_ranks(
 ) -> list[np.ndarray]:
     """Divide batches into one share for each rank.
 
-    If there are more batches than ranks and all examples have one length, the batches are
-    concatenated and divided evenly. If lengths differ, the smallest batches are joined instead,
-    since a long example would pad many short examples. If there are fewer batches than ranks, the
-    largest batch is halved until there is one for each rank.
+    If there are fewer batches than ranks, the largest batch is halved, until there is one batch for
+    each rank. If there are more batches than ranks, all batches are concatenated and divided evenly
+    if all examples have the same length. If lengths differ, the two smallest batches are joined
+    instead, until there is one batch for each rank: an even division could put a long example among
+    many short ones, which would need much padding.
 
     Args:
         batches: Row numbers of each batch of one step.

@@ -65,7 +65,7 @@ def _read_topics() -> Iterator[tuple[str, str]]:
 
 
 def _read_docstrings() -> Iterator[tuple[str, str]]:
-    """Yield name and docstrings of each top-level module of the standard library, as a document."""
+    """Yield a document name and the joined docstrings of each top-level stdlib module."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         try:
             tree = ast.parse(path.read_bytes())
@@ -91,13 +91,15 @@ def _lines_and_sentences(paragraph: str) -> set[str]:
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop repeated paragraphs, and paragraphs that share text with an earlier split.
+    """Drop repeated paragraphs, and paragraphs that share a line or sentence with an earlier split.
+
+    Documents of which fewer than 40 characters remain are dropped, too.
 
     Args:
         split: Name of the split, for the locations in the table.
         documents: Texts of the documents of this split.
-        seen: Lines and sentences of the earlier splits, to which the function adds the lines and
-            sentences that this split keeps.
+        seen: Lines and sentences of the earlier splits. The function changes this set in place: it
+            adds the lines and sentences that this split keeps.
 
     Returns:
         Table with one column, the remaining documents.
@@ -202,6 +204,9 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
 
     Returns:
         Table of the remaining documents, and table of the documents that are held out.
+
+    Raises:
+        InputError: If `fraction` does not lie between 0 and 1, or if there is too little text.
     """
     if len(table) > 1:
         return hold_out(table, fraction, name)

@@ -16,7 +16,8 @@ class HubConfig:
     Args:
         path: Name on the hub, a local folder, or a builder such as "json" (with `data_files` in
             `options`).
-        name: Configuration of the dataset, such as "de-en" or "wikitext-103-raw-v1".
+        name: Configuration of the dataset, such as "de-en" or "wikitext-103-raw-v1"; None selects
+            its default configuration.
         rows: Maximum number of rows to read from each split; None reads all rows.
         streaming: Download only the rows that are read, instead of the complete dataset.
         options: Further arguments of `load_dataset`, such as `data_files` or `revision`.

@@ -80,8 +80,9 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
-    """Sample training examples, with as equal class counts as possible.
+    """Sample training examples, with as equal numbers of each class as possible.
 
+    The frequencies of the classes in the data do not matter, unless a class has too few examples.
     With the same seed, a larger subset contains all examples of a smaller subset.
 
     Args:

@@ -43,7 +43,7 @@ def read_tables(
 
     Raises:
         InputError: If `source` is unknown, if `split_sources` names a split although `source` is
-            "builtin", or if a required split is missing; or as `read` and `divide`.
+            "builtin", if a required split is missing, or if `read` or `divide` raises it.
     """
     check_choice("data.source", source, get_args(Source))
     named = {name: given for name, given in split_sources.items() if given is not None}
@@ -80,8 +80,8 @@ def read_splits(
         Examples of each split, in the type of the return value of `read`.
 
     Raises:
-        InputError: If the list of files of a split is empty, or if a fraction is given although
-            `sources` has no training split before the fraction; or as `read` and `divide`.
+        InputError: If the list of files of a split is empty, if a fraction is given although
+            `sources` has no training split before the fraction, or if `read` or `divide` raises it.
     """
     splits: dict[str, T] = {}
     for name, source in sources.items():
@@ -108,7 +108,9 @@ def read_rows(
             fraction is held out, examples with equal texts stay in one split.
 
     Raises:
-        InputError: As `read`, `read_splits` and `hold_out`.
+        InputError: If the list of files of a split is empty, if a fraction is given without a
+            training split, does not lie between 0 and 1 or leaves a split without examples, or if
+            `read` raises it.
     """
 
     def divide(rows: list[T], fraction: float, name: str) -> tuple[list[T], list[T]]:

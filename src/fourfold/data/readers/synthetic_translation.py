@@ -73,7 +73,7 @@ def _day(rng: random.Random) -> datetime.date:
 
 
 def _number(rng: random.Random, digits: int) -> int:
-    """Sample a number below 10**k, where k from 1 to `digits` is sampled, too."""
+    """Sample a number of at most k digits, where k is first sampled from 1 to `digits`."""
     return rng.randrange(1, 10 ** rng.randint(1, digits))
 
 
@@ -134,7 +134,7 @@ def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter
 
     Args:
         category: Attribute of `babel.Locale` with the names: "languages" or "territories".
-        known: Codes from which are sampled.
+        known: Codes of the languages or territories to sample from.
         rng: Random generator.
     """
     codes = rng.sample(known, rng.randint(2, 4))

@@ -68,7 +68,7 @@ class TextTable:
 
     @staticmethod
     def concat(tables: Sequence["TextTable"]) -> "TextTable":
-        """Concatenate the rows of several tables."""
+        """Concatenate the rows of several tables, which have the same columns."""
         columns = [
             [text for column in same for text in column]
             for same in zip(*(table.columns for table in tables), strict=True)
@@ -78,9 +78,9 @@ class TextTable:
 
 
 def drop_blank(table: TextTable) -> TextTable:
-    """Drop the rows in which any column is blank, from which a model would learn to write nothing.
+    """Return the table without the rows in which any column is blank, and log their number.
 
-    The number of dropped rows is logged.
+    From such rows a model would learn to generate empty texts.
 
     Raises:
         InputError: If no row is left.
@@ -97,7 +97,12 @@ def drop_blank(table: TextTable) -> TextTable:
 
 
 def read_aligned_lines(paths: Sequence[str]) -> TextTable:
-    """Read parallel files as a table with one column per file; line n of each file gives row n.
+    """Read files with parallel lines as a table with one column per file.
+
+    Row i of the table has line i of each file.
+
+    Args:
+        paths: Plain or compressed files; a relative path may also lie under $FOURFOLD_DATA.
 
     Raises:
         InputError: If a file cannot be read, or if the files have different numbers of lines.
@@ -169,8 +174,11 @@ def _select_columns(
         columns: Names in the header; or numbers from 0, such as "3", if there is no header.
         path: File, for messages.
         source: Prefix of a row's location, such as "train.tsv:", for messages.
-        drop_uneven: Skip rows with more or fewer fields than the header, instead of raising
-            InputError.
+        drop_uneven: Skip rows with more or fewer fields than the header, and log their number.
+
+    Raises:
+        InputError: If a column is missing, or if a row has more or fewer fields than the header and
+            `drop_uneven` is False.
     """
     filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
     header: list[str] = []

@@ -35,9 +35,10 @@ class TextDataModule(ResumableDataModule):
         train: Files of the training split (plain, .gz, .xz, .bz2, `archive.zip/member`), also
             looked up under $FOURFOLD_DATA; or the name of a split of a Hugging Face dataset.
         val: Files or split for validation, in the form of `train`; or a fraction of the training
-            examples to hold out.
-        test: Files, split or fraction for the test, in the form of `val`.
-        tokenizer: Tokenizer to train or to load; by default a WordPiece.
+            examples to hold out. None for built-in data, which have their own splits, or if there
+            is no validation split.
+        test: Files, split, fraction or None for the test, in the form of `val`.
+        tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
         num_workers: Number of worker processes that prepare batches.
 
@@ -97,8 +98,8 @@ class TextDataModule(ResumableDataModule):
         The tokenizer is loaded or trained, unless a checkpoint has already set the tokenizer.
 
         Raises:
-            InputError: If the tokenizer must be trained and there is no training split; or as
-                `read` and `encode`.
+            InputError: If the tokenizer must be trained and there is no training split, or if
+                `read` or `encode` raises it.
         """
         raw = self.read()
         tokenizer = self._tokenizer or self._make_tokenizer(raw)
@@ -114,8 +115,8 @@ class TextDataModule(ResumableDataModule):
         Args:
             name: Name of the split; only the split "train" is shuffled.
             lengths: (examples,) number of tokens of each example; all ones if no padding is needed.
-            bounds: `max_tokens` (maximum tokens of a batch, padding included), `max_rows` (maximum
-                examples of a batch), or both.
+            bounds: `max_tokens` (maximum number of tokens in a batch, padding included), `max_rows`
+                (maximum number of examples in a batch), or both.
         """
         return LengthBucketedOrder(lengths, seed=self.seed, shuffle=name == "train", **bounds)
 
@@ -157,15 +158,16 @@ class TextDataModule(ResumableDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the tokenizer and the position in the data from a checkpoint.
 
-        If the restored tokenizer differs from the tokenizer that was trained on the data, the data
-        are encoded again.
+        If the restored tokenizer differs from the tokenizer that this DataModule has trained, the
+        data are encoded again.
 
         Args:
             state_dict: Return value of `state_dict`, as stored in the checkpoint.
 
         Raises:
-            InputError: If the options of the tokenizer, or the file from which it was loaded, do
-                not agree with the checkpoint; or as `ResumableDataModule.load_state_dict`.
+            InputError: If a tokenizer is trained with other options than that of the checkpoint, or
+                loaded from a file and not that of the checkpoint. Unless the Trainer evaluates,
+                also if seed, training data or batch sizes differ from those of the checkpoint.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -264,5 +266,5 @@ class LabelledDataModule(TextDataModule):
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
     def artifacts(self) -> dict[str, Any]:
-        """Return what inference needs: the tokenizer, and the maximum tokens of an example."""
+        """Return what inference needs: the tokenizer, and the option `max_len`."""
         return super().artifacts() | {"max_len": self.max_len}

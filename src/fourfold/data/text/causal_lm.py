@@ -66,10 +66,12 @@ class TokenStream:
         """Return the number of bytes and of words in the text of all targets of a batch.
 
         The text of a document is divided evenly among its tokens, EOS included. The counts of one
-        row are therefore approximate, but rows that cover the stream add up to the exact counts.
+        row of the batch are therefore approximate. The counts of consecutive rows that cover the
+        stream add up to the exact counts.
 
         Args:
-            begins: (B,) position of the first target of each row.
+            begins: (B,) position in the stream at which the targets of each row begin. The target
+                at position p is token p + 1.
             ends: (B,) position after the last target of each row.
 
         Returns:
@@ -79,7 +81,7 @@ class TokenStream:
         return int(n_bytes), int(n_words)
 
     def _counts_before(self, positions: np.ndarray) -> np.ndarray:
-        """Return the numbers of bytes and of words before each position, as an array (2, B)."""
+        """Return the numbers of bytes and words of the targets before each position: (2, B)."""
         documents = np.minimum(self.document(positions), len(self.offsets) - 2)
         n_tokens = np.diff(self.offsets)[documents]
         offset = positions - self.offsets[documents]
@@ -203,7 +205,8 @@ class CausalTextData(DocumentDataModule):
         options: Arguments of `DocumentDataModule`.
 
     Raises:
-        InputError: As `DocumentDataModule`; or if the training split is too short for a crop.
+        InputError: If an option is invalid; when the data are read, if text is missing, empty or
+            corrupted, or if the training split is too short for a crop.
     """
 
     batch_class = CausalBatch

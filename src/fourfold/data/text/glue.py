@@ -58,7 +58,8 @@ class GlueData(SequenceData):
             `SequenceData`.
 
     Raises:
-        InputError: If the task is unknown; otherwise as `SequenceData`.
+        InputError: If the task is unknown or an option is invalid; when the data are read, if a
+            file is missing, empty or corrupted, or has an invalid label.
     """
 
     drop_uneven = True  # a line in train.tsv of QQP has 3 of 6 fields

@@ -100,10 +100,10 @@ def masked_batch(
         mask: (B, T) bool, True = real token.
         rows: (B,) numbers of the sequences in the split, from which the masks are computed.
         epoch: Number of the epoch.
-        position: Number of batches of the epoch, over all ranks, that are trained once this batch
-            is trained.
-        block_cross_document_attention: Put the document number of each token into the batch; a
-            document ends with EOS.
+        position: Number of batches of the epoch that all ranks together have trained after the step
+            of this batch.
+        block_cross_document_attention: Put the document number of each token into the batch: the
+            number of EOS tokens before the token in its sequence, since a document ends with EOS.
     """
     inputs, targets = masking(ids, rows, epoch)
     documents = None
@@ -131,9 +131,9 @@ class SegmentPairDataset(BatchedDataset):
     have at least as many tokens, unless that document ends earlier. A chunk of a single sentence
     has no continuation, so its segment B is always sampled from another document.
 
-    As in BERT's own code, the last sentence of a chunk may exceed the maximum length, to which the
-    pair is then truncated. Otherwise pairs whose B follows A would be shorter and end with a whole
-    sentence, and the model could infer the label from the length.
+    As in BERT's own code, the last sentence of a chunk may exceed the maximum length, and the pair
+    is then truncated. Without this sentence, pairs whose B follows A would be shorter than other
+    pairs, and the model could infer the label from the length.
 
     Args:
         sentences: Encoded sentences of all documents.
@@ -141,7 +141,7 @@ class SegmentPairDataset(BatchedDataset):
         masking: Function that selects the targets and masks them.
         single: Make each segment a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
             otherwise a chunk has as many sentences as are needed to reach the maximum length.
-        order: Keyword arguments of `LengthBucketedOrder`: bounds, `seed` and `shuffle`.
+        order: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
 
     Raises:
         InputError: If there are fewer than two documents.
@@ -231,7 +231,7 @@ class SegmentPairDataset(BatchedDataset):
         """Sample consecutive sentences of another document.
 
         Args:
-            document: Number of the document that is not sampled.
+            document: Number of the document of segment A, of which no sentence is sampled.
             n_tokens: Number of tokens to reach, unless the sampled document ends earlier; ignored
                 if each segment is a single sentence.
             random: (2,) random numbers in [0, 1) for the choices.
@@ -277,7 +277,9 @@ class MaskedTextData(DocumentDataModule):
         options: Arguments of `DocumentDataModule`.
 
     Raises:
-        InputError: As `DocumentDataModule`.
+        InputError: If an option is invalid; when the data are read, if text is missing, empty or
+            corrupted, or if a split has only one document in the layouts segment_pairs and
+            sentence_pairs, which need a segment of another document.
     """
 
     batch_class = MaskedBatch

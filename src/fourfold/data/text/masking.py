@@ -31,9 +31,9 @@ class MaskingConfig:
         dupe_factor: Number of different masks of a sequence, which the epochs use in turn (static
             masking; BERT duplicated its data ten times). 0 samples new masks in every epoch
             (dynamic masking, Liu et al. 2019).
-        mask_replace_prob: Fraction of the targets that the mask token replaces in the input.
-        random_replace_prob: Fraction of the targets that a random token replaces in the input; all
-            remaining targets keep their token.
+        mask_replace_prob: Probability that the mask token replaces a target in the input.
+        random_replace_prob: Probability that a random token replaces a target in the input; all
+            other targets keep their token.
     """
 
     mlm_probability: float = 0.15
@@ -121,16 +121,19 @@ class Masking:
 
 
 def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Select a fraction of the allowed tokens of each sequence: those with the smallest `order`.
+    """Select the n allowed tokens with the smallest `order` in each sequence.
 
-    Tokens of a sequence with equal `order` form a word and are selected together. The last word is
-    selected if more than half of its tokens are within the fraction. If exactly half of its tokens
-    are, a random bit decides, so that the fraction is right on average. At least one token of each
-    sequence is selected.
+    The number n is the given fraction of the allowed tokens of the sequence, rounded, and at least
+    1. Tokens with equal `order` form a word and are selected together, in ascending `order`. If
+    only a part of the next word is needed to reach n tokens, the complete word is selected if this
+    part is more than half of its tokens. If the part is exactly half, a bit of the word's random
+    number in `order` decides, so that the fraction is right on average. The word with the smallest
+    `order` is always selected.
 
     Args:
         allowed: (B, T) bool, False where a token must not be selected.
-        order: (B, T) random numbers in [0, 1).
+        order: (B, T) random numbers in [0, 1), equal for the tokens of a word if whole words are
+            selected.
         fraction: Fraction of the allowed tokens to select.
 
     Returns:

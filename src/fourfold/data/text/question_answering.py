@@ -83,13 +83,16 @@ def _parse_question(path: str, record: Any, context: str) -> Question:
 
 
 def _field(record: Any, key: str, expected: Any, location: str) -> Any:
-    """Return `record[key]`; raise InputError if the key is missing or its value has another type.
+    """Return `record[key]` after a check of its type.
 
     Args:
         record: Parsed JSON value, which must be a dict.
         key: Key in the record.
         expected: Allowed type of the value, or a union of types.
         location: File, or file and question, for the error message.
+
+    Raises:
+        InputError: If `record` is not a dict, lacks the key, or has a value of another type.
     """
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, expected) or isinstance(value, bool):
@@ -261,7 +264,7 @@ class QuestionData(LabelledDataModule):
         context: list[int],
         offsets: list[tuple[int, int]],
     ) -> Iterator[ContextWindow]:
-        """Divide the context of a question into windows.
+        """Yield the windows into which the context of a question is divided.
 
         Args:
             number: Number of the question in the split.
@@ -284,9 +287,9 @@ class QuestionData(LabelledDataModule):
             yield ContextWindow(number, count, ids, len(head), offsets[begin:end], span)
 
     def questions(self, split: str) -> SpanDataset:
-        """Return the dataset of a split, whose attributes are `questions` and `windows`.
+        """Return the dataset of a split, with the attributes `questions` and `windows`.
 
-        The field `rows` of a batch has indices of `windows`.
+        The field `rows` of a batch has the indices in `windows` of the examples of the batch.
 
         Args:
             split: "train", "val" or "test".

@@ -28,8 +28,8 @@ def join_segments(
 ) -> tuple[RaggedArray, np.ndarray]:
     """Join single texts to sequences BOS A EOS, or pairs of texts to sequences BOS A EOS B EOS.
 
-    Texts are truncated so that a sequence has at most `max_len` tokens, the longer text of a pair
-    first, as in BERT's code.
+    Texts are truncated at their ends so that a sequence has at most `max_len` tokens. In a pair,
+    the longer text is truncated first, and both texts once they are equally long, as in BERT.
 
     Args:
         columns: One array with the token ids of single texts, or two arrays with those of the texts
@@ -39,8 +39,8 @@ def join_segments(
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        Token ids of each sequence, and number of tokens of its segment A, (sequences,). BOS and
-        every EOS before B belong to segment A.
+        Token ids of each sequence, and number of tokens of its segment A, (sequences,). In a pair,
+        BOS and every EOS before B belong to segment A; a single text is all segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id

@@ -71,8 +71,8 @@ class Sentences:
             limit: Maximum number of tokens of a sequence.
             cross_documents: Let a sequence contain sentences of several documents.
             separator_cost: Number of tokens that the caller will insert between two documents.
-            overflow: Put the sentence that exceeds the limit into the sequence as well, which the
-                caller then truncates; otherwise that sentence begins the next sequence.
+            overflow: Put the sentence that exceeds the limit into the sequence as well, so that the
+                caller must truncate the sequence; otherwise that sentence begins the next sequence.
 
         Returns:
             Indices of the sentences that begin a sequence, without index 0.
@@ -93,10 +93,12 @@ class Sentences:
         return np.array(borders, np.int64)
 
     def pairs(self) -> np.ndarray:
-        """Group the sentences of each document in pairs; return the index of each first sentence.
+        """Group the sentences of each document in pairs.
 
-        If a document has an odd number of sentences, its last sentence is a group by itself, whose
-        index is returned, too. Index 0 is left out, as in `pack`.
+        If a document has an odd number of sentences, its last sentence is a group by itself.
+
+        Returns:
+            Index of the first sentence of each group, without index 0.
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]

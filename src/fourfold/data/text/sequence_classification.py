@@ -42,7 +42,8 @@ class SequenceDataset(BatchedDataset):
 
     Args:
         rows: Token ids of each example: BOS A EOS for a sentence, BOS A EOS B EOS for a pair.
-        first_lengths: (examples,) number of tokens before B, which is the segment A.
+        first_lengths: (examples,) number of tokens of segment A, special tokens included. These are
+            the tokens before B in a pair, and all tokens of a single sentence.
         labels: (examples,) int64 class numbers, or float32 targets of a regression.
         pad_id: Id of the padding token.
         order: Division of the examples into batches.

@@ -58,8 +58,8 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
             tags.
 
     Raises:
-        InputError: If a line has too few columns, if the numbers of words and tags of a sentence
-            differ, or if the file has no sentence.
+        InputError: If the file cannot be read or has no sentence, if a line has too few columns or
+            is not valid JSON, or if the numbers of words and tags of a sentence differ.
     """
     is_json = not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
     sentences = list((_read_json if is_json else _read_columns)(path, word, tag))
@@ -240,6 +240,9 @@ class TokenData(LabelledDataModule):
         Returns:
             Token ids and labels of each chunk, without BOS and EOS. The label of a word's first
             token is the class of the word; other tokens have IGNORE_INDEX.
+
+        Raises:
+            InputError: If a single word does not fit into a chunk.
         """
         limit = self.max_len - 2
         chunks: list[tuple[list[int], list[int]]] = [([], [])]

@@ -96,7 +96,8 @@ class TranslationData(TextDataModule):
             in them, or tables if `columns` is given; plain, .gz, .xz, .bz2 or `archive.zip/member`,
             also looked up under $FOURFOLD_DATA. If `source` is hub, the name of the split.
         columns: Source and target column of a table or Hugging Face dataset; numbers count from 0
-            and mean that a table has no header.
+            and mean that a table has no header. None means plain text files, or the columns
+            "translation.SRC_LANG" and "translation.TGT_LANG" of a Hugging Face dataset.
         hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
         rows: Number of training pairs to generate if `source` is builtin, otherwise ignored.
         tokenizer: Tokenizer to train or load; by default one BPE, trained on both languages.
@@ -180,11 +181,11 @@ class TranslationData(TextDataModule):
         return PairDataset(src, tgt, texts, tokenizer.pad_id, order)
 
     def sources(self, split: str) -> list[str]:
-        """Return the source sentences of a split; the field `rows` of a batch indexes this list."""
+        """Return the source sentences of a split; `rows` of a batch has indices of this list."""
         return self._dataset(split).texts.columns[0]
 
     def references(self, split: str) -> list[str]:
-        """Return the target sentences of a split; the field `rows` of a batch indexes this list."""
+        """Return the target sentences of a split; `rows` of a batch has indices of this list."""
         return self._dataset(split).texts.columns[1]
 
     def _dataset(self, split: str) -> PairDataset:
