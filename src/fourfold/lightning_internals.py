@@ -74,14 +74,16 @@ def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
 
 
 def logger_step(trainer: Trainer) -> int:
-    """Return the number, from 0, of the optimizer step for which the current batch is logged."""
+    """Return the current batch's optimizer step, counted from 0; loggers receive this number."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
     """Send the metrics of the current training batch to the loggers, if Lightning logs this step.
 
-    Lightning sends the same metrics again after the hooks `on_train_batch_end` of all callbacks.
+    Lightning itself sends the metrics after the hooks `on_train_batch_end` of all callbacks, which
+    is too late for a callback that saves a checkpoint or stops the run. If the run goes on, the
+    loggers receive the same metrics twice.
 
     Args:
         trainer: The Trainer, in `on_train_batch_end`.

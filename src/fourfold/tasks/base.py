@@ -70,8 +70,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         optimizer: Options of the optimizer.
         schedule: Options of the learning-rate schedule.
         init_from: Path of a model, in any format that `fourfold.load` accepts, whose weights
-            initialize the model. For an encoder-decoder also two paths, `{encoder: PATH, decoder:
-            PATH}`. A report of loaded, resized, new and unused tensors is printed.
+            initialize the model. For an encoder-decoder, two paths may be given as `{encoder: PATH,
+            decoder: PATH}`. A report of loaded, resized, new and unused tensors is printed.
         tuning: Options of fine-tuning.
 
     Attributes:
@@ -232,7 +232,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise InputError(problem, option=f"{section}.{name}")
 
     def _check_row_lengths(self) -> None:
-        """Check that the longest example of each split has at most `max_len` tokens."""
+        """Check that the longest example of each split has at most `max_len` tokens.
+
+        Raises:
+            InputError: An example is longer than `max_len` in the config or in its `encoder`.
+        """
         configs = (self.config, getattr(self.config, "encoder", None))
         limits = [limit for config in configs if (limit := getattr(config, "max_len", None))]
         limit = min(limits, default=None)
@@ -247,15 +251,19 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Training.
 
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
-        """Freeze the batch norms in frozen layers, which Lightning has set to training mode."""
+        """Freeze the running statistics of batch norms in layers that are frozen in this epoch."""
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return the loss of a micro-batch, scaled for a mean over all targets of the step."""
+        """Return the loss of a micro-batch, scaled for a mean over the optimizer step's targets."""
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the number of targets, and log the loss and the gradient norm."""
+        """Complete the gradients of an optimizer step, and log the loss and the gradient norm.
+
+        The gradients of layers that gradual unfreezing still freezes are removed. The others are
+        divided by the number of targets, unless `training_step` has already divided the loss.
+        """
         if self.trainer.global_step == 0:
             check_unused_parameters(self.model, self.trainer)
         for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
@@ -307,9 +315,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self._log_metrics("test")
 
     def _log_metrics(self, split: str) -> None:
-        """Store the metrics in `summary`, log those that are numbers, and reset all metrics.
+        """Store a split's metrics in `summary`, log those that are numbers, and reset the metrics.
 
-        A metric that was updated in training and not in this evaluation is not reset.
+        A metric that was updated in training, but not in this evaluation, is not reset.
         """
         self.summary = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
         for name, metric in self.named_modules():
@@ -323,7 +331,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Checkpoints.
 
     def init_args(self) -> dict[str, Any]:
-        """Return the arguments of the constructor without the config, as plain values.
+        """Return the arguments of the constructor by name, without the config, as plain values.
 
         Dataclasses are returned as dicts, since torch does not load pickled dataclasses with
         `weights_only=True`.
@@ -347,7 +355,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Check that the checkpoint matches this task, its settings and its data.
 
         Raises:
-            InputError: The checkpoint is of another task, or a setting differs.
+            InputError: The checkpoint has another version of the format; the task, the tokenizer,
+                the class names or a setting differ; or a training would resume from averaged
+                weights.
         """
         trainer: Any = attached_trainer(self)
         path = None if trainer is None else trainer.ckpt_path
@@ -370,7 +380,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], init_args: Mapping[str, Any]) -> Self:
-        """Build a task and its model, with new weights, from plain values in a checkpoint.
+        """Build a task and its model, with newly initialized weights, from values in a checkpoint.
 
         Args:
             config: Fields of the model's config.

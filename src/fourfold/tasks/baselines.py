@@ -34,7 +34,7 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return an empty dict: an LSTM has no attention maps and no cache for generation."""
+        """Return an empty dict: an LSTM has neither attention maps nor a cache for generation."""
         return {}
 
 
@@ -53,7 +53,7 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
     config: RecurrentClassifierConfig = RecurrentClassifierConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return the first texts with true and predicted labels, without attention maps."""
+        """Return the batch's texts with true and predicted labels, without attention maps."""
         return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
@@ -75,5 +75,5 @@ class ConvolutionalClassification(ImageClassification):
     config: ResNetConfig = ResNetConfig()  # type: ignore[assignment]
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Return the logits (B, K) of the only head."""
+        """Return a list whose only element is the logits (B, K), since the model has one head."""
         return [self.model(images)]

@@ -11,10 +11,10 @@ from fourfold.tasks.seq2seq import Seq2SeqTask
 
 @dataclass(eq=False, repr=False)
 class Captioning(Seq2SeqTask[CaptionBatch]):
-    """Image captioning, evaluated by beam search with sacreBLEU and chrF.
+    """Image captioning, evaluated by sacreBLEU and chrF of captions from beam search.
 
-    The perplexity is that of one caption of each image, in evaluation the first. A generated
-    caption is compared with all captions of the image.
+    The loss and the perplexity use one caption of each image, in evaluation the first caption. A
+    generated caption is compared with all captions of the image.
 
     Args:
         config: Config of the model.

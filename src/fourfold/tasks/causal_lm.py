@@ -48,12 +48,12 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl = Perplexity()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return hidden states (B T, D), matrix and bias of the head, and targets (B T,)."""
+        """Return hidden states (B T, D), matrix and bias (or None) of the head, targets (B T,)."""
         h = self.model.hidden(batch.ids, documents=batch.documents)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of the next tokens, and the number of target tokens."""
+        """Return the cross-entropy, summed over the target tokens, and the number of targets."""
         h, weight, bias, targets = self._output(batch)
         loss = linear_cross_entropy(h, weight, bias, targets, normalizer=1.0)
         return loss, (targets != IGNORE_INDEX).sum()
@@ -65,13 +65,17 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl.update(nll, predictions, targets, n_words=batch.n_words, n_bytes=batch.n_bytes)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, accuracy, ppl_token, ppl_word and ppl_byte."""
+        """Return loss, accuracy, and the perplexities ppl_token, ppl_word and ppl_byte.
+
+        A perplexity is missing if the data does not count its unit (words or bytes).
+        """
         return self.ppl.compute()
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
         """Return beginnings of texts with true and generated continuations, and attention maps.
 
-        A beginning is the first half of a row, but at most MAX_PROMPT_TOKENS tokens.
+        A beginning is the first half of an example, but at most MAX_PROMPT_TOKENS tokens. Both
+        continuations have as many tokens as the beginning. The maps are those of one example.
         """
         half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
         prompt = batch.ids[:, :half]
@@ -90,6 +94,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
-        """Return the negative log-likelihood (B, T) of the targets in nats; 0 without a target."""
+        """Return the negative log-likelihood (B, T) in nats; 0 at positions without a target."""
         nll, _ = token_scores(*self._output(batch))
         return nll.view_as(batch.targets)

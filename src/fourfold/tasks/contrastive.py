@@ -29,11 +29,12 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     """Contrastive learning: images are matched with captions (CLIP, section 2.3 and Figure 3).
 
-    The loss is the mean over all pairs of the two cross-entropies, image to text and text to image,
-    divided by two. The loss of a pair depends on the other pairs in the batch, so the batch size is
-    part of the recipe. Embeddings are gathered over all devices: N devices with a batch of B train
-    like one device with a batch of N x B. Gradient accumulation is different: a pair is compared
-    with the pairs of its micro-batch only, and the gradient is the mean over all micro-batches.
+    The loss of a pair is the mean of two cross-entropies: that of its text among all texts of the
+    batch, given the image, and that of its image among all images of the batch, given the text. The
+    loss of a batch is the mean over its pairs. The batch size is therefore part of the recipe.
+    Embeddings are gathered over all devices: N devices with a batch of b pairs each train like one
+    device with a batch of N x b pairs. Gradient accumulation is different: a pair is compared with
+    the pairs of its micro-batch only, and the gradient is the mean over all micro-batches.
 
     Evaluation compares every image with every text of the split, for any batch size. The loss of an
     evaluation is computed with the whole split as one batch, so the loss grows with the logarithm
@@ -64,7 +65,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         self.retrieval = RetrievalScores()
 
     def _complete_config(self) -> None:
-        """Take missing sizes from the data, and `eos_id` from the tokenizer.
+        """Take missing sizes of the config from the data, and `eos_id` from the tokenizer.
 
         The model takes the embedding of a text from the position of the end token.
 
@@ -97,21 +98,24 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         return (losses[0] + losses[1]) / 2, len(images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Return the embeddings (b, E) of images and texts.
+        """Return the embeddings (b, E) of the images, and those of the texts, not normalized.
 
-        The texts need no padding mask: padding follows the end token, from which the causal mask
-        hides it.
+        The texts need no padding mask. Their embeddings come from the end token, which does not see
+        the padding behind it because of the causal mask.
         """
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Run an optimizer step, and limit the learned scale before a callback can save it."""
+        """Run an optimizer step, and then limit the learned scale of the similarities to 100.
+
+        The scale is limited here, since a callback that runs later may save a checkpoint.
+        """
         super().optimizer_step(*args, **kwargs)
         with torch.no_grad():
             self.model.log_scale.clamp_(max=MAX_LOG_SCALE)
 
     def update_metrics(self, batch: CaptionBatch, split: str) -> None:
-        """Store the normalized embeddings of a batch."""
+        """Store the embeddings of a batch, from which `compute_metrics` computes the metrics."""
         scale = self.model.scale
         images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
         ids = batch.ids.cpu()
@@ -120,14 +124,18 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search."""
+        """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search.
+
+        In image-to-text search, the query is an image and the results are texts.
+        """
         return self.retrieval.compute()
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the embeddings of the images and captions of a batch.
 
         Returns:
-            Numbers of the pairs in the split (b,), image embeddings (b, E), text embeddings (b, E).
+            Numbers of the pairs in the split (b,), image embeddings (b, E) and text embeddings
+            (b, E), the embeddings not normalized and in fp32; all on the CPU.
         """
         images, texts = self._encode(batch)
         return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()
@@ -140,8 +148,8 @@ def gather(x: Tensor) -> tuple[Tensor, int]:
         x: Embeddings (b, E) of this process; b may differ between processes.
 
     Returns:
-        Embeddings (B, E) of all processes in the order of the ranks, and the index of the first
-        embedding of this process in them.
+        Embeddings (B, E) of all processes in the order of the ranks, and the index at which the
+        embeddings of this process begin.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x, 0

@@ -85,7 +85,8 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
 
     Args:
         source: The checkpoint file or run directory.
-        target: The directory, which must be empty or not exist; `timm:DIRECTORY` for timm's format.
+        target: The directory, which must be empty or not exist. DIRECTORY is written in the format
+            of transformers, and `timm:DIRECTORY` in that of timm.
         classes: Your own classes that the checkpoint may name, or their import paths.
 
     Returns:

@@ -92,7 +92,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
         """Load the teacher, which only training uses.
 
         Raises:
-            InputError: See `Teacher`.
+            InputError: There is no such checkpoint; it does not hold an image classifier; or the
+                teacher has other classes or another preprocessing than the data.
         """
         if self.teacher is not None:
             self.teacher_model = Teacher(self.teacher, self.artifacts)
@@ -131,7 +132,10 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return loss, len(batch.images)
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
-        """Update the loss (without label smoothing), the accuracies and any confusion matrix."""
+        """Update the loss (without label smoothing) and the accuracies.
+
+        In a test, the confusion matrix is updated, too, if `on_test_start` created one.
+        """
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
@@ -140,7 +144,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
             metric.update(outputs.get(name, logits).float(), batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the accuracies; in a test also the confusion matrix.
+        """Return the loss and the accuracies; in a test also the confusion matrix, if there is one.
 
         top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
         with a distillation token also has the top-1 accuracies of its two heads, top1_class and
@@ -150,7 +154,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return {"loss": self.loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
-        """Return the first images with their classes, and attention maps of the first image."""
+        """Return images with true and predicted classes, and attention maps of the first image."""
         names = self.artifacts["class_names"]
         rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
         captions = [

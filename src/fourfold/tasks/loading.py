@@ -55,13 +55,17 @@ def task_from_checkpoint(
     expect: str | tuple[str, ...] | None = None,
     classes: Classes = (),
 ) -> "Task[Any, Any]":
-    """Build the task in a checkpoint that has been read.
+    """Build a task with its weights, in eval mode, from the content of a checkpoint.
 
     Args:
         content: Content of the checkpoint.
-        path: The checkpoint, for the messages of errors.
+        path: Path of the checkpoint, for the messages of errors.
         expect: See `load_task`.
         classes: See `load_task`.
+
+    Raises:
+        InputError: The content is not that of a checkpoint of this version of fourfold; the task is
+            not one of `expect`; or the task is neither part of fourfold nor in `classes`.
     """
     path = Path(path)
     check_content(content, path)
@@ -85,11 +89,11 @@ def task_from_checkpoint(
 
 
 def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[Any, Any]]":
-    """Return the class of a task of fourfold, or of a task that the user allows.
+    """Return the task class that a checkpoint names: one of fourfold, or one the user allows.
 
     Args:
-        name: Import path of the class in the checkpoint.
-        path: The checkpoint, for the messages of errors.
+        name: Import path of the class, as the checkpoint stores it.
+        path: Path of the checkpoint, for the messages of errors.
         classes: The user's classes that may be used, or their import paths.
 
     Raises:

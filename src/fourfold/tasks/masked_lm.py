@@ -65,10 +65,10 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         The loss is the cross-entropy of the masked tokens. If the model has a next-sentence head
         and the batch has sentence pairs, the next-sentence loss is added.
 
-        BERT adds the means of both losses. Here the next-sentence loss of a row is weighted by the
-        number of masked tokens in the row, so the number of masked tokens normalizes both losses,
-        and a row has the same weight in every micro-batch. The result is the same as BERT's if all
-        rows have the same number of masked tokens.
+        BERT adds the mean of the first loss over masked tokens and the mean of the second over
+        pairs. Here the next-sentence loss of a pair is weighted by the number of masked tokens in
+        the pair, so that the number of masked tokens normalizes both losses. The result equals
+        BERT's if all pairs have the same number of masked tokens.
         """
         h, output = self._encode(batch)
         targets = batch.targets.flatten()[_masked_positions(batch)]
@@ -100,7 +100,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
-        """Return texts with their true and predicted masked tokens, and attention maps."""
+        """Return texts with true and predicted masked tokens, and attention maps of one text."""
         tokenizer = self.tokenizer
         masked = batch.targets != IGNORE_INDEX
         predicted = self.predict_step(batch, 0)

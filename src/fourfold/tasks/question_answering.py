@@ -26,15 +26,16 @@ from fourfold.tasks.base import Task
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
-    The DataModule has a method `questions(split)` like that of `fourfold.data.QuestionData`.
+    The DataModule has a method `questions(split)`, which returns a dataset with the attributes
+    `questions` and `windows` (parts of contexts), like that of `fourfold.data.QuestionData`.
 
     Args:
         config: Config of the model.
-        optimizer: Options of the optimizer; the default has the learning rate in the README of
-            BERT's code for SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
+        optimizer: Options of the optimizer; the default learning rate, 3e-5, is that of the README
+            of BERT's code for SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
         schedule: Options of the schedule; the default is linear decay to 0.
         max_answer_length: Largest number of tokens in an answer.
-        n_best_size: Number of answers that `predict` writes for each question.
+        n_best_size: Largest number of answers that `predict` writes for each question.
         init_from: See `Task`.
         tuning: See `Task`.
     """
@@ -78,7 +79,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """Return the mean (B,) of the cross-entropies of start and end logits, both (B, T)."""
+        """Return each window's mean (B,) of two cross-entropies, of start and end logits (B, T)."""
         start_loss = F.cross_entropy(start, batch.starts, reduction="none")
         return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 
@@ -104,7 +105,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             batch: The batch.
             start: Logits of the first token (B, T).
             end: Logits of the last token (B, T).
-            data: Dataset of the split that the batch belongs to, as `questions` returns it.
+            data: Dataset of the batch's split, as `questions` of the DataModule returns it.
             n_best: Largest number of spans for each window.
 
         Returns:
@@ -135,7 +136,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return answers
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, exact_match and f1."""
+        """Return loss, exact_match and f1; the latter two are means over questions, from 0 to 1."""
         data = self.datamodule.questions(split)
         scores = self.scores.compute([question.answers for question in data.questions])
         return {"loss": self.loss.compute(), **scores}
@@ -161,7 +162,8 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
         """Return the best answers to each question over all windows, by the question's id.
 
-        An answer has the keys `text` and `score`; the empty text stands for "no answer".
+        An answer has the keys `text` and `score` (sum of the start and end logits); the empty text
+        stands for "no answer".
 
         Args:
             outputs: Outputs of `predict_step` for all batches.

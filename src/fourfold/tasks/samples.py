@@ -39,7 +39,7 @@ def shortest_row(batch: Any) -> Any:
 def self_attention(
     model: nn.Module, tokenizer: Tokenizer, batch: Any, forward: Callable[[Any], object]
 ) -> AttentionMaps:
-    """Return the self-attention maps of the shortest row of a batch.
+    """Return the self-attention maps of the shortest row of a batch, cut to MAX_TOKENS tokens.
 
     Args:
         model: The model.
@@ -61,7 +61,7 @@ def cross_attention(
         model: The model.
         rows: Target tokens, which label the rows of the maps.
         columns: Source tokens, which label the columns; empty for images.
-        forward: A function that runs the model on a batch with one row.
+        forward: A function without arguments that runs the model on a batch with one row.
     """
     maps = attention_maps(model, "cross_attn", forward)
     return layer_maps(maps, rows, columns, name="decoder layer")
@@ -70,7 +70,7 @@ def cross_attention(
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return the attention maps of at most MAX_LAYERS evenly spaced layers, with labels.
+    """Return attention maps of all layers, or of MAX_LAYERS evenly spaced ones if there are more.
 
     Args:
         maps: The map of each layer.

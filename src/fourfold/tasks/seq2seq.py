@@ -70,12 +70,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return self.tokenizer.bos_id if given is None else given
 
     def as_pairs(self, batch: Any) -> PairBatch:
-        """Return a batch as sources and targets; by default it is a `PairBatch` already."""
+        """Return a batch as a `PairBatch`; by default the batch is a `PairBatch` already."""
         pairs: PairBatch = batch
         return pairs
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
-        """Return the label-smoothed cross-entropy of the targets, and the number of targets."""
+        """Return the summed label-smoothed cross-entropy, and the number of target tokens."""
         h, weight, bias, targets = self._teacher_forced(self.as_pairs(batch))
         loss = linear_cross_entropy(
             h,
@@ -135,7 +135,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return list(zip(pairs.rows.tolist(), texts, strict=True))
 
     def sample_outputs(self, batch: BatchT, split: str) -> dict[str, Media]:
-        """Return a table of generated texts, and cross-attention maps of the shortest source."""
+        """Return sources with true and generated texts, and cross-attention maps of one example."""
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
@@ -152,7 +152,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Return the cross-attention maps of the shortest source (or first image) and its text."""
+        """Return the cross-attention maps of the shortest source text, or of the first image.
+
+        Args:
+            batch: Sources, which are texts or images.
+            generated: The generated text of each source.
+        """
         tokenizer = self.tokenizer
         if batch.src.ndim == 2:
             row = int(batch.src_mask.sum(1).argmin())
@@ -176,8 +181,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
         """Generate the best text for each source.
 
-        A text has at most 50 tokens more than its source. The caption of an image is not longer
-        than the longest caption of the data.
+        A text has at most 50 tokens more than its source, and at most `max_len` of the model. The
+        caption of an image is not longer than the longest caption of the data.
 
         Args:
             src: Token ids (B, S), or images (B, C, height, width).

@@ -30,15 +30,17 @@ from fourfold.tasks.samples import prediction_rows, self_attention
 class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     """Classification or regression of a sentence or a pair, usually with a pre-trained encoder.
 
-    A model with one class is a regression, which predicts one value. Classification is evaluated by
-    accuracy, F1 and Matthews correlation; regression by Pearson and Spearman correlation.
+    A model with one class is a regression model, which predicts one value. Classification is
+    evaluated by accuracy, F1 and Matthews correlation; regression by Pearson and Spearman
+    correlation.
 
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
             2018, appendix A.3).
         schedule: Options of the schedule; the default is linear decay to 0.
-        label_smoothing: Probability mass that is spread evenly over all classes.
+        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
+            regression.
         init_from: See `Task`.
         tuning: See `Task`.
     """
@@ -91,7 +93,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
 
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
-        """Update the loss, without label smoothing, and the scores."""
+        """Update the scores, and the loss, which is computed without label smoothing."""
         logits = self.logits(batch)
         self.loss.update(self._loss(logits, batch.labels), len(logits))
         self.scores.update(logits, batch.labels)
@@ -134,7 +136,8 @@ class CausalSequenceClassification(SequenceClassification):
         config: Config of the model.
         optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
         schedule: Options of the schedule; the default is linear decay to 0.
-        label_smoothing: Probability mass that is spread evenly over all classes.
+        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
+            regression.
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
             text is the mean over the tokens of the text, as in the paper's code.
         init_from: See `Task`.

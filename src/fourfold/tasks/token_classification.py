@@ -60,7 +60,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return upcast_fp32(logits)
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy at the first token of each word, and the number of words."""
+        """Return the summed cross-entropy at the first tokens of words, and the number of words."""
         logits = self.logits(batch).flatten(0, 1)
         labels = batch.labels.flatten()
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -75,7 +75,7 @@ class RunCheckpoints(Checkpoint):
         self.scores: dict[str, float] = {}  # file name to score
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a run that EarlyStopping ended before; warn if val and test are the same data."""
+        """Stop a resumed run that EarlyStopping ended; warn if val and test have the same data."""
         if self.stopped:
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             reasons = [c.stopping_reason for c in callbacks if isinstance(c, EarlyStopping)]
@@ -133,9 +133,9 @@ class RunCheckpoints(Checkpoint):
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
         """Return True if this batch ends its epoch, and last.ckpt is saved at the end of the epoch.
 
-        In that case, last.ckpt is not also saved after the batch or after its validation. Lightning
-        counts the epoch as complete only later, so that file would have too low a number of epochs,
-        also in a run that is resumed from the file.
+        In that case, last.ckpt is not also saved after the batch or after the batch's validation.
+        Lightning counts the epoch as complete only later, so a file saved there, and a run resumed
+        from that file, would count one epoch too few.
         """
         is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         n_epochs = trainer.current_epoch + 1

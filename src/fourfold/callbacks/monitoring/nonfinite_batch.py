@@ -19,8 +19,8 @@ class SaveNonfiniteBatch(Callback):
     The file holds the weights, the first such batch and its seed. The command `fourfold replay`
     runs this batch again to find the layer at fault. The LightningModule must have
     `loss_normalizer.nonfinite`, as every task has, and batches must be named tuples. The batches of
-    a step are kept until the next step. The losses are examined only after training has stopped,
-    because examining each loss would wait for the GPU.
+    a step are kept until the next step. The losses are examined only after the task has stopped the
+    training, because examining each loss would wait for the GPU.
 
     Args:
         folder: The run directory.

@@ -138,7 +138,11 @@ class Progress(Callback):
 
 
 def describe_step_size(trainer: Trainer) -> str:
-    """Describe the size of an optimizer step, as in "8 devices x 2 micro-batches x 512 rows"."""
+    """Describe the size of an optimizer step, as in "8 devices x 2 micro-batches x 512 rows".
+
+    Tokens are named in place of rows if the DataModule fills batches up to a number of tokens, and
+    "1 batch" if neither number is known.
+    """
     counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
     factors = [f"{count} {name}" for name, count in counts.items() if count > 1]
     data = resumable_data(trainer)

@@ -25,8 +25,8 @@ class LogSamples(Callback):
 
     A task with sample outputs has a method `sample_outputs(batch, split)` that returns `Media`
     (tables, images, attention maps) by name. The method is called on the first rank only, and so
-    must not communicate with other ranks. With other DataModules than a `ResumableDataModule`,
-    which can make a single batch, there are no sample outputs.
+    must not communicate with other ranks. Sample outputs require a `ResumableDataModule`, which can
+    make a single batch.
 
     Args:
         folder: The run directory.

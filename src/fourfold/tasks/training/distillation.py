@@ -27,7 +27,7 @@ class Teacher:
 
     Raises:
         InputError: There is no such checkpoint; the model is not an image classifier; or the model
-            was trained on other classes or with other preprocessing.
+            has other classes or another preprocessing than the student's data.
     """
 
     def __init__(self, path: str, artifacts: Mapping[str, Any]) -> None:

@@ -25,8 +25,9 @@ REFERENCE_COUNT = 1024.0
 class LossNormalizer:
     """Normalizer of loss and gradients by the number of targets of an optimizer step.
 
-    A single all-reduce sums four numbers over the processes, since one message is faster than four:
-    targets, the loss for logging, nonfinite losses, and requests to stop.
+    In each step, a single all-reduce sums four numbers over the processes, since one message is
+    faster than four: the loss, the number of targets, the number of nonfinite losses, and the
+    number of requests to stop.
 
     Attributes:
         mean: Mean loss of the targets of the last optimizer step, over all its micro-batches and
@@ -50,10 +51,10 @@ class LossNormalizer:
     def scale_loss(self, total: Tensor, count: Tensor | int, trainer: Trainer) -> Tensor:
         """Return the loss of a micro-batch, scaled for the backward pass.
 
-        Without gradient accumulation, the loss is divided by the number of targets of the step;
-        with it, `finalize_gradients` completes the division. The scale also cancels two divisions:
-        Lightning divides the loss by the number of micro-batches, and DDP divides the gradient by
-        the number of processes.
+        Without gradient accumulation, the loss is divided by the number of targets of the step.
+        With gradient accumulation, the loss is divided by a constant, and `finalize_gradients`
+        corrects the gradients. The scale also cancels two divisions: Lightning divides the loss by
+        the number of micro-batches, and DDP divides the gradient by the number of processes.
 
         Args:
             total: Sum of the loss over the targets of the micro-batch.

@@ -54,9 +54,9 @@ def count_steps(
     """Compute the number of optimizer steps of a training with a limited number of epochs.
 
     Args:
-        batches: Number of micro-batches in an epoch.
-        limit: Largest number (int) or fraction (float) of the micro-batches that is used; None for
-            all micro-batches.
+        batches: Number of micro-batches that each process takes in a complete epoch.
+        limit: Largest number (int) or fraction (float) of these micro-batches that an epoch uses;
+            None for all micro-batches.
         accumulation: Number of micro-batches in a step; the last step of an epoch may have fewer.
         epochs: Largest number of epochs.
         max_steps: Largest number of steps; -1 for no limit.
