@@ -61,8 +61,9 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
     An InputError ends the command with code 2 and a TrainingStopped, such as that of a NaN loss,
     with code 1. Both print their message without a traceback, unless `--traceback` is among the
-    arguments or the environment variable FOURFOLD_DEBUG is 1. SystemExit, Ctrl-C and the end of the
-    program that reads the output also become exit codes. Any other exception is raised.
+    arguments or the environment variable FOURFOLD_DEBUG is 1. SystemExit becomes its own code,
+    Ctrl-C code 130, and an output pipe whose reader has ended code 141. Any other exception is
+    raised.
 
     Args:
         command: Function that takes the arguments and returns an exit code.
@@ -121,8 +122,8 @@ def _run(argv: list[str]) -> int:
 def one_line_message(error: InputError) -> str:
     """Return the message of an error as one line without a traceback, shortened if it is long.
 
-    The middle of a long word or message is left out. If a worker process of a DataLoader raised the
-    error, its message contains the traceback of that process, which is removed.
+    The middle of a long word or message is left out. The message of an error that was raised in a
+    worker process of a DataLoader contains the traceback of that process; the traceback is removed.
     """
     text = str(error)
     if "Original Traceback" in text:

@@ -68,10 +68,11 @@ def find_user_class(path: str, classes: Classes, file: str | Path | None) -> typ
     Args:
         path: Import path of the class in the checkpoint.
         classes: Classes that the user allows, or their import paths.
-        file: The checkpoint, for the error message.
+        file: The checkpoint, for the error message; None if there is no file.
 
     Raises:
-        InputError: The user does not allow the class.
+        InputError: The user does not allow the class, or a path in `classes` is not that of a
+            class.
     """
     for given in classes:
         cls = import_class(given) if isinstance(given, str) else given
@@ -93,9 +94,9 @@ def find_model_class(
         name: Name of the model class in the checkpoint: bare for a model of fourfold, otherwise an
             import path.
         config: Fields of the model's config in the checkpoint. A `CompositeEncoderDecoder` has one
-            of two config classes, and the fields tell which.
+            of two config classes, depending on these fields.
         classes: Model classes that the user allows, or their import paths.
-        file: The checkpoint, for the error message.
+        file: The checkpoint, for the error message; None if there is no file.
 
     Raises:
         InputError: There is no such model in fourfold, or the user does not allow the class.
@@ -115,8 +116,8 @@ def find_model_class(
 def config_class_of(model_class: type[Model]) -> type[Any]:
     """Return the class of the config that a model's constructor takes.
 
-    It is the attribute `config_class` of the model class if there is one, otherwise the type
-    annotation of the constructor's argument `config`.
+    The config class is the attribute `config_class` of the model class if there is one, otherwise
+    the type annotation of the constructor's argument `config`.
 
     Raises:
         InputError: The class has neither that attribute nor that annotation.

@@ -42,14 +42,15 @@ def check_same_settings(
     """Check that the settings in a checkpoint equal those of the task that reads the checkpoint.
 
     Some settings, such as the number of heads or the learning rate, can differ without a shape
-    mismatch in the state dict. `init_from` and settings that the checkpoint lacks are not compared.
+    mismatch in the state dict. `init_from` (path of the weights that the training started from) and
+    settings that the checkpoint lacks are not compared.
 
     Args:
         saved: Settings in the checkpoint: `config` of the model, and the arguments of the task's
             constructor by name.
         current: The same settings of the task that reads the checkpoint.
-        training: True if a training resumes. An evaluation compares only settings that change the
-            output of the model.
+        training: True if a training resumes, for which all settings are compared. False for an
+            evaluation, for which only those are compared that change the output of the model.
 
     Raises:
         InputError: A setting differs.

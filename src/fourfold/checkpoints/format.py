@@ -129,7 +129,8 @@ def check_training(content: Mapping[str, Any]) -> None:
     """Check the types of a checkpoint's loop progress (`loops`) and optimizer states.
 
     Args:
-        content: Content of the checkpoint file. An imported checkpoint has neither of the two.
+        content: Content of the checkpoint file. A checkpoint that `fourfold import` wrote has
+            neither of the two and passes the check.
 
     Raises:
         InputError: A value is missing or has the wrong type.
@@ -151,7 +152,7 @@ def check_training(content: Mapping[str, Any]) -> None:
 def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:
     """Check a task's constructor arguments from a checkpoint, before the constructor is called.
 
-    The types of `optimizer`, `schedule` and `tuning` are not checked here, but when their
+    The types of `optimizer`, `schedule` and `tuning` are not checked here, but later, when their
     dataclasses are built.
 
     Args:
@@ -172,8 +173,8 @@ def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None
 def init_annotations(task_class: type[Any]) -> dict[str, Any]:
     """Return the type annotations of a task's constructor arguments, by argument name.
 
-    `self` and the model's `config` are left out. The arguments of all base classes are included,
-    since a user's constructor may accept them as keyword arguments or set them itself.
+    `self` and the model's `config` are left out. The constructor arguments of all base classes are
+    included, since a user's constructor may accept those as `**kwargs` or set them itself.
     """
     annotations: dict[str, Any] = {}
     for base in reversed(task_class.__mro__):

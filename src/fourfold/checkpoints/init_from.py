@@ -21,7 +21,7 @@ InitFrom = str | dict[str, str] | None
 
 @lru_cache(maxsize=1)  # callers need the shape, the tokenizer and the weights, one after another
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
-    """Read a model whose weights initialize another model; it may lack a classification head.
+    """Read a model, possibly without classification head, whose weights initialize another model.
 
     The last result is cached, since the callers ask in turn for the model's sizes, tokenizer and
     weights.
@@ -31,7 +31,8 @@ def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> 
         classes: The user's model classes that the checkpoint may name, or their import paths.
 
     Raises:
-        InputError: There is no such model; the file is corrupted; or the architecture is unknown.
+        InputError: There is no such model; the file is corrupted; the architecture is unknown; or
+            the checkpoint names a class that is neither part of fourfold nor in `classes`.
     """
     return read_model(path, classes=classes, allow_missing_head=True)
 
@@ -47,17 +48,19 @@ def initialize_from(
 
     Args:
         model: The model whose weights are overwritten.
-        init_from: Path of the source, or paths by role: {"encoder": PATH, "decoder": PATH}. None
-            copies nothing.
-        tokenizer: Tokenizer of the data as JSON. If the source has another tokenizer, the
-            embeddings of the tokens in both vocabularies are copied to the new ids.
+        init_from: Path of the source model, or paths of two source models by the part that each
+            initializes: {"encoder": PATH, "decoder": PATH}. None copies nothing.
+        tokenizer: Tokenizer of the data as JSON. If the source has another tokenizer, only the
+            embeddings of tokens in both vocabularies are copied, each to the token's id in the
+            data. If either tokenizer is None, equal ids are assumed to mean equal tokens.
         interpolation: Interpolation of position embeddings to another image size, a key of
             `vit_positions.INTERPOLATIONS`.
         classes: The user's model classes that the sources may name, or their import paths. The
             class of `model` is always allowed.
 
     Returns:
-        A report of the tensors that were loaded, resized, left at their initial values or unused.
+        Lines of text that report which tensors were loaded, resized, left at their initial values
+        or unused.
 
     Raises:
         InputError: A source cannot be read, or its layers do not match those of the model.

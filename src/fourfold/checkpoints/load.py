@@ -82,8 +82,8 @@ def load(
 
     Raises:
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
-            unknown; or the checkpoint names a class that is neither part of fourfold nor in
-            `classes`.
+            unknown; the checkpoint names a class that is neither part of fourfold nor in `classes`;
+            or `dtype` is an unknown name.
 
     Example:
         >>> model = fourfold.load("runs/gpt2/tiny")  # doctest: +SKIP
@@ -131,7 +131,7 @@ def read_model(
         path: A path, or a name on the Hugging Face Hub, that `load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
         allow_missing_head: Accept an image model of another library whose file has no
-            classification head.
+            classification head; otherwise such a model is an InputError.
 
     Raises:
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
@@ -157,7 +157,7 @@ def read_model(
 def model_from_checkpoint(
     content: Mapping[str, Any], path: Path, classes: Classes = ()
 ) -> SourceModel:
-    """Build the model in the content of a checkpoint, with low-rank updates (LoRA) merged into it.
+    """Build the model of a checkpoint, with its low-rank updates (LoRA) merged into the weights.
 
     Args:
         content: Content of the checkpoint file.
@@ -196,7 +196,7 @@ def model_from_checkpoint(
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
-    """Build a model with initial weights from an instance of its config class.
+    """Build a model with newly initialized weights from an instance of its config class.
 
     Raises:
         InputError: The machine has too little memory for the weights.
@@ -260,7 +260,8 @@ def read_foreign(
         path: A directory of transformers or timm, a file of weights, or the name of a model on the
             Hugging Face Hub.
         content: Content of the file, if it has been read already; None reads the file.
-        allow_missing_head: Accept an image model whose file has no classification head.
+        allow_missing_head: Accept an image model whose file has no classification head; otherwise
+            such a model is an InputError.
 
     Raises:
         InputError: There is no such model; the file is corrupted; or the architecture is unknown.

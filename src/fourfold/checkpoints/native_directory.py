@@ -34,8 +34,9 @@ def read(path: Path) -> dict[str, Any]:
         path: The directory.
 
     Returns:
-        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. Its task has an
-        empty class name, and as `init_args` the special tokens and the options of beam search.
+        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. The task in
+        `fourfold` has an empty class name; its `init_args` are the special tokens and the options
+        of beam search.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.

@@ -22,13 +22,15 @@ def save(model: Model, path: str | Path) -> None:
 
     If transformers has the architecture, `AutoModel*.from_pretrained` reads the directory too. A
     model that was loaded from a Hugging Face directory is written with the same architecture and
-    data type, including tensors that fourfold does not use. A model of any other architecture is
-    written in fourfold's own format: fourfold.json, model.safetensors and tokenizer.json.
+    data type, including tensors that fourfold does not use. A model whose architecture transformers
+    lacks is written in fourfold's own format: fourfold.json, model.safetensors and tokenizer.json.
 
-    No file in the directory is ever incomplete, since files are written elsewhere and then renamed.
+    No file in the directory is ever incomplete, since the files are written to a temporary
+    directory and then moved.
 
     Args:
-        model: A model of fourfold, or an instance of your own model class with a `config`.
+        model: A model of fourfold, or an instance of your own model class with the attribute
+            `config`.
         path: The directory, which is created if it does not exist.
 
     Raises:
@@ -55,7 +57,8 @@ def write_transformers(model: Any, folder: Path) -> str:
         folder: An existing directory.
 
     Returns:
-        Name of the class in transformers, followed by a note if that class uses another `norm_eps`.
+        Name of the class in transformers; if that class uses another `norm_eps` than the model,
+        the text goes on with a note about the change.
 
     Raises:
         InputError: transformers has no such architecture.
@@ -67,10 +70,10 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of the model's tokenizer and image preprocessing, if it has them.
+    """Write the files of a model's tokenizer and image preprocessing, if it has them, to `folder`.
 
     Returns:
-        Entries that belong into config.json, such as special token ids and class names.
+        Entries that config.json must contain, such as special token ids and class names, by key.
     """
     from fourfold.hub import preprocessing
     from fourfold.models.clip import CLIP

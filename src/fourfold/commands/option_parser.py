@@ -23,7 +23,7 @@ class OptionParser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
 
     def add_allow_class(self) -> None:
-        """Add `--allow_class`, which names the user's classes that a checkpoint may import."""
+        """Add `--allow_class`: a class of the user that is imported if a checkpoint names it."""
         self.add_argument(
             "--allow_class",
             action="append",

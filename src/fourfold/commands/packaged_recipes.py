@@ -59,7 +59,11 @@ def main(argv: Sequence[str]) -> int:
     """Print the name and the first comment line of each packaged recipe that matches a pattern.
 
     Args:
-        argv: A part of a name, or a pattern such as 'gpt2/*'. An empty list means all recipes.
+        argv: One argument, a part of a name or a pattern such as 'gpt2/*'. An empty list means all
+            recipes.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         InputError: No recipe matches.

@@ -38,8 +38,12 @@ def main(argv: Sequence[str]) -> int:
     """Print parameters, FLOPs, memory and batch sizes of a training, computed from its config.
 
     Args:
-        argv: Options of `fourfold fit`, or `--run_dir` for the config of an earlier run; and the
-            options `--devices`, `--memory` and `--length` of `fourfold plan`.
+        argv: Options of `fourfold fit`, or `--run_dir` for the config of an earlier run. Further
+            options are `--devices` (number on all nodes together), `--memory` (GiB of one device)
+            and `--length` (tokens of a training example).
+
+    Returns:
+        The exit code 0.
 
     Raises:
         InputError: The config is invalid, or no micro-batch fits into the memory.
@@ -65,21 +69,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
-    """Return options of `fourfold fit` that divide a recipe's batch among the devices in `argv`.
+    """Return options of `fourfold fit` that divide a recipe's batch among several devices.
 
-    The batch of an optimizer step, the global batch, stays that of the recipe on one device.
+    The global batch, which is the batch of an optimizer step on all devices together, keeps the
+    size that it has if one device trains the recipe; a size in tokens may be rounded down.
 
     Args:
-        argv: Options of `fit`, among them `--trainer.devices`.
-        memory: Memory of one device in GiB; None means that every micro-batch fits.
+        argv: Options of `fit`, among them `--trainer.devices` with the number of devices.
+        memory: Memory of one device in GiB; None means unlimited.
 
     Returns:
         Values of options by key, such as trainer.accumulate_grad_batches. The dict is empty if
-        there is one device, on which the recipe's own micro-batch fits.
+        there is one device, and the recipe's own micro-batch fits into its memory.
 
     Raises:
-        InputError: No micro-batch fits, or the model has batch norms and the micro-batch would be
-            smaller, so that the batch norms would compute other statistics.
+        InputError: The devices cannot share the batch equally; no micro-batch fits; or the model
+            has batch norms, which would compute their statistics over a smaller micro-batch than
+            that of the recipe.
     """
     parser = make_parser("fourfold fit")
     recipe = read_recipe(parser, parse(parser, argv))
@@ -108,15 +114,20 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
 
 
 def row_length(recipe: Recipe, length: int | None) -> int:
-    """Return the number of tokens of a training example: an image, a sentence or a block of text.
+    """Return the number of tokens of a training example, from which its cost is computed.
+
+    For an encoder-decoder of text, the result counts the tokens of the source, and the target is
+    assumed to have as many. For a model of images and texts, such as CLIP, the result counts the
+    tokens of the text only. For an image classifier, the result counts the tokens of an image.
 
     Args:
-        recipe: The recipe.
-        length: Value of `--length` in tokens. None takes the length in the config, or 25 tokens for
-            each sentence of a pair.
+        recipe: The recipe, whose config determines the kind of model.
+        length: Value of `--length` in tokens. If it is None, the result is 25 for an
+            encoder-decoder of text, otherwise the maximum length in the config.
 
     Raises:
-        InputError: The model is no transformer or LSTM, or `length` is given for images.
+        InputError: The model is neither a transformer nor an LSTM, or it is an image classifier and
+            `length` is not None.
     """
     config = recipe.config
     if not isinstance(config, TransformerConfig | RecurrentLMConfig):
@@ -140,8 +151,9 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
 
     Args:
         recipe: The recipe.
-        length: Tokens of a training example.
+        length: Tokens of a training example, as `row_length` counts them.
         batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples.
+            The source and the target of an encoder-decoder of text each have this size.
         devices: Number of devices; with more than one, DDP's copy of the gradients is counted.
     """
     tokens = batch if recipe.counts_tokens else batch * length
@@ -163,7 +175,7 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
 def _compute_lines(recipe: Recipe, length: int) -> list[str]:
     """Return lines with the FLOPs of a forward pass, an optimizer step and the whole training.
 
-    `length` is the number of tokens of a training example.
+    `length` is the number of tokens of a training example, as `row_length` counts them.
     """
     config = recipe.config
     is_image = isinstance(config, ViTConfig)
@@ -201,8 +213,12 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     Args:
         recipe: The recipe.
         length: Tokens of a training example.
-        devices: Number of devices on all nodes.
+        devices: Number of devices on all nodes together.
         memory: Memory of one device in GiB; None means unlimited.
+
+    Raises:
+        InputError: `devices` is not a multiple of the number of nodes, the devices cannot share the
+            global batch equally, or no micro-batch fits.
     """
     total = recipe.global_batch
     if devices % recipe.nodes:
@@ -237,16 +253,19 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
 def _split(
     recipe: Recipe, devices: int, memory: float | None, length: int | None
 ) -> tuple[int, int]:
-    """Return the size of the micro-batch and the accumulation that keep the global batch.
+    """Divide the global batch of a recipe into the largest micro-batches that fit into memory.
 
     Args:
         recipe: The recipe.
-        devices: Number of devices on all nodes.
+        devices: Number of devices on all nodes together.
         memory: Memory of one device in GiB; None means unlimited.
         length: Tokens of a training example; None if the memory is unlimited.
 
+    Returns:
+        Size of a micro-batch, and number of micro-batches of a device in an optimizer step.
+
     Raises:
-        InputError: No micro-batch fits.
+        InputError: The devices cannot share the global batch equally, or no micro-batch fits.
     """
 
     def fits(batch: int) -> bool:

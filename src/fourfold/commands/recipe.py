@@ -43,9 +43,9 @@ class Recipe:
     Args:
         task: The task (LightningModule), with its model on the meta device.
         data: The DataModule.
-        arguments: Arguments of the DataModule.
-        batch_key: Argument of the DataModule that bounds a batch, a key of `BATCH_KEYS`.
-        trainer: Arguments of the Trainer.
+        arguments: Arguments of the DataModule by name.
+        batch_key: Name of the DataModule's argument that bounds a batch, a key of `BATCH_KEYS`.
+        trainer: Arguments of the Trainer by name.
     """
 
     task: Task
@@ -66,17 +66,17 @@ class Recipe:
 
     @property
     def batch(self) -> int:
-        """Size of a micro-batch in the config: tokens if `counts_tokens`, otherwise examples."""
+        """Size of a micro-batch as configured, in tokens if `counts_tokens`, else in examples."""
         return int(self.arguments[self.batch_key])
 
     @property
     def global_batch(self) -> int:
-        """Size of the batch of an optimizer step on one device, in the unit of `batch`."""
+        """Size of an optimizer step's batch if one device trains: `batch` times `accumulation`."""
         return self.batch * self.accumulation
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per optimizer step."""
+        """Number of micro-batches that a device processes in an optimizer step."""
         return int(self.trainer["accumulate_grad_batches"])
 
     @property
@@ -86,9 +86,9 @@ class Recipe:
 
     @property
     def length(self) -> int | None:
-        """Maximum number of tokens of a training example, an argument of the DataModule.
+        """Maximum number of tokens of a training example, as the DataModule's arguments give it.
 
-        None if batches are bounded by tokens, or if there is no such argument, as for images.
+        None if batches are bounded by tokens, or if no argument gives a length, as for images.
         """
         if self.counts_tokens:
             return None
@@ -101,7 +101,7 @@ class Recipe:
 
     @property
     def devices(self) -> int:
-        """Number of devices on all nodes; "auto" and -1 count as one device per node.
+        """Number of devices on all nodes together; "auto" and -1 count as one device per node.
 
         Raises:
             InputError: `trainer.devices` is not a number of devices.
@@ -119,7 +119,11 @@ class Recipe:
 
     @cached_property
     def steps(self) -> int | None:
-        """Number of optimizer steps of the run; None if the data that determine it are missing."""
+        """Number of optimizer steps of the run.
+
+        None if neither steps nor epochs are limited, or if the number depends on data that are on
+        another machine or on the Hugging Face Hub.
+        """
         max_steps = self.trainer["max_steps"]
         max_epochs = self.trainer["max_epochs"]
         if max_steps > 0 and (max_epochs or -1) < 0:
@@ -159,8 +163,8 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
         arguments: Options of `fit`, and options that were added to the parser.
 
     Raises:
-        InputError: An argument or a config file is invalid; the error has a file and a line if the
-            place in the config file is known.
+        InputError: An argument or a config file is invalid. For a value in a config file, the error
+            names the file and the line.
     """
     arguments = list(arguments)
     try:

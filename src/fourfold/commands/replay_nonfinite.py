@@ -22,13 +22,16 @@ is not finite."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the batch again that stopped a training, and print the module where an Inf or NaN begins.
+    """Repeat the batch that stopped a training, and print the first module with an Inf or NaN.
 
     Args:
-        argv: The file that the stopped training wrote, and options.
+        argv: Path of the file that the stopped training wrote, and options such as `--device`.
+
+    Returns:
+        The exit code 0, also if a value is not finite.
 
     Raises:
-        InputError: The file was not written by a training that stopped.
+        InputError: An option is invalid, or the file was not written by a training that stopped.
     """
     parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
     parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
@@ -108,8 +111,8 @@ def record_nonfinite(model: "nn.Module") -> Iterator[list[tuple[str, float]]]:
     """Record the modules that turn finite inputs into non-finite outputs, in order of execution.
 
     Yields:
-        List of pairs of the name of a module and the largest magnitude of its inputs. Each such
-        module adds a pair when it runs within the block.
+        A list that is empty at first. Each such module that runs in the `with` block appends a
+        pair: its name, and the largest absolute value of its inputs.
     """
     from torch import Tensor
 

@@ -1,8 +1,8 @@
 """`fourfold seeds`: train and test one recipe with several seeds, and summarise the metrics.
 
 For each seed N, `fit` and `test` run in subprocesses, with the run directory DIR/seed_N, where DIR
-is the value of `--run_dir`. A command that was stopped resumes when the same command is run again,
-and complete seeds are skipped.
+is the value of `--run_dir`. If `fourfold seeds` was stopped, the same command resumes the training
+that was interrupted and skips the seeds that are complete.
 """
 
 import math
@@ -99,15 +99,15 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return mean, standard deviation (n - 1), best and individual values of numeric metrics.
+    """Return the mean, standard deviation (n - 1) and best value over seeds of numeric metrics.
 
     Args:
         results: For each seed, the values of metrics by name.
 
     Returns:
-        For each name of a metric, a dict with the keys mean, std, best and seeds. `best` is the
-        minimum for a metric such as a loss, otherwise the maximum. `seeds` is a dict of the values
-        by seed.
+        For each name of a numeric metric, a dict with the keys mean, std, best and seeds. `best` is
+        the minimum for a metric such as a loss, otherwise the maximum. `seeds` is a dict from the
+        seed, as a string, to the value of the metric.
     """
     from fourfold.metrics import lower_is_better
 

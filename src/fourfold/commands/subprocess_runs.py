@@ -36,8 +36,9 @@ def run(
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
 
     Returns:
-        The exit code; or 128 plus the number of the signal that ended the subprocess, or that this
-        process received.
+        The exit code of the subprocess; 128 plus the number of the signal if a signal ended the
+        subprocess. If this process received SIGTERM or Ctrl-C, but the code is not that of a stop,
+        it is replaced by 128 plus the number of the received signal.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []
@@ -82,7 +83,7 @@ def is_stop(code: int) -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """Return a phrase for messages, such as "failed with exit code 2", for a run's exit code."""
+    """Describe the exit code of a failed run by a phrase, such as "failed with exit code 2"."""
     if code <= 128:
         return f"failed with exit code {code}"
     hint = ", possibly for lack of memory" if code - 128 == signal.SIGKILL else ""

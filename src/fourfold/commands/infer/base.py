@@ -1,6 +1,7 @@
 """Base classes of the line processors, which turn lines of input into lines of output.
 
-Shapes: B lines of a batch, T tokens, N outputs per line.
+Shapes: B lines of a batch, T tokens of the longest line, N outputs per line, L tokens of the
+longest output.
 """
 
 from argparse import Namespace
@@ -97,7 +98,7 @@ class TextProcessor(LineProcessor):
         return int(limit)
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Remove token ids at the end of a text that is too long for the model.
+        """Return the token ids of a text, without those at the end that the model cannot read.
 
         Args:
             ids: Token ids of the text, without special tokens.
@@ -130,11 +131,12 @@ class TextProcessor(LineProcessor):
             ids: Token ids (B, T) of sentences to translate, or of prompts.
             mask: Mask (B, T), True for real tokens.
             **defaults: Arguments of `fourfold.generation.beam_search`. The options --beam,
-                --length-penalty and --length-penalty-type replace these arguments if given.
+                --length-penalty and --length-penalty-type replace the argument of the same name if
+                the user gives them.
 
         Returns:
-            Token ids (B, N, length), the best output first. Each output begins with the first token
-            of the decoder, or with the prompt.
+            Token ids (B, N, L), the best output of a line first. An output begins with the prompt,
+            or for a translation with the token that starts the decoder.
         """
         names = ("beam", "length_penalty", "length_penalty_type")
         given = {name: value for name in names if (value := vars(self.options)[name]) is not None}

@@ -33,12 +33,16 @@ class ImageClassifier(LineProcessor):
         self.names: list[str] = task.artifacts["class_names"] or default_class_names(n_classes)
 
     def prepare(self, line: str) -> Item:
-        """Return an item whose content is the path `line` and the image (C, H, W) in that file."""
+        """Return an item whose content is the path `line` and the image (C, H, W) in that file.
+
+        Raises:
+            InputError: The image cannot be decoded.
+        """
         return Item((line, self.load(line)), 0)
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return the path of each image and its `--top-k` classes with probabilities."""
+        """Return a line for each image: path, and the `--top-k` best classes with probabilities."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
         classes = _format_classes(self.model(images), self.names, self.options.top_k)
@@ -48,8 +52,8 @@ class ImageClassifier(LineProcessor):
 class TextClassifier(TextProcessor):
     """Line processor that classifies a sentence or a pair of sentences, encoded as in training.
 
-    The sentences of a pair are separated by a tab. A model with one output is a regression: its
-    value is written instead of a class.
+    The sentences of a pair are separated by a tab. A model with one output is a regression model,
+    whose predicted value is written instead of classes.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -58,9 +62,10 @@ class TextClassifier(TextProcessor):
         self.n_separators: int = task.artifacts.get("n_separators", 1)
 
     def prepare(self, line: str) -> Item:
-        """Return the token ids of a line, and the number of them in its first segment.
+        """Return an item with the token ids of a line and the length of the first segment.
 
-        The first segment is the first sentence with the special tokens before and after it.
+        The first segment is the first sentence with the special tokens before and after it. Its
+        length is the number of its tokens.
 
         Raises:
             InputError: The line is too long and `--truncate` is not given, or the line has another
@@ -85,7 +90,7 @@ class TextClassifier(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return the `--top-k` classes of each line with probabilities, or the predicted value."""
+        """Return for each line the `--top-k` best classes with probabilities, or the value."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
@@ -104,7 +109,9 @@ class WordTagger(TextProcessor):
     """
 
     def prepare(self, line: str) -> Item:
-        """Return the token ids of a line, and the position of the first token of each word.
+        """Return an item with the token ids of a line and the position of each word's first token.
+
+        Words that truncation removes have no position, and therefore get no tag.
 
         Raises:
             InputError: The line is too long for the model, and `--truncate` is not given.
@@ -118,7 +125,7 @@ class WordTagger(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return the tags of each line, separated by spaces."""
+        """Return the tags of the words of each line, separated by spaces."""
         ids, mask = self.pad([item.content[0] for item in items])
         best = self.model(ids, None, mask).argmax(-1).tolist()  # (B, T)
         tags = self.task.artifacts["class_names"]

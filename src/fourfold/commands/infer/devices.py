@@ -38,11 +38,11 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
     Args:
         module: The module, changed in place.
         device: The device.
-        precision: Name or short spelling of a precision, such as bf16-true. A mixed precision, such
-            as bf16-mixed, leaves the data type of the weights as it is.
+        precision: Name of a precision, such as bf16-true, or a short spelling, such as bf16. A
+            mixed precision, such as bf16-mixed, leaves the data type of the weights as it is.
 
     Raises:
-        InputError: The precision is unknown, or the device is a CPU and computes in float16.
+        InputError: The precision is unknown, or it computes in float16 and the device is a CPU.
     """
     dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
     if dtypes.compute == "float16" and device.type == "cpu":
@@ -59,7 +59,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
     Args:
         device: Device that the model is on.
-        precision: Name or short spelling of a precision, such as bf16-mixed.
+        precision: Name of a precision, such as bf16-mixed, or a short spelling, such as bf16.
 
     Raises:
         InputError: The precision is unknown.

@@ -35,7 +35,7 @@ class MaskFiller(TextProcessor):
         self.context = self.tokenizer.encode("a")[:1]
 
     def prepare(self, line: str) -> Item:
-        """Return the token ids of a line from CLS to SEP, and the line split at its masks.
+        """Return an item with a line's token ids from CLS to SEP, and the line split at its masks.
 
         Raises:
             InputError: The line is too long for the model, and `--truncate` is not given.
@@ -50,7 +50,7 @@ class MaskFiller(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return each line N times, with its masks filled in N ways, separated by tabs."""
+        """Return for each input line its N most probable fillings, separated by tabs."""
         ids, mask = self.pad([item.content[0] for item in items])
         positions = ids.eq(self.mask_id)  # (B, T)
         h = self.model.encode(ids, mask=mask)[positions]  # (M, D)

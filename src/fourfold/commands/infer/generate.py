@@ -21,7 +21,7 @@ class PromptContinuer(TextProcessor):
     """Line processor that continues a prompt.
 
     Raises:
-        InputError: `--max-new` exceeds the length of the model.
+        InputError: `--max-new` exceeds the maximum length of the model.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -31,7 +31,9 @@ class PromptContinuer(TextProcessor):
         self.copies: Counter[tuple[int, ...]] = Counter()
 
     def prepare(self, line: str) -> Item:
-        """Return the token ids of the prompt, and the maximum number of new tokens.
+        """Return an item with the token ids of a prompt, and the maximum number of new tokens.
+
+        `--truncate` removes tokens at the beginning of a prompt that is too long.
 
         Raises:
             InputError: The prompt is too long, and `--truncate` is not given.
@@ -56,7 +58,10 @@ class PromptContinuer(TextProcessor):
         return Item((ids, max_new), len(ids), group)
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return each prompt with its `--n-best` continuations, separated by tabs."""
+        """Return for each prompt its `--n-best` continuations, separated by tabs.
+
+        Each continuation follows a copy of the prompt, unless `--only-new` is given.
+        """
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
         new = self._generate(ids, mask, items[0].content[1])[:, :, ids.shape[1] :].tolist()

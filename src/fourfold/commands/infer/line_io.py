@@ -14,7 +14,7 @@ class Item(NamedTuple):
 
     Args:
         content: Input of the model, such as token ids or an image.
-        size: Length by which lines are sorted, in tokens.
+        size: Length in tokens, by which lines are sorted; 0 for an image.
         group: Number of the line's group; lines of different groups never share a batch.
     """
 

@@ -142,7 +142,7 @@ def _check_conflicting_options(given: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load the checkpoint and write one line for each line of standard input.
+    """Load a checkpoint, and answer each line of standard input by one line on standard output.
 
     Args:
         argv: The command, such as "translate", and its options.

@@ -10,10 +10,10 @@ from fourfold.commands.infer.line_io import Item
 class SentenceTranslator(TextProcessor):
     """Line processor that translates a sentence.
 
-    If no option sets the beam width or the length penalty, they are those of the checkpoint.
+    A beam width or length penalty that no option sets is that of the checkpoint.
 
     Raises:
-        InputError: `--max-new` exceeds the length of the model.
+        InputError: `--max-new` exceeds the maximum length of the model.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -21,7 +21,7 @@ class SentenceTranslator(TextProcessor):
         self.check_max_new(getattr(self.model.config, "max_len", None))
 
     def prepare(self, line: str) -> Item:
-        """Return the token ids of a sentence, with EOS at the end.
+        """Return an item with the token ids of a sentence, and EOS at the end.
 
         If the tokenizer's template puts a token before each text (BART), that token is added, too.
 

@@ -78,9 +78,9 @@ def config_files(arguments: list[str]) -> list[Path]:
 
 
 def fingerprints(arguments: list[str]) -> dict[str, str]:
-    """Return a hash (SHA-256) of each config file that a command line names, by path.
+    """Return the SHA-256 hashes of the config files that a command line names, as a dict by path.
 
-    The hash is that of keys and values, so comments and line breaks do not count.
+    Only keys and values are hashed, so that comments and line breaks do not count.
 
     Args:
         arguments: Arguments as `expand_arguments` returns them.
@@ -98,10 +98,10 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
 
 
 def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
-    """Check that the config files of a command line are the same as at an earlier time.
+    """Check that the config files of a command line have not changed since an earlier time.
 
     Args:
-        before: Value of `fingerprints(arguments)` at the earlier time.
+        before: Hashes that `fingerprints(arguments)` returned at the earlier time.
         arguments: Arguments as `expand_arguments` returns them.
 
     Raises:
@@ -158,7 +158,7 @@ def unknown_key(key: str, known: Iterable[str]) -> InputError:
 
 
 def read_tree(file: Path) -> yaml.Node | None:
-    """Parse a YAML file into nodes that know their lines; return None for an empty file.
+    """Parse a YAML file into nodes, which hold line numbers; return None for an empty file.
 
     Raises:
         InputError: The file cannot be read or is not YAML.

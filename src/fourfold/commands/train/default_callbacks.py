@@ -77,7 +77,7 @@ def make_callbacks(
 
 
 def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
-    """Return the callbacks that save checkpoints; Lightning calls them after all others."""
+    """Return the callbacks that save checkpoints, which Lightning calls after all others."""
     checkpoints = RunCheckpoints(run.checkpoints, **vars(config["checkpoint"]))
     savers: list[Callback] = [checkpoints, SaveOnSignal(checkpoints)]
     n_snapshots = config["average_last_checkpoints"]

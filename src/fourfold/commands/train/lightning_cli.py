@@ -106,7 +106,15 @@ class FourfoldCLI(LightningCLI):
         self.method_options = parser.add_method_arguments(Trainer, self.command, skip=skip)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse the options that were given to the constructor; `args` is ignored."""
+        """Parse the options that were given to the constructor, and set `config` and `given`.
+
+        Args:
+            parser: Parser of the command.
+            args: Ignored.
+
+        Raises:
+            InputError: An option or a config file is invalid.
+        """
         # `given` is the part of the config that the user gave, without default values.
         self.config, self.given = parse_config(parser, self.options)
         check_seed("seed_everything", self.config["seed_everything"])
@@ -159,11 +167,12 @@ class FourfoldCLI(LightningCLI):
         """Build the Trainer with default callbacks and plugins in addition to the user's.
 
         Args:
-            **kwargs: Arguments of the Trainer that replace those of the config. Callbacks, plugins,
-                loggers and the root directory are set here.
+            **kwargs: Arguments of the Trainer that replace those of the config, except callbacks,
+                plugins, loggers and the root directory, which this method sets.
 
         Raises:
-            InputError: Lightning rejects an argument of the Trainer.
+            InputError: Lightning rejects an argument of the Trainer, or a training on the CPU would
+                start far more processes than there are cores.
         """
         config = self.config_init
         trainer = config["trainer"]
@@ -247,7 +256,11 @@ class FourfoldCLI(LightningCLI):
             )
 
     def _report(self) -> None:
-        """Print the metrics of an evaluation; a test also writes metrics.json."""
+        """Print the metrics of a validation or test; a test also writes metrics.json.
+
+        Raises:
+            InputError: The data of a validation have no validation split.
+        """
         metrics = self.model.summary
         weights = str(self.checkpoint or self.model.init_from)
         if self.command == "validate":

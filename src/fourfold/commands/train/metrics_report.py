@@ -58,8 +58,8 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
     Args:
         file: The file to write; its directory is created if it does not exist.
         metrics: Values by name.
-        run: Origin of the metrics: command line, config files, checkpoint. Commit, date, hardware
-            and versions are added.
+        run: Origin of the metrics, such as command line, config files and checkpoint. In the file,
+            the key `run` also holds commit, date, hardware and versions.
     """
     origin = {
         **run,
@@ -74,9 +74,9 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
 
 
 def to_json(value: Any) -> Any:
-    """Return a value in which infinities and NaN are replaced by strings, since JSON has neither.
+    """Return a value with infinities and NaN replaced by strings, since JSON has neither.
 
-    Dicts and lists are searched for such numbers.
+    Dicts and lists are copied, with such numbers replaced at every depth.
     """
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}

@@ -87,7 +87,10 @@ class RunOptions:
 
 
 def add_options(parser: Any) -> None:
-    """Add the fields of RunOptions to a parser; those of CheckpointOptions as checkpoint.FIELD."""
+    """Add the fields of RunOptions and CheckpointOptions to a parser as options.
+
+    A field of RunOptions becomes `--FIELD`, one of CheckpointOptions `--checkpoint.FIELD`.
+    """
     parser.add_class_arguments(RunOptions, instantiate=False)
     parser.add_class_arguments(CheckpointOptions, "checkpoint")
 
@@ -123,11 +126,11 @@ def check_options(config: Any) -> None:
 
 
 def check_seed(name: str, seed: int | bool | None) -> None:
-    """Check that numpy accepts a seed; Lightning also takes None and a bool.
+    """Check that numpy accepts a seed.
 
     Args:
         name: Name of the option, for the error message.
-        seed: The seed; None is not checked.
+        seed: The seed, or a value of Lightning's `seed_everything`: True, False and None pass.
 
     Raises:
         InputError: The seed is negative or at least 2**32.
@@ -149,7 +152,11 @@ def check_numbers(config: Any) -> None:
 
 
 def count_devices(devices: Any) -> int | None:
-    """Return the number of devices that `trainer.devices` names; None for all available ones.
+    """Return the number of devices on each node, which a value of `trainer.devices` stands for.
+
+    Args:
+        devices: A number, a list of device numbers, or a text with either. For "auto" and -1, which
+            mean all available devices, None is returned.
 
     Raises:
         InputError: The value is neither a number of devices nor a list of them.
@@ -191,8 +198,8 @@ def check_resumable(content: Mapping[str, Any], path: str | Path, max_epochs: in
         max_epochs: Value of `trainer.max_epochs`; None and -1 mean no limit.
 
     Raises:
-        InputError: The checkpoint contains only weights, or was trained for more than `max_epochs`
-            epochs.
+        InputError: The checkpoint contains only weights, or more than `max_epochs` epochs of its
+            training are complete.
     """
     if "optimizer_states" not in content or "loops" not in content:
         raise InputError(

@@ -41,7 +41,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
-        """Parse arguments and return the config, with a list of all values of `--allow_class`."""
+        """Parse arguments and return the config; `--allow_class` may be given several times."""
         if args is not None:
             # jsonargparse writes the value None of a nested argument as "None" instead of null.
             args = [re.sub("=None$", "=null", argument) for argument in args]
@@ -49,14 +49,20 @@ class Parser(LightningArgumentParser):
         return super().parse_args(args, *more, **options)
 
     def validate(self, namespace: Any, *args: Any, **options: Any) -> None:
-        """Check all values of a config; jsonargparse does not check that a section is a mapping."""
+        """Check all values of a config, and that sections such as `trainer` are mappings.
+
+        jsonargparse alone does not check the latter.
+
+        Raises:
+            TypeError: A section is not a mapping.
+        """
         for name in set(self.groups or ()) - {"model", "data"}:
             if not isinstance(namespace.get(name, Namespace()), Namespace):
                 raise TypeError(f'Parser key "{name}": Unable to load config {namespace[name]}')
         super().validate(namespace, *args, **options)
 
     def instantiate(self, namespace: Any, *args: Any, **options: Any) -> Any:
-        """Build the objects of a config; errors of their constructors keep their tracebacks."""
+        """Build the objects of a config; an error of a constructor is raised as it is."""
         try:
             return super().instantiate(namespace, *args, **options)
         except Exception as error:
@@ -81,7 +87,8 @@ def was_raised_in(error: Exception, package: str) -> bool:
 
     Args:
         error: The exception.
-        package: First characters of the module's name, such as "lightning.".
+        package: Characters with which the names of the package's modules begin, such as
+            "lightning.".
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(package)

@@ -77,9 +77,9 @@ class RunDirectory:
                 newest checkpoint of this directory.
 
         Raises:
-            InputError: The directory contradicts `resume`; all its checkpoints are corrupted; or
-                `ckpt_path` is not a checkpoint to resume from, or starts another training than that
-                in the directory.
+            InputError: The directory contradicts `resume`; all its checkpoints are corrupted;
+                `ckpt_path` is not a checkpoint to resume from; or the directory has checkpoints,
+                and `ckpt_path` is not the newest of them.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
