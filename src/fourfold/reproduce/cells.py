@@ -29,15 +29,16 @@ class Cell:
         row: Name of the row of the table.
         column: Name of the column.
         printed: Text that the paper prints; None if the cell is empty in the paper.
-        values: Our values in printed units, one per seed; a single value if it is computed, which
-            may be a formula as text; empty if the cell was not run.
+        values: Our values in printed units, one per seed, or per round of a timing; a single value
+            if the cell is computed; empty if the cell was not run. A text is a formula, or a limit
+            such as "over 1024" that stands for all rounds of a timing.
         verdict: Result of the comparison. For a computed cell "agrees", "explained", "unknown
             cause", "differs" or "not printed"; for every other cell "measured" or "not run".
-        seeds: Seeds of the values; empty if the value is computed.
+        seeds: Seeds of the values, or numbers of the rounds; empty if the value is computed.
         why: Explanation of the difference from the printed value; "" if there is none.
         source: Keys of `Paper.sources` that support the explanation.
-        changed: Value that is computed after the change of inputs that the explanation names; None
-            if the explanation names no change.
+        changed: Our value in printed units if the inputs are changed as the explanation says
+            (`Reason.changes`); None if the explanation changes no input.
     """
 
     row: str
@@ -62,7 +63,7 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Mean of our values over seeds, in printed units; None without a number."""
+        """Mean of our values over seeds, in printed units; None if no value is a number."""
         return statistics.fmean(self.numbers) if self.numbers else None
 
     @property
@@ -99,7 +100,8 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
     Args:
         value: Our number in printed units, or formula as text.
         printed: Text of the cell in the paper. A formula must be equal to `value`.
-        column: Column of the cell, whose `step`, if given, replaces the last printed digit.
+        column: Column of the cell. Its `step` is the step of the rounding; None means one unit in
+            the last printed digit.
         rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
     """
     number = printed_number(printed)
@@ -116,7 +118,7 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
 def exact_cell(
     table: Table, row: Row, name: str, compute: Callable[[dict[str, object]], Value]
 ) -> Cell:
-    """Compute a cell of the exact tier, with an explanation if it differs from the printed number.
+    """Compute a cell of the exact tier, with an explanation if our value differs from the paper's.
 
     Args:
         table: Table.
@@ -180,7 +182,7 @@ def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) ->
 
 
 def format_number(value: Value | None) -> str:
-    """Format a number for a page; a text is returned as it is, and None as "".
+    """Format a number for display; a text is returned as it is, and None as "".
 
     Integers have all digits, other numbers from 1000 on have one decimal, and the remaining numbers
     have five significant digits. From 10^12 on, all numbers have five significant digits.
@@ -193,13 +195,19 @@ def format_number(value: Value | None) -> str:
 
 
 def format_value(value: Value | None, column: Column) -> str:
-    """Format a value in printed units; as a count in base units if `column.whole` is set."""
+    """Format a value for display.
+
+    Args:
+        value: Value in printed units, or text.
+        column: Column of the value. If `column.whole` is set, a number is converted to base units
+            and has all its digits.
+    """
     if column.whole and isinstance(value, int | float):
         return f"{value * column.scale:,.0f}"
     return format_number(value)
 
 
 def count_verdicts(cells: Sequence[Cell]) -> str:
-    """Count the cells by verdict, such as "3 agrees, 1 differs"."""
+    """Return the number of cells with each verdict as text, such as "3 agrees, 1 differs"."""
     counts = Counter(cell.verdict for cell in cells)
     return ", ".join(f"{n} {verdict}" for verdict, n in counts.items())

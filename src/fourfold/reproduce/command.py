@@ -31,7 +31,9 @@ directory has to be removed first. A failed run only prevents the runs that star
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reproduce tables in one tier, print and write them; with `--list`, only list the tables.
+    """Reproduce tables in one tier, print and write them.
+
+    With `--list` or `--commands`, only the list of tables or the commands of the runs are printed.
 
     Args:
         argv: Arguments after `fourfold reproduce`.
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         InputError: A table, tier or row is unknown, data files are missing, or the budget is
-            shorter than each run.
+            shorter than every run.
     """
     options = make_parser().parse_intermixed_args(list(argv))
     if options.list:

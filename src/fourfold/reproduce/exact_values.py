@@ -66,7 +66,7 @@ def device_flops(setup: Setup) -> float:
 
 
 def training_flops(setup: Setup) -> float:
-    """Compute the training FLOPs of a model from those of its forward pass.
+    """Compute the training FLOPs of the setup's model as three times those of all forward passes.
 
     The setup contains the number of training `samples` (sequences or images), or the number of
     `steps` and the samples of a `batch`.
@@ -87,7 +87,8 @@ def six_n_d(setup: Setup) -> float:
 def peak_rate(setup: Setup) -> float:
     """Compute the maximum learning rate of a training.
 
-    The setup contains the `schedule`, its `lr`, the number of optimizer `steps` and `d_model`.
+    The setup contains the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` that the
+    schedule multiplies, the number of optimizer `steps` and the width `d_model`.
     """
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])

@@ -34,7 +34,7 @@ Rows = Mapping[str, list[Row]]  # selected rows by name of the table
 
 
 def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
-    """Print the commands of all runs of the selected rows, in the order of execution.
+    """Print the commands of all runs of the selected rows in the order of execution; run none.
 
     Args:
         tables: Tables.
@@ -56,7 +56,7 @@ def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> No
 
 
 def _machine(options: Namespace) -> Machine:
-    """Return the devices that `--machine` and `--memory` describe."""
+    """Return the devices that the options `--machine` and `--memory` describe."""
     return Machine(options.machine and find_config(options.machine), options.memory)
 
 
@@ -78,7 +78,7 @@ def fill_tables(
 
     Raises:
         InputError: Data files are missing, a directory or provenance.json is invalid, or the budget
-            is shorter than each run.
+            is shorter than every run.
     """
     # Missing data are reported before hours are spent on the first table.
     for table in tables:
@@ -176,7 +176,10 @@ def _train(
 
 
 def _announce(runs: Sequence[Run], record: Record, out: Path) -> None:
-    """Print the number of runs on record, and the titles of runs whose record is outdated.
+    """Print the number of runs whose results are only on record, and the titles of outdated runs.
+
+    On record are results in a file provenance.json; the run directory may be gone. A run is
+    outdated if all of its results on record are those of other options or data.
 
     Args:
         runs: All runs of a table in one tier.

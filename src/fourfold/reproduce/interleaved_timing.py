@@ -1,8 +1,8 @@
 """Interleaved timing of several functions, so that their ratios are comparable.
 
-The clock rate and the load of a machine change from minute to minute, while the ratio of two
-measurements of the same round hardly does. Each round therefore measures all functions once, in
-random order, so that ratios can be taken round by round.
+The clock rate and the load of a machine change from minute to minute, and durations change with
+them. The ratio of two durations that are measured in the same round hardly changes. Each round
+therefore measures all functions once, in random order, so that ratios can be taken round by round.
 """
 
 import random

@@ -71,7 +71,10 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention of each token over its R neighbours to x (T, D); `depth` is ignored."""
+    """Apply self-attention of each token over the R tokens around it to x (T, D).
+
+    The R tokens include the token itself; `depth` is ignored.
+    """
     padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
     neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
     weights = torch.bmm(x[:, None], neighbours).softmax(-1)  # (T, 1, R)
@@ -110,13 +113,13 @@ def sequential(layer: Layer, size: Size) -> int:
 
 
 def _chain_lengths(end: Any) -> dict[Any, int]:
-    """Count the matrix products on the longest path to the input in autograd's graph.
+    """Count the matrix products on the longest path from each node of a graph to the input.
 
     Args:
-        end: Node of the graph that belongs to the output of a layer, the `grad_fn` of the output.
+        end: Last node of autograd's graph, which is `grad_fn` of the output of a layer.
 
     Returns:
-        The count for the path from each node to the input, by node.
+        For each node of the graph, `end` included, the number of matrix products on that path.
     """
     lengths: dict[Any, int] = {}
     stack = [end]
@@ -133,10 +136,10 @@ def _chain_lengths(end: Any) -> dict[Any, int]:
 
 @cache
 def path(layer: Layer, size: Size) -> int:
-    """Compute the maximum length of the path between two tokens through a stack of layers.
+    """Compute the maximum length of the path between two tokens through a stack of equal layers.
 
-    The length is the number of layers that connect the first token to the last one. In a recurrent
-    layer, it is the number of recurrent steps.
+    The length is the number of layers after which the output of the last token depends on the first
+    token. A recurrent layer counts as the number of its recurrent steps.
     """
     x = _input(size)
     h = layer(x, size, 0)
@@ -151,7 +154,10 @@ def path(layer: Layer, size: Size) -> int:
 
 
 def cost_formula(layer: Layer) -> str:
-    """Derive the formula of a layer's operations, such as O(n^2 * d), by doubling each size."""
+    """Derive the formula of a layer's operations, such as O(n^2 * d).
+
+    Each size is doubled in turn, and the growth of the operations yields the exponent of the size.
+    """
     base = Size()
     factors = []
     for name in ("k", "r", "n", "d"):
@@ -163,7 +169,7 @@ def cost_formula(layer: Layer) -> str:
 
 
 def sequence_formula(layer: Layer) -> str:
-    """Derive the growth of a layer's sequential operations with the tokens n: O(1) or O(n)."""
+    """Return the growth of a layer's sequential operations with the n tokens: O(1) or O(n)."""
     ratio = sequential(layer, Size(n=64)) / sequential(layer, Size(n=16))
     return {1: "O(1)", 4: "O(n)"}[round(ratio)]
 
@@ -179,7 +185,7 @@ SIZES = tuple(Size(n=n, d=4, k=k, r=r) for n in (27, 81, 243) for k, r in ((3, 5
 
 
 def path_formula(layer: Layer) -> str:
-    """Select the key of GROWTHS whose growth over SIZES matches a layer's maximum path length."""
+    """Select the formula (a key of GROWTHS) that grows over SIZES as a layer's path length does."""
 
     def spread(name: str) -> float:
         ratios = [path(layer, size) / GROWTHS[name](size) for size in SIZES]

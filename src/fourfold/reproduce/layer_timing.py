@@ -137,11 +137,12 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
 def _crossing(curve: Mapping[int, float]) -> float | None:
     """Return the length in tokens at which a curve last rises above 0.
 
-    The length is interpolated on a logarithmic axis. None if the curve is above 0 at all lengths,
-    or not above 0 at the maximum length.
+    Between two measured lengths, the curve is linear on a logarithmic axis of lengths. None if the
+    curve is above 0 at all lengths, or not above 0 at the maximum length.
 
     Args:
-        curve: Values by length.
+        curve: Logarithm of the ratio of two times, by length in tokens. The ratio is the time of
+            self-attention divided by that of another layer.
     """
     lengths = sorted(curve)
     no_slower = [i for i, n in enumerate(lengths) if curve[n] <= 0.0]
@@ -168,7 +169,8 @@ def time_rows(
         out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
 
     Returns:
-        All cells of the table; and the timings of all rows, one record per row and round.
+        All cells of the table in the tier `measured`; and the timings of all rows, one record per
+        row and round.
 
     Raises:
         InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.

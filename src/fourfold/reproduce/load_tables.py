@@ -44,7 +44,7 @@ def read_paper(file: str, text: str) -> Paper:
     """Parse the YAML file of one paper.
 
     Args:
-        file: Name of the file, such as bert2018.yaml, which determines the name of the paper.
+        file: Name of the file, such as bert2018.yaml, which is the name of the paper and .yaml.
         text: Content of the file.
 
     Raises:
@@ -113,7 +113,11 @@ def _row(
         texts: The content of the row with all numbers as text.
         columns: Columns of the table by name.
         tiers: Tiers of the table by name.
-        shared: Setup of the table, which the setup of the row changes.
+        shared: Setup of the table, the inputs of the computation that all rows share. The row's
+            own setup is merged into it.
+
+    Raises:
+        InputError: `row` has an unknown key.
     """
     for key in row:
         check_choice(f"{where}: key", key, (*columns, *tiers, "title", "setup"))
@@ -129,9 +133,9 @@ def _row(
 
 
 def merged(base: Any, change: Any) -> Any:
-    """Merge nested mappings key by key; values of `change` replace those of `base`.
+    """Merge two nested mappings, so that values of `change` replace those of `base`.
 
-    If one of the arguments is not a mapping, `change` is returned.
+    The result is a new mapping; if one of the arguments is not a mapping, it is `change`.
     """
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change

@@ -61,7 +61,9 @@ def shares(masking: Mapping[str, Any]) -> dict[str, float]:
 
 
 def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
-    """Count the distinct sets of positions that are selected in one sequence over some epochs.
+    """Count the distinct masks of one sequence over some epochs.
+
+    A mask is the set of positions that are selected for prediction.
 
     Args:
         masking: Fields of `MaskingConfig`.

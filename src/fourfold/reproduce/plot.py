@@ -21,7 +21,13 @@ CURVE_PANEL_HEIGHT = 3.6  # inches
 def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     """Plot the cells of a table into a PNG file.
 
-    Cells without a number of ours are left out. Nothing is written if no cell has one.
+    Cells for which we have no number, because they were not run or contain a formula, are left
+    out. Nothing is written if all cells are left out.
+
+    Args:
+        table: Table.
+        cells: Cells of the table in one tier.
+        file: PNG file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -27,7 +27,8 @@ class RankCorrelation:
         rho: Spearman's rank correlation; nan if all printed or all measured numbers are equal.
         low: Lower end of the 95 % bootstrap interval of `rho`, for rows drawn with replacement.
         high: Upper end of that interval.
-        p: One-sided p-value of a permutation test of `rho`.
+        p: One-sided p-value of a permutation test: share of random orders of our numbers whose
+            rank correlation is at least `rho`.
     """
 
     column: str
@@ -38,7 +39,7 @@ class RankCorrelation:
     p: float
 
     def sentence(self) -> str:
-        """Describe the result in one sentence for a page."""
+        """Describe the correlation in one sentence for the page of the table."""
         return (
             f"Order of {self.rows} rows by {self.column}, Spearman's rank correlation with the"
             f" paper's: {self.rho:.2f} (bootstrap over rows, 95 %: {self.low:.2f} to"
@@ -47,7 +48,7 @@ class RankCorrelation:
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]:
-    """Compute the rank correlation between printed and measured numbers for each column.
+    """Compute the rank correlation between printed and measured numbers, column by column.
 
     A column is left out if fewer than MIN_ROWS rows have both numbers, or if all printed or all
     measured numbers are equal.

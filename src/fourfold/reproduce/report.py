@@ -27,14 +27,15 @@ CSV_HEADINGS = [
 def markdown(
     paper: Paper, table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> str:
-    """Format the page of a table, without the command and commit of its results.
+    """Format the page of a table as Markdown, without the command and commit of the results.
 
     Args:
         paper: Paper of the table.
         table: Table.
         tier: Tier that the cells were obtained in.
         cells: Cells of the table.
-        order: Rank correlations between printed and our numbers, one per column.
+        order: Rank correlations between the printed numbers and ours, one for each column that
+            `compare_orders` compares.
     """
     paragraphs = [
         f"# {table.name}, {tier}: {table.title}",
@@ -59,7 +60,12 @@ def markdown(
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """Return the cells as a Markdown table, followed by one paragraph per numbered explanation."""
+    """Format the cells as a Markdown table with one line per cell.
+
+    Returns:
+        The Markdown table, and one paragraph for each explanation that its cells refer to by
+        number.
+    """
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
     notes: dict[str, int] = {}  # number of each explanation
@@ -73,13 +79,18 @@ def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[
 
 
 def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> str:
-    """Format the reference to a cell's explanation, such as "[2] gives 65.1"; "" if there is none.
+    """Format the last entry of a cell's line, which refers to the explanation of its deviation.
+
+    The entry "[2]" refers to the explanation with the number 2 below the Markdown table. The entry
+    "[2] gives 65.1" also contains `cell.changed`, our value with the inputs that the explanation
+    assumes. The entry is "" if the cell has no explanation.
 
     Args:
         paper: Paper of the table, whose sources the explanation cites.
         cell: Cell.
-        column: Column of the cell.
-        notes: Numbers of the explanations by text, to which a new explanation is added.
+        column: Column of the cell, which determines the format of `cell.changed`.
+        notes: Numbers of the explanations, by text of the explanation. An explanation that is
+            missing is added in place, with the next number.
     """
     if not cell.why:
         return ""
@@ -89,7 +100,10 @@ def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> st
 
 
 def ours(cell: Cell, column: Column) -> str:
-    """Format our value: one value, or mean ± standard deviation if there are several seeds."""
+    """Format our value: the only value, or the mean ± standard deviation of several values.
+
+    The result is "not run" if there is no value.
+    """
     if not cell.values:
         return "not run"
     if cell.spread is None:
@@ -108,8 +122,9 @@ def method(cell: Cell, tier: str) -> str:
 def deviation(cell: Cell) -> str:
     """Format the deviation of our mean from the printed number in percent, and the verdict.
 
-    The result is "" for a cell that was not run or is not printed, and only the verdict if the
-    numbers agree or are formulas. The verdict "measured" is omitted if there is a deviation.
+    An example is "+6.4 %, explained". The result is "" for the verdicts "not run" and "not
+    printed", and the verdict alone for "agrees" or if there is no deviation, as for a formula. The
+    verdict "measured" is omitted if there is a deviation.
     """
     if cell.verdict in ("not run", "not printed"):
         return ""
@@ -120,7 +135,10 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """List the columns with printed cells that a tier does not fill, such as "BLEU of 3 rows"."""
+    """Count the printed cells that a tier does not fill, by column, such as "BLEU of 3 rows".
+
+    The columns are separated by commas. The result is "" if the tier fills all printed cells.
+    """
     filled = {(row.name, column) for row, column in table.cells(tier)}
     missing = Counter(
         column
@@ -134,7 +152,7 @@ def left_out(table: Table, tier: str) -> str:
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
-    """Format the cells as CSV, one line per cell."""
+    """Format the cells as CSV, with a line of headings and one line per cell."""
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_HEADINGS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

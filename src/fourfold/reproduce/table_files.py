@@ -45,7 +45,8 @@ def write(
         out: Directory of the results.
 
     Returns:
-        The Markdown page without its provenance, followed by the name of the directory.
+        The text to print: the Markdown page without its last line, which names the command and
+        commit, followed by the name of the directory.
     """
     order = compare_orders(table, cells) if tier != "exact" else []
     page = markdown(paper, table, tier, cells, order)
@@ -65,7 +66,16 @@ def write(
 
 
 def check_folder(out: Path, table: Table, tier: str) -> None:
-    """Raise InputError if the directory OUT/PAPER/TABLE/TIER cannot be written or created."""
+    """Check that the directory OUT/PAPER/TABLE/TIER can be written or created.
+
+    Args:
+        out: Directory of the results, OUT.
+        table: Table, named PAPER/TABLE.
+        tier: Name of the tier.
+
+    Raises:
+        InputError: The directory, or its closest existing parent, is no writable directory.
+    """
     folder = out / table.name / tier
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -88,7 +98,12 @@ def read_provenance(file: Path) -> dict[str, Any]:
 
 
 def with_provenance(page: str, provenance: dict[str, Any]) -> str:
-    """Append a line with the command, commit and date of the results to the page of a table."""
+    """Return the page of a table, followed by a line with command, commit and date of the results.
+
+    Args:
+        page: Page as Markdown.
+        provenance: Content of provenance.json.
+    """
     commit = provenance["machine"].get("commit", "unknown")
     return (
         f"{page}\n`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware,"

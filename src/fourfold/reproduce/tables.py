@@ -51,14 +51,14 @@ class Column:
     Args:
         title: Heading.
         unit: Unit, appended to the heading.
-        scale: Value of one printed unit: 1e6 if the paper prints millions.
+        scale: Value of one printed unit in base units: 1e6 if the paper prints millions.
         step: Step to which the paper rounds, in printed units; None means one unit in the last
             printed digit.
         exact: Key of `exact_values.EXACT`, the function that computes the cells of the column
             without training; None if no function does.
         measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column; None if the
             column is not timed.
-        whole: True if our value is a count that is shown with all digits.
+        whole: True if our value is a count that is shown in base units with all its digits.
         at: Coordinate of the column on the horizontal axis, if the table was read from a figure.
     """
 
@@ -87,7 +87,8 @@ class Reason:
         rows: Names of the rows of the table that the explanation applies to.
         columns: Names of the columns that the explanation applies to.
         changes: Changes of `Row.setup` with which the computation results in the printed number;
-            empty if the explanation needs none, such as another rounding, or its cause is unknown.
+            empty if the explanation needs none, such as another rounding, or if the cause of the
+            difference is unknown.
         rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
         unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
     """
@@ -110,20 +111,22 @@ class Row:
         title: Name in the paper.
         printed: Text that the paper prints, without a unit, by column; columns in which the paper
             prints nothing are missing.
-        setup: Input of the functions of `exact_values.EXACT`, such as the model's config; None if
-            no cell of the row is computed.
+        setup: Inputs of the functions of `exact_values.EXACT`, such as the model's config, or of
+            the timing, such as the width; None if no cell of the row is computed or timed.
         runs: Changes of the tier's recipe, by tier; tiers that do not run this row are missing.
 
     The changes of one tier are a mapping. A row may consist of several trainings: the first one,
     and further ones that are called parts (see `Tier`). The keys of the mapping are:
 
-    - config, model, data, trainer, run: options that change in the first training.
+    - config, model, data, trainer, run: mappings of the options that change in the first training
+      to their values.
     - recipe, minutes: values that replace `config` and `minutes` of the tier.
     - each: a mapping of changes that apply to every training.
     - the name of a part: a mapping of changes of that part, or null to omit the part.
-    - start: the row of a table whose first training replaces that of this row; "random" for none.
-    - words: the row whose tokenizer is reused, while the weights start at random.
-    - teacher: the row whose model is the teacher in distillation.
+    - start: the name of the row whose first training replaces that of this row; "random" if the
+      parts start from random weights without a first training.
+    - words: the name of the row whose tokenizer is reused, while the weights start at random.
+    - teacher: the name of the row whose model is the teacher in distillation.
     - columns: metrics by column, which replace those of the tier.
     """
 
@@ -144,7 +147,8 @@ class Recipe:
         options: Changed options that all rows share, by section: config (of the model), model,
             data, trainer, run.
         test: Further changed options, by section, which apply to the test only.
-        minutes: Measured duration in minutes; None if it was never measured.
+        minutes: Duration of training and test in minutes, measured or estimated; None if it is
+            unknown.
     """
 
     config: str
@@ -171,8 +175,8 @@ class Tier(Recipe):
         like: Name of another tier, whose changes apply to a row that has none for this tier.
         then: Parts that start from the weights of the first training, by name. A row whose changes
             contain `start` uses the first training of another row instead, named by ROW or
-            PAPER/TABLE/ROW. With "random" there is no first training, and the parts start from
-            random weights.
+            PAPER/TABLE/ROW. If `start` is "random", there is no first training, and the parts start
+            from random weights.
         also: Parts that always start from random weights, by name.
     """
 
@@ -192,9 +196,10 @@ class Tier(Recipe):
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
-        """Training and metric that fill each column, by column.
+        """Mapping from the name of each column to the training and the metric that fill the column.
 
-        The training is named by its part; "" is the first training.
+        The training is the name of a part, or "" for the first training. The metric is one of
+        `fourfold test`, such as test/accuracy.
         """
         parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
@@ -315,7 +320,7 @@ def make(cls: type[T], where: str, given: Any, **more: Any) -> T:
         more: Further fields, which the mapping must not contain.
 
     Raises:
-        InputError: A key is missing or unknown, or its value has the wrong type.
+        InputError: A key is missing, unknown or also in `more`, or a value has the wrong type.
     """
     try:
         made = cls(**given, **more)

@@ -75,7 +75,8 @@ def smoothed(values: Values) -> tuple[float, ...]:
 def peak(values: Values) -> tuple[float, ...] | None:
     """Compute the peak learning rate.
 
-    The schedule noam scales the rate by width and warm-up steps. None for noam without a width.
+    For the schedule noam, the peak follows from the width and the warm-up steps; for all other
+    schedules it is `lr`. None if the schedule is noam and the card states no width.
     """
     lr = float(values["lr"])
     if values["schedule"] != "noam":
@@ -92,9 +93,9 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 
     Args:
         schedule: Schedule of the learning rate.
-        lr: Learning rate that the schedule multiplies.
+        lr: Learning rate that the schedule multiplies by a factor in each step.
         total: Number of optimizer steps.
-        d_model: Width D of the model, for the schedule noam.
+        d_model: Width D of the model, which only the schedule noam uses.
     """
     factor = learning_rate_factor(schedule, lr, total, d_model)
     # Every schedule rises during its warm-up and falls afterwards.
@@ -105,8 +106,10 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 def decay(values: Values) -> tuple[float, ...] | None:
     """Convert the weight decay of a card to the convention of torch's AdamW.
 
-    AdamW multiplies the decay by the learning rate in each step. None for an L2 penalty, which
-    cannot be converted, and if the card does not state the convention or the learning rate.
+    AdamW multiplies the decay by the learning rate in each step. A decay that is not multiplied by
+    the peak learning rate (the form `own`) is therefore divided by this rate. None for an L2
+    penalty, which cannot be converted, if the card does not state the convention of the decay, and
+    if the form is `own` and the card does not state the peak learning rate.
     """
     given = float(values["weight_decay"])
     form = values.get("weight_decay_form")
@@ -120,7 +123,8 @@ def tokens(values: Values) -> tuple[float, ...] | None:
     """Compute the number of tokens per optimizer step over all devices.
 
     Of a sentence pair, only the longer side counts, including padding. None if the card states
-    neither tokens nor samples and length of a batch.
+    neither the tokens of a batch (`batch_tokens`) nor its samples and their length (`batch_rows`
+    and `length`).
     """
     return _per_step(values, "batch_tokens") or _per_step(values, "batch_rows", "length")
 

@@ -108,7 +108,7 @@ def read_config(name: str) -> Card:
     except InputError as error:
         raise (error if error.file else error.in_file(name)) from None
     kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
-    # The length of rows is an option of the data; max_len of the model is only its limit.
+    # The length of sequences is an option of the data; max_len of the model is only its limit.
     length = next((data[key] for key in LENGTH_KEYS if key in data), None)
     task = next((task for name, task in TASK_OF_CLASS.items() if kind.endswith(name)), None)
     devices = count_devices(config["trainer"]["devices"])

@@ -57,7 +57,7 @@ def compare(recipes: Sequence[Card]) -> list[str]:
 
 
 def _text(card: Card, key: str) -> str:
-    """Format the value of a key; ABSENT if the key does not apply, OPEN if it is not stated."""
+    """Format the value of a key; ABSENT if the key does not apply, OPEN if no value is stated."""
     value = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
@@ -70,9 +70,10 @@ def _noted(card: Card, key: str) -> str:
 
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
-    """Iterate over the lines on derived quantities (`RESOLVED`) that are not equal in all cards.
+    """Iterate over the lines to print on derived quantities that are not equal in all cards.
 
-    A quantity with equal numbers is also shown if the cards state them by different values.
+    The quantities are those of `RESOLVED`. A quantity that is equal in all cards is also shown if
+    the hyperparameters that it is derived from are not equal.
 
     Args:
         lettered: Cards by letter.

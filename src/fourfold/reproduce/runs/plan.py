@@ -60,7 +60,8 @@ class RowPlan:
     def runs(self) -> dict[str, Run]:
         """Return the runs of the row by part, in the order of execution.
 
-        The key of the first training is "", and that of a teacher to distil is "teacher".
+        The key of the first training is "", and that of a teacher to distil is "teacher". Both of
+        these runs may belong to other rows.
 
         Raises:
             InputError: A recipe is missing, or the row has an unknown key or an unknown start.
@@ -86,16 +87,16 @@ class RowPlan:
         return planned
 
     def _teacher_and_first(self, recipe: Tier, changes: dict[str, Any]) -> dict[str, Run]:
-        """Return the runs that the parts of the row may start from, in the order of execution.
+        """Return the runs that come before the parts of the row, in the order of execution.
 
         Args:
             recipe: Recipes of the tier.
             changes: Changes of the recipe for the row.
 
         Returns:
-            A dict with the run "teacher", if the row distils a teacher, and the run "" for the
-            first training, which is missing if the parts start from random weights. Both may
-            belong to other rows.
+            A dict with the run "teacher", if the row distils a teacher, and the run "", the first
+            training, whose weights or tokenizer the parts use. The run "" is missing if the parts
+            use neither. Both runs may belong to other rows.
         """
         start = changes.get("start", self.row.name)
         planned: dict[str, Run] = {}
@@ -210,7 +211,9 @@ def _check_keys(where: str, given: dict[str, Any], known: tuple[str, ...]) -> No
 
 
 def find_config(name: str) -> str:
-    """Return the path of a config file, relative so that records contain no path of the machine.
+    """Return the path of a config file relative to the current directory.
+
+    Records of runs therefore contain no directory of the machine.
 
     Args:
         name: Path of the file, or name of a packaged recipe.
@@ -225,7 +228,10 @@ def options(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Convert changes of a recipe to command-line options of `fourfold fit`.
 
     Args:
-        changes: Values by key, for each section; sections are keys of `SECTIONS`.
+        changes: For each section (a key of `SECTIONS`), the values by name of the option.
+
+    Returns:
+        Options and values in alternation. A value that is not a text is written as JSON.
     """
     converted = []
     for section, keys in changes.items():

@@ -51,17 +51,26 @@ class Record:
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
-        """Return the number of seeds on record for a table, given by its name PAPER/TABLE."""
+        """Return the largest recorded seed of a table plus 1; 0 if the table has no record.
+
+        Args:
+            table: Name of the table, PAPER/TABLE.
+        """
         return max((entry["seed"] + 1 for entry in self._of_table(table).values()), default=0)
 
     def _of_table(self, table: str) -> dict[str, dict[str, Any]]:
-        """Return the recorded results in the provenance files of a table, by title of the run."""
+        """Return the results in the provenance files of a table, by title of the run.
+
+        Args:
+            table: Name of the table, PAPER/TABLE.
+        """
         return {title: e for (name, title), e in self._by_title.items() if name == table}
 
     def in_directory(self, run: Run) -> dict[str, Any] | None:
         """Return the result in the directory of a run.
 
-        None if the run is not finished, or if the directory belongs to other options or data.
+        None if the run is not finished, or if the directory was started with other options, data
+        or start runs (the runs whose weights or tokenizer the run needs).
 
         Raises:
             InputError: The directory was created by hand and does not match the run.
@@ -79,7 +88,10 @@ class Record:
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
     def is_outdated(self, run: Run) -> bool:
-        """Return True if a run has recorded results, but all of them with other options or data."""
+        """Return True if a run has results in provenance files, but none that is valid now.
+
+        A result is valid if its options, start runs and data are those of the run.
+        """
         is_recorded = any(run.title == title for _, title in self._by_title)
         return is_recorded and self.find(run) is None
 
@@ -112,7 +124,8 @@ class Record:
     def _change(self, run: Run) -> str:
         """Describe the difference between a run and the run that its directory was started with.
 
-        "" if there is no difference or no such directory.
+        An example is "the data have changed". The result is "" if there is no difference, or no
+        directory that a `Run` created.
         """
         started = run.started_with
         if started and not self._is_current(started["data"]):
@@ -122,7 +135,7 @@ class Record:
         return ""
 
     def _is_current(self, data: Mapping[str, str]) -> bool:
-        """Return True if the hashes of all files that `data` shares with `self.data` are equal.
+        """Return True if all files that `data` and `self.data` share have the same hash in both.
 
         Args:
             data: SHA-256 of the data files of a recorded run, by name of the file.
@@ -154,11 +167,11 @@ class Record:
     def expected_seconds(self, runs: Sequence[Run], run: Run) -> float | None:
         """Estimate the duration of a run in seconds.
 
-        The estimate is the median of the finished runs with the same recipe or, if there are none,
-        the duration that the recipe states (`Run.minutes`). None if both are unknown.
+        The estimate is the median duration of the finished runs with the same recipe or, if there
+        are none, the duration that the recipe states (`Run.minutes`). None if both are unknown.
 
         Args:
-            runs: Runs to compare with.
+            runs: Runs among which those with the same recipe are searched.
             run: Run whose duration is estimated.
         """
         similar = [r for r in runs if (r.recipe, r.minutes) == (run.recipe, run.minutes)]
@@ -187,8 +200,8 @@ def collect_results(
         machine: Devices that the runs are trained on.
 
     Returns:
-        The cells of the table, and one mapping for each finished run, with its table, row, part,
-        seed, stamp, commands, metrics and the rows that use it.
+        The cells of the table; and one mapping for each finished run, with its table, row, part,
+        seed, stamp, commands, metrics, and the names of the rows whose cells the run fills.
     """
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)
     results = {run.folder: result for run in runs if (result := record.find(run))}

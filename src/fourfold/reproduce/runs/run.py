@@ -66,11 +66,14 @@ class Machine:
                 raise InputError(problem, option=key, file=self.config, line=line)
 
     def options(self, given: list[str]) -> list[str]:
-        """Append the config of this machine, which overrides the recipe, to the options `given`."""
+        """Return a new list of options: `given`, followed by `--config` with this machine's config.
+
+        The config comes last so that its options override those of the recipe.
+        """
         return [*given, *(["--config", self.config] if self.config else [])]
 
     def split_batch(self, fit: list[str]) -> dict[str, int]:
-        """Compute the options that keep the global batch of a recipe on this machine.
+        """Compute the options that keep the samples per optimizer step of a recipe on this machine.
 
         Args:
             fit: Options of `fourfold fit`; empty if nothing is trained.
@@ -81,7 +84,8 @@ class Machine:
 
         Raises:
             InputError: The data that determine the model's size are missing, the batch is not
-                divisible by the number of devices, or no micro-batch fits into memory.
+                divisible by the number of devices, no micro-batch fits into memory, or the model
+                has batch norms and the micro-batch would be smaller than the recipe's.
         """
         from fourfold.commands.plan import micro_batch_options
 
@@ -108,7 +112,7 @@ class Run:
         fit: Options of `fourfold fit`; empty if nothing is trained.
         test: Options of `fourfold test`.
         starts: Runs whose weights or tokenizer this run needs.
-        minutes: Measured duration of the run in minutes; None if it was never measured.
+        minutes: Duration of the run in minutes, measured or estimated; None if it is unknown.
         machine: Devices that the run is trained on. They do not change the identity of the run.
     """
 
@@ -131,7 +135,7 @@ class Run:
 
     @cached_property
     def configs(self) -> dict[str, str]:
-        """Config files of the run, each with a hash of its content."""
+        """Hash of the content of each config file of the run, by path."""
         return fingerprints(self.test)
 
     @cached_property
@@ -151,8 +155,8 @@ class Run:
         """Record of the run that the existing run directory was started with.
 
         A dict with the keys `stamp`, `data` (hashes), `commands`, `cut` (options that split the
-        batch) and `seconds`. None if there is no run directory, or if it was created by hand and
-        not by this class.
+        batch for the machine) and `seconds` (duration so far). None if there is no run directory,
+        or if the directory was created by hand and not by this class.
         """
         if not (self.folder.is_dir() and self._start_file.is_file()):
             return None

@@ -65,7 +65,12 @@ class Budget:
         return left > 0.0
 
     def check_was_sufficient(self) -> None:
-        """Raise InputError, which names the shortest run, if no run fitted into the budget."""
+        """Check that the budget was long enough for at least one of the runs to execute.
+
+        Raises:
+            InputError: No run was started, because all of them were too long. The message names the
+                shortest run.
+        """
         if self._too_long and not self.was_used:
             shortest = min(self._too_long, key=self._too_long.__getitem__)
             raise InputError(
@@ -86,7 +91,7 @@ def run_all(
         runs: Runs, each after those that it starts from.
         record: Results of the finished runs.
         budget: Time budget, at the end of which the current run is saved and stopped.
-        on_finished: Function that is called after each run that is finished.
+        on_finished: Function that is called after each run that ends without failure.
 
     Returns:
         0 if no run failed; the exit code of the run that a signal stopped, if any; otherwise the
@@ -131,7 +136,7 @@ def _attempt(
         prefix: Text before the run's title in the message, such as "[2/9] ".
 
     Returns:
-        The exit code of the run, 2 if its input is invalid; None if the run does not fit into the
+        The exit code of the run, 2 if an input is invalid; None if the run does not fit into the
         budget or was stopped at the end of the budget.
     """
     needed = record.expected_seconds(runs, run)
@@ -154,5 +159,5 @@ def _attempt(
 
 
 def _duration(seconds: float) -> str:
-    """Format a duration in seconds below 90 s, otherwise in minutes."""
+    """Format a number of seconds, such as "75s", or "2.5m" (minutes) from 90 s on."""
     return f"{seconds:.0f}s" if seconds < 90 else f"{seconds / 60:.3g}m"
