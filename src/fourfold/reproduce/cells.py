@@ -32,8 +32,9 @@ class Cell:
         values: Our values in printed units, one per seed, or per round of a timing; a single value
             if the cell is computed; empty if the cell was not run. A text is a formula, or a limit
             such as "over 1024" that stands for all rounds of a timing.
-        verdict: Result of the comparison. For a computed cell "agrees", "explained", "unknown
-            cause", "differs" or "not printed"; for every other cell "measured" or "not run".
+        verdict: Result of the comparison. For a computed cell "agrees", "explained" (agrees with
+            the inputs or the rounding that the explanation names), "unknown cause", "differs" or
+            "not printed"; for every other cell "measured" or "not run".
         seeds: Seeds of the values, or numbers of the rounds; empty if the value is computed.
         why: Explanation of the difference from the printed value; "" if there is none.
         source: Keys of `Paper.sources` that support the explanation.

@@ -128,7 +128,7 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
-    """Return the tables that have a cell in the tier of `--tier`.
+    """Return the tables with at least one cell that the tier named by `--tier` fills.
 
     Args:
         tables: Tables that the names on the command line stand for.

@@ -176,10 +176,10 @@ def _train(
 
 
 def _announce(runs: Sequence[Run], record: Record, out: Path) -> None:
-    """Print the number of runs whose results are only on record, and the titles of outdated runs.
+    """Print how many runs have results in provenance.json only, and the titles of outdated runs.
 
-    On record are results in a file provenance.json; the run directory may be gone. A run is
-    outdated if all of its results on record are those of other options or data.
+    The former runs have a valid result although their run directories are gone. A run is outdated
+    if all of its results are those of other options, data or start runs.
 
     Args:
         runs: All runs of a table in one tier.

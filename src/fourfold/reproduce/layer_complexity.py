@@ -169,7 +169,10 @@ def cost_formula(layer: Layer) -> str:
 
 
 def sequence_formula(layer: Layer) -> str:
-    """Return the growth of a layer's sequential operations with the n tokens: O(1) or O(n)."""
+    """Derive the growth of a layer's sequential operations with the number n of tokens.
+
+    The result is "O(1)" or "O(n)".
+    """
     ratio = sequential(layer, Size(n=64)) / sequential(layer, Size(n=16))
     return {1: "O(1)", 4: "O(n)"}[round(ratio)]
 

@@ -137,8 +137,8 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
 def _crossing(curve: Mapping[int, float]) -> float | None:
     """Return the length in tokens at which a curve last rises above 0.
 
-    Between two measured lengths, the curve is linear on a logarithmic axis of lengths. None if the
-    curve is above 0 at all lengths, or not above 0 at the maximum length.
+    Between two measured lengths, the curve is interpolated linearly over the logarithm of the
+    length. None if the curve is above 0 at all lengths, or not above 0 at the maximum length.
 
     Args:
         curve: Logarithm of the ratio of two times, by length in tokens. The ratio is the time of

@@ -44,7 +44,7 @@ def read_paper(file: str, text: str) -> Paper:
     """Parse the YAML file of one paper.
 
     Args:
-        file: Name of the file, such as bert2018.yaml, which is the name of the paper and .yaml.
+        file: Name of the file: the name of the paper followed by .yaml, such as bert2018.yaml.
         text: Content of the file.
 
     Raises:
@@ -135,7 +135,7 @@ def _row(
 def merged(base: Any, change: Any) -> Any:
     """Merge two nested mappings, so that values of `change` replace those of `base`.
 
-    The result is a new mapping; if one of the arguments is not a mapping, it is `change`.
+    The arguments are not changed. The result is `change` if one of the arguments is not a mapping.
     """
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change

@@ -79,11 +79,12 @@ def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[
 
 
 def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> str:
-    """Format the last entry of a cell's line, which refers to the explanation of its deviation.
+    """Format the reference from a cell to its explanation, such as "[2]" or "[2] gives 65.1".
 
-    The entry "[2]" refers to the explanation with the number 2 below the Markdown table. The entry
-    "[2] gives 65.1" also contains `cell.changed`, our value with the inputs that the explanation
-    assumes. The entry is "" if the cell has no explanation.
+    The page prints the explanation number 2 below the table of the cells. The number 65.1 is
+    `cell.changed`, our value if the inputs are changed as the explanation says; a reference without
+    "gives" belongs to an explanation that changes no input. The result is "" if the cell has no
+    explanation.
 
     Args:
         paper: Paper of the table, whose sources the explanation cites.

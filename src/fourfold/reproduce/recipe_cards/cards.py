@@ -99,8 +99,8 @@ class Card:
     def lacks(self, key: str) -> bool:
         """Return True if a hyperparameter, given by its key, has no meaning for the card.
 
-        Such a hyperparameter applies to other tasks than the card's task only, or is the convention
-        of a value that is 0 in this card.
+        Such a hyperparameter applies only to tasks other than that of the card, or is the
+        convention of a value that is 0 in this card.
         """
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)

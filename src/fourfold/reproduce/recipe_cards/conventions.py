@@ -75,8 +75,8 @@ def smoothed(values: Values) -> tuple[float, ...]:
 def peak(values: Values) -> tuple[float, ...] | None:
     """Compute the peak learning rate.
 
-    For the schedule noam, the peak follows from the width and the warm-up steps; for all other
-    schedules it is `lr`. None if the schedule is noam and the card states no width.
+    The peak is `lr` of the card, except for the schedule noam, which multiplies `lr` by a function
+    of width and warm-up steps. None if the schedule is noam and the card states no width.
     """
     lr = float(values["lr"])
     if values["schedule"] != "noam":

@@ -142,7 +142,7 @@ class RowPlan:
         Args:
             part: Name of the part; "" for the first training.
             recipe: Recipe of the training.
-            changes: Changes of the recipe for the row.
+            changes: Changes of the recipe for this training of the row.
             start_options: Options of the commands that name the weights, the tokenizer or the
                 teacher in the directories of `starts`.
             starts: Runs that have to be finished before this run.

@@ -51,7 +51,7 @@ class Record:
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
-        """Return the largest recorded seed of a table plus 1; 0 if the table has no record.
+        """Return the number of recorded seeds of a table, which is the largest seed plus 1, or 0.
 
         Args:
             table: Name of the table, PAPER/TABLE.
