@@ -120,7 +120,7 @@ class LengthBucketedOrder:
             ascending: (rows,) lengths of the rows, in ascending order.
 
         Returns:
-            Index in `ascending` of the first row of every batch, without index 0.
+            Index in `ascending` of the first row of every batch except batch 0.
         """
         boundaries = []
         start = 0

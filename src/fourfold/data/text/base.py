@@ -165,9 +165,10 @@ class TextDataModule(ResumableDataModule):
             state_dict: Return value of `state_dict`, as stored in the checkpoint.
 
         Raises:
-            InputError: If a tokenizer is trained with other options than that of the checkpoint, or
-                loaded from a file and not that of the checkpoint. Unless the Trainer evaluates,
-                also if seed, training data or batch sizes differ from those of the checkpoint.
+            InputError: If the tokenizer is trained, and its options differ from those in the
+                checkpoint; or if the tokenizer is loaded from a file, and is not the tokenizer of
+                the checkpoint. Unless the Trainer evaluates, also if seed, training data or batch
+                sizes differ from those of the checkpoint.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)

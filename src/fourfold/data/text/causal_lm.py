@@ -81,7 +81,7 @@ class TokenStream:
         return int(n_bytes), int(n_words)
 
     def _counts_before(self, positions: np.ndarray) -> np.ndarray:
-        """Return the numbers of bytes and words of the targets before each position: (2, B)."""
+        """Return the numbers of bytes and words in the stream before each position, (2, B)."""
         documents = np.minimum(self.document(positions), len(self.offsets) - 2)
         n_tokens = np.diff(self.offsets)[documents]
         offset = positions - self.offsets[documents]

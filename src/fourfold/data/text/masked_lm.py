@@ -264,7 +264,7 @@ class MaskedTextData(DocumentDataModule):
     Args:
         source: builtin (Python's documentation, no network), files (which `train`, `val` and `test`
             name) or hub (splits of a Hugging Face dataset).
-        sentences: Boundary between sentences: line (the end of a line) or punctuation (an empty
+        sentences: Boundary between sentences, line (the end of a line) or punctuation (an empty
             line, or white space after a full stop, question mark or exclamation mark).
         max_len: Maximum number of tokens of a sequence, special tokens included.
         layout: Content of a sequence: full_sentences (whole sentences, possibly of several

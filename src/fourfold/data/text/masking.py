@@ -85,7 +85,8 @@ class Masking:
     def mask_epoch(self, epoch: int) -> int:
         """Return the number of the epoch whose masks are used in `epoch`.
 
-        With static masking this number is `epoch` modulo `dupe_factor`, otherwise `epoch` itself.
+        With static masking (`dupe_factor` above 0) this number is `epoch` modulo `dupe_factor`,
+        otherwise `epoch` itself.
         """
         return epoch % self.config.dupe_factor if self.config.dupe_factor else epoch
 

@@ -184,7 +184,8 @@ class QuestionData(LabelledDataModule):
 
     Args:
         train: One or several files, plain or compressed, also looked up under $FOURFOLD_DATA.
-        allow_no_answer: Allow questions without an answer (SQuAD 2.0).
+        allow_no_answer: Allow questions without an answer (SQuAD 2.0), which otherwise raise
+            InputError.
         max_len: Maximum number of tokens of question and window together, special tokens included.
         doc_stride: Number of tokens from the beginning of a window to the beginning of the next
             window.

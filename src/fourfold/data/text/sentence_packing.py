@@ -24,7 +24,8 @@ class Sentences:
 
     Args:
         ids: Token ids of each sentence; no sentence is empty.
-        document: (sentences,) number of the document of each sentence, from 0 without gaps.
+        document: (sentences,) number of the document of each sentence, from 0 without gaps, since
+            documents without a sentence are not counted.
     """
 
     ids: RaggedArray
@@ -75,7 +76,7 @@ class Sentences:
                 caller must truncate the sequence; otherwise that sentence begins the next sequence.
 
         Returns:
-            Indices of the sentences that begin a sequence, without index 0.
+            Index of the first sentence of each sequence except sequence 0.
         """
         borders = []
         remaining = limit
@@ -98,7 +99,7 @@ class Sentences:
         If a document has an odd number of sentences, its last sentence is a group by itself.
 
         Returns:
-            Index of the first sentence of each group, without index 0.
+            Index of the first sentence of each group except group 0.
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]
