@@ -35,7 +35,8 @@ def attention_backend(name: str) -> Iterator[None]:
     Args:
         name: auto (the fastest kernel for the device and the arguments), naive (matrix products and
             softmax), sdpa (`torch.nn.functional.scaled_dot_product_attention`) or flex
-            (FlexAttention in place of dense masks).
+            (FlexAttention where sdpa would need a dense mask; sdpa without such a mask, and with a
+            bias or dropout).
 
     Raises:
         InputError: `name` is none of these backends.
@@ -51,10 +52,10 @@ def attention_backend(name: str) -> Iterator[None]:
 def lower_mask(
     mask: Mask, q_len: int, k_len: int, like: Tensor, *, dense: bool = False
 ) -> LoweredMask:
-    """Convert a mask to the form that the fastest backend takes on the device of `like`.
+    """Convert a mask to the form that the current attention backend takes.
 
-    On CUDA a mask of documents or a window becomes a BlockMask, because FlexAttention skips whole
-    blocks of hidden pairs.
+    The backend auto takes a BlockMask on CUDA for packed documents and local windows, because
+    FlexAttention skips blocks in which all pairs of query and key are hidden.
 
     Args:
         mask: The attention pattern.
@@ -83,7 +84,7 @@ def attention_weights(
     scale: float | None = None,
     normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Compute the attention weights, softmax(q k^T scale + bias) over the allowed keys.
+    """Compute the attention weights, softmax(scale q k^T + bias) over the allowed keys.
 
     The arguments are those of `attend`, but `mask` must not be a BlockMask.
 
@@ -175,7 +176,7 @@ def _dense_mask(mask: BlockMask, device: torch.device) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, or cross-attention if `forward` gets a `memory`.
+    """Multi-head self-attention, or cross-attention if `forward` gets a memory (encoder output).
 
     Args:
         d_model: Model width D.
@@ -243,8 +244,9 @@ class Attention(nn.Module):
             memory: States (B, Tk, D) that keys and values are computed from; None means x.
             mask: Mask as returned by `lower_mask`.
             bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
-            cache: Without a memory, keys and values of earlier tokens, to which those of x are
-                appended; with a memory, its keys and values, which are computed once.
+            cache: Cache of this layer, changed in place. Without a memory, the keys and values of x
+                are appended to those of earlier tokens. With a memory, the cache keeps the keys and
+                values of the memory, which are computed at the first call only.
 
         Returns:
             (B, Tq, D).

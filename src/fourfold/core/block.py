@@ -4,7 +4,8 @@
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))
 
 A block consists of self-attention, optional cross-attention and a feed-forward layer, each with a
-residual connection. Shapes: B batch, T tokens, S memory tokens, D model width.
+residual connection. A memory is the output of an encoder. Shapes: B batch, T tokens, S memory
+tokens, H heads, Tk keys, D model width.
 """
 
 from collections.abc import Callable
@@ -40,11 +41,11 @@ def _attention_from_config(config: TransformerConfig) -> Attention:
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, zeros whole samples of a batch (Huang et al. 2016).
+    """Stochastic depth: zeros a sub-layer's output for random samples (Huang et al. 2016).
 
     Args:
-        drop_prob: Probability that a sample is zeroed; the others are divided by
-            1 - `drop_prob`.
+        drop_prob: Probability that a sample of the batch is zeroed in training; the other samples
+            are divided by 1 - `drop_prob`.
     """
 
     def __init__(self, drop_prob: float) -> None:
@@ -70,7 +71,7 @@ class Block(nn.Module):
         config: Shape and components of the block.
         cross_attention: Also attend to a memory (the output of an encoder), as the decoder of an
             encoder-decoder does.
-        drop_path: Probability that a sub-layer is skipped for a whole sample of the batch.
+        drop_path: Probability that a sub-layer is skipped in training, drawn for each sample.
     """
 
     def __init__(
@@ -108,12 +109,12 @@ class Block(nn.Module):
         """Transform x by self-attention, cross-attention (if any) and the feed-forward layer.
 
         Args:
-            x: (B, T, D); with a cache, only the new positions.
+            x: (B, T, D); with a cache, only the new tokens.
             mask: Self-attention mask as returned by `lower_mask`.
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask as returned by `lower_mask`.
             bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
-            cache: Keys and values of earlier positions and of the memory; extended in place.
+            cache: Keys and values of earlier tokens and of the memory; extended in place.
 
         Returns:
             (B, T, D).
@@ -180,12 +181,12 @@ class Stack(nn.Module):
         """Transform x (B, T, D) by all blocks; the masks are converted once for all of them.
 
         Args:
-            x: (B, T, D); with a cache, only the new positions.
+            x: (B, T, D); with a cache, only the new tokens.
             mask: Self-attention mask.
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask.
             bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
-            cache: Keys and values of earlier positions and of the memory; extended in place.
+            cache: Keys and values of earlier tokens and of the memory; extended in place.
 
         Returns:
             (B, T, D).

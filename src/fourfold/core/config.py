@@ -71,13 +71,14 @@ class TransformerConfig(ModelConfig):
         norm_eps: Number that a norm adds to the variance: 1e-12 in BERT, 1e-5 in GPT-2, 1e-6 in
             tensor2tensor and ViT.
         bias: Learn a bias in matrices and norms.
-        attn_scale: Factor on the scores; None means 1 / sqrt(d_head).
+        attn_scale: Factor on the attention scores; None means 1 / sqrt(d_head).
         dropout: Dropout probability of embeddings and of the output of each sub-layer (Vaswani et
             al. 2017, section 5.4).
         attn_dropout: Dropout probability of attention weights (BERT, GPT).
         ff_dropout: Dropout probability inside the feed-forward layer (tensor2tensor, ViT).
-        drop_path: Probability of skipping the sub-layers of the last block; that of earlier blocks
-            decreases linearly to 0 (Huang et al. 2016; DeiT).
+        drop_path: Probability of skipping a sub-layer of the last block in training. The
+            probability grows linearly over the blocks, from 0 in the first one (Huang et al. 2016;
+            DeiT).
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -1,6 +1,6 @@
 """Weight initialization, one function per paper, called at the end of a model's `__init__`.
 
-N(0, s) is the normal distribution with mean 0 and standard deviation s.
+N(0, s) is the normal distribution with mean 0 and standard deviation s, and D is the model width.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ def gpt2(model: nn.Module) -> None:
     """Draw weights from N(0, 0.02), positions from N(0, 0.01), and scale residual projections.
 
     The standard deviation of the last matrix of each sub-layer is 0.02, divided by the square root
-    of the number of sub-layers (GPT-2, section 2.3). That of positions is taken from the released
-    code.
+    of the number of sub-layers (GPT-2, section 2.3). OpenAI's released code has the 0.01 of the
+    positions.
     """
     fill_weights(model, normal)
     projections = []
@@ -52,7 +52,7 @@ def gpt2(model: nn.Module) -> None:
 
 
 def fill_weights(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
-    """Apply `fill` to matrices, learned positions and prefix tokens, and set biases to 0.
+    """Fill matrices, learned positions and prefix tokens by a function, and set biases to 0.
 
     Args:
         model: The model.
@@ -85,7 +85,7 @@ INITS: dict[str, Callable[[nn.Module], None]] = {
 def initialize(
     model: nn.Module, name: str, inits: Mapping[str, Callable[[nn.Module], None]] = INITS
 ) -> None:
-    """Fill the parameters of a model; norms keep their weights 1 and biases 0.
+    """Initialize the weights of a model in place; norms keep their weights 1 and biases 0.
 
     Args:
         model: The model.

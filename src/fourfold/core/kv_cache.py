@@ -14,7 +14,7 @@ from torch import Tensor
 class LayerCache:
     """Cache of one layer: keys and values of earlier tokens, and of the memory (B, S, D) if any.
 
-    The buffers double their capacity when they are full.
+    Buffers hold the keys and values of earlier tokens and double their capacity when they are full.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,8 @@ class LayerCache:
         """Return the keys and values of cross-attention, which are computed at the first call only.
 
         Args:
-            project: Function that computes keys and values from the memory.
+            project: Function that computes the keys and values (B, H, S, Dh) of the memory; called
+                only if the cache does not hold them yet.
         """
         if self.memory is None:
             k, v = project()
@@ -60,8 +61,8 @@ class LayerCache:
         Args:
             rows: (R,) int64, for each element of the new batch the index of the old element whose
                 keys and values of earlier tokens it takes over.
-            sources: (S,) int64, the same for the keys and values of cross-attention; None leaves
-                them unchanged.
+            sources: Indices, int64, that select the keys and values of cross-attention in the same
+                way; None leaves these unchanged.
         """
         if self.buffers is not None:
             k, v = self.buffers
@@ -99,7 +100,9 @@ class KVCache:
         return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Count new tokens, before the layers append their keys and values.
+        """Add new tokens to `length`, `keys` and `documents`, in place.
+
+        Each layer appends the keys and values of these tokens to its own cache later.
 
         Args:
             ids: Ids (B, t) of the new tokens.
@@ -120,14 +123,15 @@ class KVCache:
         self.length += ids.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Select elements of the batch in every layer, to reorder beams or drop finished sequences.
+        """Select elements of the batch in place, to reorder beams or drop finished sequences.
 
         Args:
             rows: (R,) int64, for each element of the new batch the index of the old element that it
                 continues; an index may repeat.
-            sources: (S,) int64, the same for the keys and values of cross-attention, if several
-                beams share those of one source: each of the S selected sources then serves R / S
-                consecutive elements. None means that they are selected by `rows`, too.
+            sources: Given if the beams of a source share its keys and values of cross-attention,
+                which are then cached once for each source: (S,) int64, the indices of the sources
+                to keep, each for R / S consecutive elements of the new batch. None means that
+                `rows` selects the keys and values of cross-attention, too.
         """
         memory = self.layers[0].memory if self.layers else None
         kept: Tensor | None = rows if sources is None else sources

@@ -107,10 +107,10 @@ class Mask:
     def _predicate(
         self, causal: bool, q_len: int, k_len: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Return the predicate "query q may attend to key k" of a sample b and a head h.
+        """Build a function of b, h, q and k that is True where query q may attend to key k.
 
-        The arguments b, h, q and k of the predicate are tensors of indices, whose shapes must be
-        broadcastable to one shape.
+        The arguments of the function are tensors of indices of samples b, heads h, queries q and
+        keys k, whose shapes must be broadcastable to one shape.
         """
         offset = k_len - q_len
         keys, documents, window = self.keys, self.documents, self.window
@@ -168,21 +168,26 @@ def count_positions(
 def mask_and_positions(
     ids: Tensor, keys: Tensor | None, documents: Tensor | None, cache: KVCache | None, causal: bool
 ) -> tuple[Mask, Tensor | slice]:
-    """Return the self-attention mask and the positions of new tokens, and count them in the cache.
+    """Build the self-attention mask and the positions of new tokens.
+
+    If a cache is given, its length, padding mask and documents are extended by the new tokens. The
+    layers append keys and values to the cache later.
 
     Args:
         ids: Ids (B, t) of the new tokens.
         keys: (B, t) bool, True = real token; None means that all new tokens are real.
-        documents: (B, t) index of the packed document of each new token; None means that
-            all new tokens belong to one document, with a cache the last one.
-        cache: Cache of the earlier tokens, which is updated; None if there are no earlier tokens.
+        documents: (B, t) index of the packed document of each new token. None means that the new
+            tokens continue the last document in the cache, or without a cache are one document.
+        cache: Cache of earlier tokens, changed in place; None if nothing is cached.
         causal: Hide later positions.
 
     Returns:
-        The mask, and the positions as returned by `count_positions`.
+        The mask, whose queries are the new tokens and whose keys are all tokens, cached and new;
+        and the positions of the new tokens, a slice or (B, t) int64, as `count_positions` returns
+        them.
 
     Raises:
-        InputError: `keys` has another length than `ids`.
+        InputError: `keys` has another length than `ids`, or is not bool.
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:

@@ -31,7 +31,8 @@ class PatchEmbedding(nn.Module):
         n_channels: Number of channels C.
         d_model: Model width D.
         positions: A name in `fourfold.core.positions.POSITIONS`, or a function that builds a
-            `PositionTable` from the number of positions and the width D.
+            `PositionTable` from the number of positions and the width D. With sincos2d, prefix
+            tokens have no position.
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.
         dropout: Dropout probability of the embedded tokens.

@@ -152,7 +152,7 @@ def make_positions(
         d_model: Width D of a vector.
 
     Raises:
-        InputError: The name is unknown.
+        InputError: The name is unknown, or no such table has these sizes.
     """
     if isinstance(positions, str):
         check_choice("positions", positions, tuple(POSITIONS))

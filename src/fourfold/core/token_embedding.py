@@ -16,7 +16,7 @@ class TokenEmbedding(nn.Module):
     Args:
         vocab_size: Number of tokens of the vocabulary.
         d_model: Model width D.
-        max_len: Number of positions.
+        max_len: Number of positions in the table; ignored for positions none.
         positions: A name in `fourfold.core.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
         scale: Multiply token vectors by sqrt(D) (Vaswani et al. 2017, section 3.4).

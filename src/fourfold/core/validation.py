@@ -122,7 +122,7 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
 def require_sizes(config: Any) -> None:
     """Raise InputError if vocab_size or n_classes of a model's config is None.
 
-    A caller that has a dataset fills in the sizes of the dataset before.
+    A config file may leave both out: a command with a dataset fills them in before this check.
     """
     for name in ("vocab_size", "n_classes"):
         if getattr(config, name, 0) is None:

@@ -82,10 +82,10 @@ class Field:
     """Config field of fourfold and its keys in config.json.
 
     Args:
-        name: Name of the field in the native config.
+        name: Name of the field in fourfold's config (the native config).
         hf_keys: Dotted keys in config.json, which must have equal values.
         default: Value in config.json that an absent key stands for.
-        from_hf: Function from the value in config.json to the native value.
+        from_hf: Function from the value in config.json to the value in the native config.
         to_hf: Inverse of `from_hf`.
     """
 
@@ -121,11 +121,11 @@ class Field:
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
-    """Create a `Field` whose value is the same in the native config and in config.json.
+    """Create a `Field` whose value is the same in fourfold's config and in config.json.
 
     Args:
-        name: Name of the field in the native config.
-        hf_keys: Dotted keys in config.json.
+        name: Name of the field in fourfold's config.
+        hf_keys: Dotted key or keys in config.json.
         default: Value of an absent key.
     """
     return Field(name, hf_keys, default)
@@ -139,7 +139,7 @@ def activation_field(
     Args:
         hf_keys: Dotted key or keys in config.json.
         default: Name in transformers that an absent key stands for.
-        names: Native name of each activation, by its name in transformers.
+        names: Name of each activation in fourfold, by its name in transformers.
     """
 
     def to_hf(native: str) -> str:
@@ -199,7 +199,7 @@ class Architecture:
 
         Args:
             config: Content of config.json.
-            names: Names of the tensors in the checkpoint.
+            names: Names of the tensors in the checkpoint, which show what config.json does not say.
             file: Path of config.json, for error messages.
 
         Raises:
@@ -230,7 +230,7 @@ class Architecture:
         return content
 
     def unrepresentable(self, config: Any, names: Collection[str]) -> list[str]:
-        """List the settings of a native config that the exported config.json would change.
+        """List the settings of a native config that an export to config.json would lose or change.
 
         Args:
             config: Native config.
@@ -253,7 +253,7 @@ class Architecture:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return a copy of a config in which equal settings have equal values, for comparison.
+    """Return a copy of a config in which each setting has one spelling, to compare two configs.
 
     The values that None stands for replace None in `d_head`, `d_value` and `n_decoder_layers`. An
     `attn_scale` of 1 / sqrt(d_head), in contrast, is replaced by None.

@@ -118,7 +118,7 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     Args:
         path: The directory.
         config: Content of config.json.
-        tensors: Tensors by the names of the other library.
+        tensors: Tensors by their names in the library that will read the directory.
     """
     path.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dict(config), indent=2, sort_keys=True, ensure_ascii=False)

@@ -30,14 +30,16 @@ QKV = tuple("stack.blocks.{i}.attn." + projection + ".{p}" for projection in "qk
 
 @dataclass(frozen=True)
 class TensorOp:
-    """Conversion between the external and the native layout of the tensors of one rule.
+    """Pair of functions that convert the tensors of one `Rule` between fourfold and a library.
 
     Args:
-        to_native: Function from the external tensors of a rule to its native tensors, both in the
-            order of the names in the rule.
-        to_external: Inverse of `to_native`.
-        n_unmapped: Number of first rows of the external tensor that the native tensors lack, such
-            as rows of a position table that stand for padding.
+        to_native: Function from the tensors of the other library to those of fourfold. Arguments
+            and results are in the order of the names in the rule.
+        to_external: Function from the tensors of fourfold to those of the other library. Rows that
+            `to_native` drops are 0 in the result.
+        n_unmapped: Number of rows that `to_native` drops at the beginning of the external tensor,
+            such as the rows for padding in a position table. `KeyMap.to_native` returns the dropped
+            rows separately, and `KeyMap.to_external` puts them back.
     """
 
     to_native: Callable[..., tuple[Tensor, ...]]
@@ -110,7 +112,8 @@ class Extra:
         tied_to: Name of the external tensor that this tensor must equal (tied weights); "" for
             none.
         is_kept: True for a tensor that an export writes again, such as the pooler of a BERT that is
-            used as a language model. Causal masks and position ids are dropped.
+            used as a language model; False for a tensor that an export leaves out, such as a causal
+            mask or position ids.
     """
 
     name: str
@@ -125,8 +128,8 @@ class KeyMap:
     """Table of the tensor names and layouts of one architecture.
 
     Args:
-        entries: Rules and extra tensors. If several rules match a parameter, the first rule all of
-            whose tensors exist is applied.
+        entries: Rules and extra tensors. If several rules match a parameter, the first of them is
+            applied whose names all exist: in the model, and for an import in the checkpoint.
     """
 
     def __init__(self, *entries: Entry) -> None:
@@ -148,8 +151,9 @@ class KeyMap:
             file: File or directory of the tensors, for error messages.
 
         Returns:
-            Tensors by native name; and by external name the tensors that the model has no parameter
-            for but an export writes again, or the first rows of a tensor if only these have none.
+            The native state dict; and a dictionary, by external name, of what the model has no
+            parameter for but an export writes again: whole tensors, or the rows of a tensor that
+            `TensorOp.n_unmapped` counts.
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
@@ -188,12 +192,12 @@ class KeyMap:
     ) -> dict[str, Tensor]:
         """Convert tensors that one model had no parameter for to parameters of another model.
 
-        An example is BERT's pooler, which a classifier has, but a masked LM lacks. A tensor of
-        which only the first rows were left over, such as a position table, is skipped.
+        An example is BERT's pooler, which a classifier has, but a masked LM lacks.
 
         Args:
             external: Tensors by external name for which the imported model had no parameter, as
-                `to_native` returns them.
+                `to_native` returns them. Entries that are only the first rows of a tensor, such as
+                a position table, are skipped.
             expected: Names of the parameters of the other model.
 
         Returns:
@@ -214,8 +218,9 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Tensors (or first rows of tensors) by external name for which the model has no
-                parameter, as `to_native` returns them; empty for a model that was not imported.
+            unmapped: Tensors (or first rows of tensors) for which the model has no parameter, by
+                external name, as `to_native` returned them at the import; empty for a model that
+                was not imported.
 
         Returns:
             Tensors by external name, including `unmapped`; and the native names that no rule
@@ -264,7 +269,14 @@ def _check_complete(
     unknown: Collection[str],
     file: str | PathLike[str],
 ) -> None:
-    """Raise InputError for unknown external names, missing native names and wrong shapes."""
+    """Raise InputError for unknown external names, missing native names and wrong shapes.
+
+    Args:
+        native: Converted tensors by native name.
+        expected: State dict of the model.
+        unknown: External names that no rule and no extra tensor matches.
+        file: File or directory of the tensors, for error messages.
+    """
     problems = []
     if missing := next((name for name in expected if name not in native), None):
         problems.append(f"no tensor for {missing} {tuple(expected[missing].shape)}")

@@ -222,6 +222,8 @@ def _read_config(
 ) -> tuple[ViTConfig, list[str]]:
     """Infer the config from the names and shapes of the tensors, and from timm's config.json.
 
+    The arguments are those of `read_model`.
+
     Returns:
         The config, and a sentence for the user about each assumption.
     """

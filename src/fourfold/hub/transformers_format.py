@@ -45,7 +45,8 @@ class SourceCheckpoint:
 
     Args:
         config: Content of config.json.
-        unmapped_tensors: Tensors that the model has no parameter for, by external name.
+        unmapped_tensors: Tensors, or first rows of tensors, that the model has no parameter for, by
+            their names in transformers.
         is_base_model: True if the tensors had the names of a model without a head.
     """
 

@@ -1,4 +1,4 @@
-"""Attention kernel for a CPU in low precision, as matrix products over slices of queries.
+"""Attention on a CPU by matrix products over slices of queries, with a backward pass of its own.
 
 On a CPU, torch's fused kernel is slow in the backward pass and in the forward pass of one query for
 many sequences. A slice of queries under a causal mask needs only the keys before the end of the
@@ -99,7 +99,7 @@ def attend_by_products(
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge batch and heads of the scaled queries, the keys and the values.
+    """Scale the queries, and merge the batch and head dimensions of queries, keys and values.
 
     Returns:
         Queries (G, Tq, Dh) times the scale, keys (G, Tk, Dh) and values (G, Tk, Dv).
@@ -123,9 +123,9 @@ def _forward(
         bias: As for `attend_by_products`, with four dimensions.
         settings: The other arguments of attention.
         shape: Shape (B, H, Tq, Dh) of the queries.
-        saved: List for the backward pass, or None without one. For each slice of queries, the
-            attention weights (None if they are too many to be saved) and the dropout factors (None
-            without dropout) are appended.
+        saved: List to which a pair is appended for each slice of queries: the attention weights
+            (None if they are too many to be saved) and the dropout factors (None without dropout).
+            None if no backward pass follows.
     """
     q, k, v = by_head
     y = q.new_empty(*shape[:3], v.shape[2])
@@ -300,11 +300,11 @@ def _weights(
 
 
 def _additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a bool mask to one that is added to scores, four times as fast as masked_fill.
+    """Convert a bool mask, True = may attend, to a mask that is added to the scores.
 
-    Hidden keys get half of the most negative number of the `dtype`. With -inf, the weights of a
-    query without allowed keys would be NaN. With the most negative number, the sum with a negative
-    score would overflow.
+    The addition is four times as fast as `masked_fill` on the scores. Hidden keys get half of the
+    most negative number of the `dtype`. With -inf, the weights of a query without allowed keys
+    would be NaN. With the most negative number, the sum with a negative score would overflow.
     """
     additive = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return additive.masked_fill_(~allowed, torch.finfo(dtype).min / 2)

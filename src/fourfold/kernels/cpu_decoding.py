@@ -1,12 +1,12 @@
-"""Linear layers for decoding on a CPU: products of few rows with large matrices, at memory speed.
+"""Linear layers for decoding on a CPU: products of few vectors with large matrices.
 
-Within `decode_layout`, matrices too large for the cache of the processor are copied into strips of
-columns. The product of a row and a strip is a weighted sum of the rows of the strip. For this sum
-`embedding_bag` reads memory at 18 to 33 GB/s, and torch's matrix product at 7 to 15 GB/s. In fp32,
-products of up to 64 rows are also faster strip by strip.
+Within `decode_layout`, weights too large for the cache of the processor are transposed to (K, N)
+and copied into strips of W columns. The product of a vector and a strip is a weighted sum of the
+rows of the strip. For this sum `embedding_bag` reads memory at 18 to 33 GB/s, and torch's matrix
+product at 7 to 15 GB/s. In fp32, products of up to 64 vectors are also faster strip by strip.
 
-Shapes: B rows, K inputs, N outputs, C strips, W width of a strip; of weighted sums, R rows of the
-table, S sums, M terms of each.
+Shapes: B input vectors, K inputs, N outputs, C strips, W width of a strip; of weighted sums, R rows
+of the table, S sums, M terms of each.
 """
 
 import math
@@ -40,7 +40,7 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear(x, weight, bias), within `decode_layout` from strips of the matrix.
+    """Compute F.linear(x, weight, bias), in a `decode_layout` from strips where they are faster.
 
     Args:
         x: Inputs (..., K).
@@ -57,9 +57,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class ColumnStrips:
-    """Copy of a matrix in strips of columns (C, K, W), for products with few input vectors.
+    """Copy of a weight matrix in strips (C, K, W) of W outputs, for products with few vectors.
 
-    The constructor allocates the strips, and `fill` copies the matrix.
+    The constructor only allocates the strips; `fill` copies the matrix.
 
     Args:
         weight: Matrix (N, K).
@@ -111,7 +111,7 @@ class PackedWeights:
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix (N, K), or None if F.linear is faster for x (..., K)."""
+        """Return the strips of a matrix (N, K), or None if x (..., K) is left to F.linear."""
         max_rows = MAX_STRIPED_ROWS.get(x.dtype) or MAX_SUMMED_ROWS.get(x.dtype, 0)
         few_rows = 0 < x.numel() <= max_rows * x.shape[-1]
         # The weight of a parametrized layer is no parameter: it is computed anew for each use.
@@ -144,7 +144,8 @@ _memory = WeakTensorKeyDictionary()
 def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
     """Let `linear` multiply with strips of the matrices in this context, where they are faster.
 
-    The context is for inference on a CPU; elsewhere `linear` stays F.linear.
+    The context is for inference on a CPU. On other devices and under autocast, `linear` stays
+    F.linear.
 
     Args:
         weights: All weights that each decoding step reads. If they fit in the cache of the
@@ -174,8 +175,8 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
 
     Args:
         table: (R, W).
-        terms: Index of the row of each term, (S * M,), and index of the first term of each sum,
-            (S,).
+        terms: Index in the table of the row of each term, (S * M,); and number of the term that
+            begins each sum, from 0, (S,).
         factors: Factor on each term, (S * M,).
 
     Returns:
@@ -197,8 +198,8 @@ def consecutive_terms(
         copies: Number of sums that begin at the same row; S is n_starts * copies.
 
     Returns:
-        Index of the row of each term, (S * M,), and index of the first term of each sum, (S,), both
-        int32.
+        Index in the table of the row of each term, (S * M,); and number of the term that begins
+        each sum, from 0, (S,). Both are int32.
     """
     starts = torch.arange(n_starts, dtype=torch.int32) * step
     rows = starts[:, None, None] + torch.arange(n_terms, dtype=torch.int32)

@@ -39,7 +39,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     `apply` takes, in this order, a `Smoothing`, True if gradients are needed, the hidden states
     (N, D), the output matrix (V, D), its bias (V,) or None, the target tokens (N,), and a weight
-    for each target (N,) or None.
+    for each target (N,) or None. The result is the sum of the weighted losses, a scalar, in which
+    targets of `IGNORE_INDEX` do not count.
     """
 
     @staticmethod
@@ -100,7 +101,8 @@ class _Workspace:
         x: Hidden states (N, D).
         w: Output matrix (V, D).
         sum_dtype: Dtype of sums, fp32 or fp64.
-        keep_tiles: Keep all tiles of a slice, as its gradients require.
+        keep_tiles: Give each tile of a slice its own memory, as the gradients require; otherwise
+            all tiles share the memory of one.
     """
 
     def __init__(self, x: Tensor, w: Tensor, sum_dtype: torch.dtype, *, keep_tiles: bool) -> None:
@@ -114,7 +116,7 @@ class _Workspace:
             self._scratch = x.new_empty(n_rows * self.tile_width, dtype=sum_dtype)
 
     def tile(self, n: int, columns: slice) -> Tensor:
-        """Return the memory of a tile of n tokens and some `columns` of the vocabulary."""
+        """Return the memory of the tile of n tokens and of the vocabulary range `columns`."""
         start = n * columns.start if self.keep_tiles else 0
         return self._tiles[start : start + n * (columns.stop - columns.start)].view(n, -1)
 
@@ -194,10 +196,11 @@ class _Slice:
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` from the softmax of each likely target, in place.
+        """Subtract `extra` from the softmax of each likely target, in the tiles in place.
 
-        The gradient of a confident prediction is a small difference of softmax and target. The
-        subtraction here precedes the rounding of that difference to low precision.
+        A target is likely if a token in its tile has a probability above 0.25. The gradient of a
+        confident prediction is a small difference of softmax and target. The subtraction here
+        precedes the rounding of that difference to low precision.
 
         Returns:
             For each token the amount (n,) that is still to be subtracted from the softmax of its
@@ -241,7 +244,7 @@ class _Gradients:
         self.sums = self.hidden, self.weight, self.bias
 
     def add(self, rows: slice, part: _Slice) -> None:
-        """Add the gradients of the slice `part`, which consists of the tokens `rows`."""
+        """Add the gradients of the slice `part`, which consists of the token range `rows`."""
         extra, elsewhere, pad_id = self.smoothing
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)
@@ -263,7 +266,7 @@ class _Gradients:
                 self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
-        """Add the gradients that come from one logit of each position.
+        """Add the gradients that come from one logit of each of the n tokens of a slice.
 
         Args:
             hidden: Gradient (n, D) of the hidden states, changed in place.

@@ -23,8 +23,8 @@ class Model(nn.Module):
     Attributes:
         config: The frozen dataclass that the model is built from.
         tokenizer: The tokenizer stored with the weights, or None.
-        generation_defaults: Special tokens that `generate` and `beam_search` use if no argument is
-            given, and options of beam search that the commands use; or None.
+        generation_defaults: Special tokens that `generate` and `beam_search` use where their caller
+            gives none, and options of beam search that the commands use; or None.
         artifacts: Plain values of the training data that are stored with the weights, such as
             `class_names` and the mean and standard deviation of images.
         source: The checkpoint of another library that the weights were imported from, or None. An

@@ -122,6 +122,8 @@ class CLIP(Model):
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute scaled cosine similarities (B, S) of images (B, C, side, side) and texts (S, T).
 
+        The arguments `ids` and `mask` are those of `encode_text`.
+
         Raises:
             InputError: The images do not have the size of the config, or a text is longer than
                 `max_len`.
@@ -138,8 +140,9 @@ class CLIP(Model):
 
         Args:
             ids: Token ids (S, T) int64. Each text contains the end-of-text token.
-            mask: (S, T) bool, True = real token. The mask may be left out, unless the id of the
-                padding token is higher than the id of the end-of-text token.
+            mask: (S, T) bool, True = real token; None means that all tokens are real. Padding on
+                the right needs no mask, unless the config's `eos_id` is None and the id of the
+                padding token is higher than that of the end-of-text token.
         """
         attn_mask, positions = mask_and_positions(ids, mask, None, None, causal=True)
         x = self.text_stack(self.text_embed(ids, positions), attn_mask)  # (S, T, D)
@@ -168,8 +171,9 @@ class CLIP(Model):
         return self.log_scale.to(exact).exp()
 
     def _initialize(self) -> None:
-        """Draw matrices from N(0, s), where s depends on the encoder's width, and set biases to 0.
+        """Draw matrices from N(0, s) and set biases to 0; N is the normal distribution.
 
+        The standard deviation s depends on the width and depth of the encoder that has the matrix.
         OpenAI's code leaves the blocks of the image encoder to torch's initialization. Here both
         encoders are initialized alike.
         """

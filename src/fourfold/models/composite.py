@@ -23,7 +23,7 @@ from fourfold.models.vit import ViT, ViTConfig
 
 @dataclass(frozen=True)
 class TextToTextConfig(CausalLMConfig):
-    """Config of a text-to-text composite; the defaults are BERT base and GPT-2 small.
+    """Config of a text encoder with a text decoder; the defaults are BERT base and GPT-2 small.
 
     The inherited fields describe the decoder.
 
@@ -37,7 +37,7 @@ class TextToTextConfig(CausalLMConfig):
 
 @dataclass(frozen=True)
 class ImageToTextConfig(CausalLMConfig):
-    """Config of an image-to-text composite; the defaults are ViT-B/16 and GPT-2 small.
+    """Config of an image encoder with a text decoder; the defaults are ViT-B/16 and GPT-2 small.
 
     The inherited fields describe the decoder.
 
@@ -105,7 +105,7 @@ class CompositeEncoderDecoder(Seq2Seq):
 
 
 def _build_encoder(config: TextToTextConfig | ImageToTextConfig) -> MaskedLM | ViT:
-    """Build a model of the encoder's family without the heads that can be left out."""
+    """Build the encoder as a MaskedLM without heads, or as a ViT with a classifier of one class."""
     if isinstance(config, ImageToTextConfig):
         return ViT(replace(config.encoder, n_classes=1, representation_size=None))
     vocab_size = config.encoder.vocab_size or config.vocab_size

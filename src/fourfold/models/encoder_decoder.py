@@ -30,9 +30,11 @@ class EncoderDecoderConfig(TransformerConfig):
         max_len: Longest source and longest target in tokens; None means no limit, which requires
             positions none.
         positions: none, learned, sinusoidal or sinusoidal_halves.
-        n_decoder_layers: Number of layers of the decoder; None means n_layers.
-        tie_embeddings: Matrices that are shared: all (the paper), decoder (target embedding and
-            output), embeddings (source and target embedding, T5 v1.1) or none.
+        n_decoder_layers: Number of layers of the decoder; None means n_layers, the number of layers
+            of the encoder.
+        tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
+            output, as in the paper), decoder (target embedding and output), embeddings (source and
+            target embedding, T5 v1.1) or none.
         embed_scale: Multiply token embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4).
         embed_norm: Normalise the sum of token and position embedding (BART).
         output_bias: Learn a bias for each token of the vocabulary (Marian, BART).
@@ -104,10 +106,9 @@ class Seq2Seq(Model):
             tgt: Target token ids (B, T) int64, beginning with the start token.
             src_mask: (B, S) bool, True = real token; None means that all tokens are real.
             tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
-            src_documents: (B, S) number of the packed pair that each source token belongs to; None
-                means one pair.
-            tgt_documents: (B, T) number of the packed pair that each target token belongs to; None
-                means one pair.
+            src_documents: (B, S) number of the pair that each source token belongs to, if several
+                pairs are packed into one element of the batch; None means one pair in each.
+            tgt_documents: (B, T) the same number for each target token.
 
         Raises:
             InputError: A sequence is longer than `max_len`.

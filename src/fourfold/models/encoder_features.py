@@ -120,7 +120,9 @@ class EncoderWithHead(MaskedLM):
 
 
 class ScalarMix(nn.Module):
-    """Sum s softmax(w)_i h_i of layers h_i, with learned s and w (Peters et al. 2018, eq. 1).
+    """Mix of the hidden states h_i of several layers, s sum_i softmax(w)_i h_i, with learned s, w.
+
+    This is eq. 1 of Peters et al. 2018.
 
     Args:
         n_layers: Number of layers.
@@ -151,7 +153,7 @@ class BiLSTM(nn.Module):
         self.lstm = nn.LSTM(d_in, width, n_layers, batch_first=True, bidirectional=True)
 
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the LSTM over h (B, T, I) with a mask (B, T) of real tokens or None.
+        """Run the LSTM over h (B, T, I) with a mask (B, T) of real tokens; None means all are real.
 
         Padding must be on the right, where every DataModule of this package puts it.
 

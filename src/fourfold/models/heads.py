@@ -81,7 +81,7 @@ class VocabularyHead(nn.Module):
         label_smoothing_type: str = "uniform",
         normalizer: Tensor | float | None = None,
     ) -> Tensor:
-        """Compute the cross-entropy of the next token without holding all logits.
+        """Compute the cross-entropy of the target tokens without holding all logits at once.
 
         Args:
             hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
@@ -90,7 +90,7 @@ class VocabularyHead(nn.Module):
             label_smoothing: Probability mass that is taken from the target.
             label_smoothing_type: Distribution of this mass over the vocabulary; see
                 `fourfold.losses.smoothing_weights`.
-            normalizer: Divisor of the sum; None means the number of valid targets.
+            normalizer: Divisor of the summed loss; None means the number of targets that count.
 
         Returns:
             A scalar in fp32 (fp64 for fp64 inputs).

@@ -31,7 +31,8 @@ class T5Config(EncoderDecoderConfig):
     scale_output=False.
 
     Args:
-        n_buckets: Number of buckets of distances, in both directions together.
+        n_buckets: Number of buckets of distances between query and key. In the encoder, half of the
+            buckets are for each direction; in the decoder, all are for keys up to the query.
         max_distance: Distance from which on all distances share the last bucket.
         scale_output: Divide hidden states by sqrt(d_model) before the output matrix (v1.0, whose
             tied token embedding has entries of variance 1).
@@ -76,7 +77,7 @@ class RelativeBias(nn.Module):
         n_heads: Number of heads H.
         n_buckets: Number of buckets.
         max_distance: Distance from which on all distances share the last bucket.
-        bidirectional: Keys may be ahead of the query; half of the buckets are for such keys.
+        bidirectional: Keys may come after the query; half of the buckets are for such keys.
     """
 
     def __init__(
@@ -137,7 +138,8 @@ class BiasedStack(Stack):
 def init_t5(model: nn.Module) -> None:
     """Draw embeddings from N(0, 1) and matrices from N(0, 1/sqrt(inputs)), as in T5's code.
 
-    Query projections are divided by sqrt(Dh), so that unscaled scores start at about 1.
+    Query projections are divided by the square root of the head width, so that unscaled scores
+    start at about 1.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

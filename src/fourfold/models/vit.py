@@ -35,7 +35,7 @@ class ViTConfig(TransformerConfig):
         distillation: Add DeiT's distillation token and its head.
         positions: none, learned, learned2d (a vector for each row and column), sincos2d,
             sinusoidal, sinusoidal_halves or relative (a bias for each head and distance, shared by
-            all layers; those of Dosovitskiy et al. 2020 depend on the query instead).
+            all layers; in Dosovitskiy et al. 2020, relative positions depend on the query instead).
         positions_at: Layers that add learned positions: stem (the embedding), layers (each layer
             has its table) or layers_shared (all layers add one table). They are compared in Table 8
             of Dosovitskiy et al. 2020.
@@ -172,8 +172,8 @@ class ViT(Model):
 def init_vit(model: nn.Module) -> None:
     """Draw matrices by Glorot's rule, biases from N(0, 1e-6) and positions from N(0, 0.02).
 
-    Only feed-forward layers have random biases. The patch projection is drawn by LeCun's rule, and
-    the classifier is 0 (google-research/vision_transformer).
+    Only feed-forward layers have random biases; all other biases are 0. The patch projection is
+    drawn by LeCun's rule, and the classifier is 0 (google-research/vision_transformer).
     """
     vaswani(model)
     for module in model.modules():

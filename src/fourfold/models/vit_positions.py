@@ -40,7 +40,8 @@ class AxialPositions(PositionTable):
     Tokens before the grid, such as the class token, have a whole vector each.
 
     Args:
-        n_rows: Number of tokens T: a square number of patches, and the tokens before the grid.
+        n_rows: Number of tokens T. The largest square number up to T is the number of patches, and
+            the other tokens precede the grid.
         width: Width D of a vector, which must be even.
 
     Raises:

@@ -72,7 +72,7 @@ def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config fields `output_bias` and `decoder_start_token_id`.
 
     The decoder of BART starts with the end-of-text token. For a decoder that starts with the
-    beginning-of-text token, `decoder_start_token_id` is None.
+    beginning-of-text token, the field `decoder_start_token_id` becomes None.
     """
     start = config.get("decoder_start_token_id", 2)
     is_bos = start == config.get("bos_token_id", 0)
@@ -82,8 +82,9 @@ def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
     """Return the special token ids of tokenizers that fourfold trains, for config.json.
 
-    Without them, the defaults of transformers would apply. These exceed most vocabularies, and they
-    force a last token, which would be padding or the beginning-of-text token here.
+    Without these entries, the defaults of transformers would apply: token ids that most
+    vocabularies do not contain, and a forced last token, which would be padding or the
+    beginning-of-text token here.
     """
     start = config.decoder_start_token_id
     return {

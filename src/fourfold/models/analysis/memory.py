@@ -29,7 +29,15 @@ LSTM_VALUES_PER_UNIT = 17.4
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one device in bytes at the end of the forward pass, when a training step peaks."""
+    """Memory of one device in bytes at the end of the forward pass, when a training step peaks.
+
+    Args:
+        weights: Bytes of the weights, and of their copies in the precision of matrix products.
+        gradients: Bytes of the gradients of the trained weights.
+        optimizer: Bytes of the states of the optimizer, such as the two averages of Adam.
+        activations: Bytes that the blocks store for the backward pass.
+        loss: Bytes of the tensors that the loss stores, such as a slice of the logits.
+    """
 
     weights: int
     gradients: int
@@ -54,7 +62,7 @@ def training_memory(
     optimizer: str = "adamw",
     replicated: bool = False,
 ) -> Memory:
-    """Estimate the bytes on one device for a micro-batch.
+    """Estimate the memory of a training step on one device, in bytes, for a micro-batch.
 
     Args:
         config: Config of the model.

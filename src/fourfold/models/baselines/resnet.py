@@ -25,7 +25,7 @@ class ResNetConfig(ModelConfig):
         depth: Number of layers: 18, 34, 50, 101 or 152.
         stem: First layers: imagenet (7x7 convolution with stride 2, then max pooling with stride
             2), pooled (3x3 convolution, then max pooling with stride 2) or cifar (3x3 convolution
-            alone). The stem reduces the side of an image to 1/4, 1/2 or 1.
+            alone). They reduce the side of an image to 1/4, to 1/2 and not at all, in this order.
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
         n_classes: Number of classes K; None in a config file means the number in the data.
@@ -81,7 +81,7 @@ class ResNet(Model):
             self.net.maxpool = nn.Identity()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode, in which frozen batch norms keep their running statistics."""
+        """Set training or evaluation mode; frozen batch norms always stay in evaluation mode."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:

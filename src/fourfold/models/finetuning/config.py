@@ -23,7 +23,7 @@ class TuningConfig:
         lora_rank: Rank of the low-rank updates that are trained in place of the layers (Hu et al.
             2021); 0 disables LoRA.
         lora_alpha: Scale of the updates, which are multiplied by alpha / rank.
-        lora_dropout: Dropout on the input of the updates.
+        lora_dropout: Dropout probability of the input of the updates.
         lora_targets: Names of the linear layers with an update: q, k, v and out of attention, up
             and down of the feed-forward layer.
 

@@ -40,7 +40,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """Add the update to the weight of the linear layer and return that layer."""
+        """Add the update to the weight of the linear layer in place, and return that layer."""
         self.base.weight += self.scale * self.b @ self.a
         return self.base
 

@@ -75,7 +75,7 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Format the report as lines of text; tensors of equal layers share a line."""
+        """Format the report as text; tensors that differ only in the layer number share a line."""
         return [
             f"  {outcome.replace('_', ' '):<9} {name} {shape}{rule and ': ' + rule}"
             for outcome, tensors in vars(self).items()
@@ -98,10 +98,10 @@ def transfer(
         target: Model whose parameters are overwritten.
         source: A model of any family.
         role: Part of the target that receives the weights: model, encoder or decoder.
-        more: Tensors of the checkpoint of the source that are not in its state dict, by their names
-            in the target.
-        tokens: Ids of the same tokens in the vocabularies of source and target, each (n,) int64;
-            None means that both vocabularies are equal.
+        more: Further tensors to copy, which `source` has no parameter for, by their names in the
+            target.
+        tokens: Ids of the n tokens that both vocabularies have, in the vocabulary of the source and
+            in that of the target, (n,) int64 each. None means that both vocabularies are equal.
         interpolation: Interpolation of the position embeddings of images, a name in
             `vit_positions.INTERPOLATIONS`.
 
