@@ -199,7 +199,7 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
 
     Args:
         table: Training documents.
-        fraction: Fraction of the documents, or of the characters of the single document.
+        fraction: Fraction to hold out of the documents, or of the characters of the only document.
         name: Name of the new split.
 
     Returns:

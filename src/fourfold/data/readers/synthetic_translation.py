@@ -40,7 +40,11 @@ Sampler = Callable[[random.Random], Formatter]
 
 @cache
 def _locale(lang: str) -> Any:
-    """Return the `babel.Locale` of a language; raise InputError unless num2words knows it, too."""
+    """Return the `babel.Locale` of a language.
+
+    Raises:
+        InputError: If Babel or num2words does not know the language.
+    """
     from babel import Locale, UnknownLocaleError
 
     try:
@@ -78,7 +82,7 @@ def _number(rng: random.Random, digits: int) -> int:
 
 
 def _babel(module: str, function: str, *values: Any, **options: Any) -> Formatter:
-    """Return a formatter that calls a function of Babel.
+    """Return a formatter, a function of the language code, that calls a function of Babel.
 
     Args:
         module: Module of Babel, such as "dates".
@@ -153,12 +157,19 @@ def _spelled(to: str, rng: random.Random) -> Formatter:
 
 
 def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter:
-    """Return a formatter that joins the texts of several formatters as a list."""
+    """Return a formatter that joins the texts of several formatters as a list in their language.
+
+    A formatter is a function that writes a value in the language with the given code.
+
+    Args:
+        formatters: Formatters of the items of the list.
+        style: Style of the list in Babel: "standard" (joined by "and") or "or".
+    """
     return lambda lang: _babel("lists", "format_list", [f(lang) for f in formatters], style)(lang)
 
 
 def _samplers(langs: Sequence[str]) -> list[Sampler]:
-    """Return the samplers whose values can be formatted in all languages of `langs`."""
+    """Return the functions that sample a value which can be written in all languages of `langs`."""
     samplers: list[Sampler] = [_date, _interval, _ago, _money]
     durations = [f"duration-{unit}" for unit in _TIME_UNITS]
     for sampler, units in ((_duration, durations), (_measure, _MEASURES)):

@@ -37,7 +37,7 @@ def limit_lengths(
         too_long: Treatment of longer examples: "error", "truncate" (every text to `limit` tokens)
             or "drop", which truncates in validation and test, since a score must include all
             examples.
-        split: Name of the split.
+        split: "train", "val" or "test"; examples are dropped only in "train".
         option: Name of the option that sets the limit, for error messages.
         lengths: (examples,) number of tokens of each example, compared with `limit`; None means the
             number of tokens of its longest text.
