@@ -85,7 +85,7 @@ def is_complete(path: Path) -> bool:
 
 
 def _corrupted_member(path: Path) -> str | None:
-    """Return the name of the first file in a zip archive whose checksum is wrong, or None.
+    """Return the name of the first file with a wrong checksum in a zip archive; None without any.
 
     `torch.load` does not verify checksums.
     """

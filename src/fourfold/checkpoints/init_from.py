@@ -59,8 +59,8 @@ def initialize_from(
             class of `model` is always allowed.
 
     Returns:
-        Lines of text that report which tensors were loaded, resized, left at their initial values
-        or unused.
+        Text of several lines that reports which tensors were loaded, resized, left at their initial
+        values or unused; empty if `init_from` is None.
 
     Raises:
         InputError: A source cannot be read, or its layers do not match those of the model.

@@ -283,7 +283,7 @@ def read_foreign(
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """Read the dictionary in a file of weights, a safetensors file or a file of `torch.save`.
+    """Read the dictionary in a file of weights that safetensors or `torch.save` wrote.
 
     Raises:
         InputError: There is no such file, or the file is corrupted or does not hold weights.

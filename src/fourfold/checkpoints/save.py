@@ -21,9 +21,10 @@ def save(model: Model, path: str | Path) -> None:
     """Write a model to a directory that `fourfold.load` reads.
 
     If transformers has the architecture, `AutoModel*.from_pretrained` reads the directory too. A
-    model that was loaded from a Hugging Face directory is written with the same architecture and
-    data type, including tensors that fourfold does not use. A model whose architecture transformers
-    lacks is written in fourfold's own format: fourfold.json, model.safetensors and tokenizer.json.
+    model that was loaded from a Hugging Face directory is written with the architecture and the
+    data type of the original weights, including tensors that fourfold does not use. A model whose
+    architecture transformers lacks is written in fourfold's own format: fourfold.json,
+    model.safetensors and tokenizer.json.
 
     No file in the directory is ever incomplete, since the files are written to a temporary
     directory and then moved.

@@ -182,7 +182,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
 
     Args:
         parser: Parser that parsed the config.
-        config: The config that `parse` returned; its section `trainer` is removed.
+        config: The config that `parse` returned; its section `trainer` is removed in place.
 
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are

@@ -129,9 +129,9 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (n - 1), or NaN if it is not defined.
+    """Return the sample standard deviation (n - 1) of values.
 
-    It is not defined for a single value, and if a value is infinite or NaN.
+    The result is NaN for a single value, and if one of the values is infinite or NaN.
     """
     # statistics.stdev raises AttributeError on infinities and NaN.
     is_defined = len(values) > 1 and all(map(math.isfinite, values))

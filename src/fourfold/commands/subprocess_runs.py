@@ -36,9 +36,9 @@ def run(
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
 
     Returns:
-        The exit code of the subprocess; 128 plus the number of the signal if a signal ended the
-        subprocess. If this process received SIGTERM or Ctrl-C, but the code is not that of a stop,
-        it is replaced by 128 plus the number of the received signal.
+        The exit code of the subprocess, or 128 plus the number of the signal that ended the
+        subprocess. If this process received SIGTERM or Ctrl-C, any code that is not that of a
+        stopped run is replaced by 128 plus the number of the received signal.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []

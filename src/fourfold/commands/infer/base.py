@@ -20,7 +20,7 @@ class LineProcessor:
     """Base class that answers lines of input: prepares single lines, and runs the model on batches.
 
     Args:
-        task: Task (LightningModule) that was loaded from a checkpoint, on its final device.
+        task: Task (LightningModule) that was loaded from a checkpoint and moved to its device.
         options: Parsed options of the command.
     """
 
@@ -116,7 +116,8 @@ class TextProcessor(LineProcessor):
             rows: Token ids of each line.
 
         Returns:
-            Ids (B, T) int64, and a mask (B, T) bool that is True for real tokens.
+            Ids (B, T) int64, where T is the length of the longest line, and a mask (B, T) bool that
+            is True for real tokens.
         """
         width = max(map(len, rows))
         pad_id = self.tokenizer.pad_id
@@ -135,8 +136,8 @@ class TextProcessor(LineProcessor):
                 the user gives them.
 
         Returns:
-            Token ids (B, N, L), the best output of a line first. An output begins with the prompt,
-            or for a translation with the token that starts the decoder.
+            Token ids (B, N, L), padded to the longest output, the best output of a line first. An
+            output begins with the prompt, or for a translation with the decoder's start token.
         """
         names = ("beam", "length_penalty", "length_penalty_type")
         given = {name: value for name in names if (value := vars(self.options)[name]) is not None}

@@ -90,7 +90,10 @@ class TextClassifier(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return for each line the `--top-k` best classes with probabilities, or the value."""
+        """Return the answer to each line: its best classes with probabilities, or a value.
+
+        The number of classes is the value of `--top-k`. A regression model predicts one value.
+        """
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
@@ -111,7 +114,8 @@ class WordTagger(TextProcessor):
     def prepare(self, line: str) -> Item:
         """Return an item with the token ids of a line and the position of each word's first token.
 
-        Words that truncation removes have no position, and therefore get no tag.
+        Positions count from 0 for CLS. Words that truncation removes have no position, and
+        therefore get no tag.
 
         Raises:
             InputError: The line is too long for the model, and `--truncate` is not given.

@@ -50,7 +50,7 @@ class MaskFiller(TextProcessor):
 
     @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return for each input line its N most probable fillings, separated by tabs."""
+        """Return for each input line its `--top-k` most probable fillings, separated by tabs."""
         ids, mask = self.pad([item.content[0] for item in items])
         positions = ids.eq(self.mask_id)  # (B, T)
         h = self.model.encode(ids, mask=mask)[positions]  # (M, D)
@@ -67,6 +67,8 @@ class MaskFiller(TextProcessor):
         self, segments: list[str], scores: list[list[float]], tokens: list[list[int]]
     ) -> list[str]:
         """Return a line N times, with its masks filled by the N most probable token combinations.
+
+        N is the value of `--top-k`.
 
         Args:
             segments: The line split at its masks: text, mask, text, ..., mask, text.

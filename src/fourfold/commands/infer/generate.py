@@ -73,13 +73,15 @@ class PromptContinuer(TextProcessor):
     def _generate(self, ids: Tensor, mask: Tensor, max_new: int) -> Tensor:
         """Continue prompts N times each, and return the prompts with their continuations.
 
+        N is the value of `--n-best`.
+
         Args:
             ids: Token ids of the prompts (B, T).
             mask: Mask (B, T), True for real tokens.
             max_new: Maximum number of new tokens.
 
         Returns:
-            Token ids (B, N, T + t).
+            Token ids (B, N, T + t), for t new tokens.
         """
         options = self.options
         if (options.beam or 1) > 1:

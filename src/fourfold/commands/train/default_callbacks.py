@@ -105,7 +105,7 @@ def slurm_environment(plugins: list[Any]) -> list[Any]:
         plugins: The user's plugins.
 
     Returns:
-        A list with the plugin. It is empty outside of SLURM and under torchrun, and if the user's
+        A list with the plugin. The list is empty outside of SLURM, under torchrun, or if the user's
         plugins contain a cluster environment.
     """
     if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):

@@ -83,8 +83,8 @@ def _has_api_key() -> bool:
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
     """Return the W&B logger of a run in a list, which is empty if W&B is off.
 
-    A run that is resumed or tested keeps its id in W&B. Sets the environment variable WANDB_SILENT
-    for this process.
+    A run that is resumed or tested keeps its W&B id, which wandb.json in the run directory holds.
+    The environment variable WANDB_SILENT is set for this process.
 
     Args:
         run: Directory of the run.

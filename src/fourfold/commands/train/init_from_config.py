@@ -74,7 +74,7 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 
     Args:
         file: Path in the config; None is returned unchanged.
-        run: Directory of the run; None looks for no other file.
+        run: Directory of the run; None means that there is no run directory to search.
 
     Returns:
         The path `file`; if there is no such file, but one of the same name in the run directory,
@@ -89,7 +89,7 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
     """Return the arguments of `model` in a run's config.yaml, if `path` is their `init_from`.
 
-    Otherwise, and without a config.yaml, the dictionary is empty.
+    The dictionary is empty otherwise, or if there is no config.yaml.
     """
     if not run.config.is_file():
         return {}

@@ -108,6 +108,8 @@ class FourfoldCLI(LightningCLI):
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parse the options that were given to the constructor, and set `config` and `given`.
 
+        `given` is the part of the config that the user gave, without default values.
+
         Args:
             parser: Parser of the command.
             args: Ignored.
@@ -115,7 +117,6 @@ class FourfoldCLI(LightningCLI):
         Raises:
             InputError: An option or a config file is invalid.
         """
-        # `given` is the part of the config that the user gave, without default values.
         self.config, self.given = parse_config(parser, self.options)
         check_seed("seed_everything", self.config["seed_everything"])
 

@@ -106,7 +106,7 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
 
     Args:
         parser: Parser of the arguments.
-        arguments: Options and config files.
+        arguments: Command-line options, among them `--config FILE`.
 
     Returns:
         The config with default values, and the config without default values.

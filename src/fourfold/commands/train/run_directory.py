@@ -115,7 +115,7 @@ class RunDirectory:
         return chosen
 
     def resume_candidates(self) -> Iterator[Path]:
-        """Yield the existing checkpoints that training can resume from, the newest first."""
+        """Yield the checkpoints to resume training from, newest first, corrupted ones included."""
         yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
         for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
             if not _is_inside_accumulation(file):
