@@ -59,8 +59,8 @@ def forward(setup: Setup) -> int:
 def device_flops(setup: Setup) -> float:
     """Estimate the training FLOPs as time x devices x sustained FLOP/s of one device.
 
-    Vaswani et al. 2017, Table 2, prints this estimate. The setup contains `hours`, `devices` and
-    `tflops` (10^12 FLOP/s).
+    Vaswani et al. 2017, Table 2, prints this estimate. The setup contains the `hours` of training,
+    the number of `devices`, and `tflops` (10^12 FLOP/s) of one device.
     """
     return float(setup["hours"] * 3600 * setup["devices"] * setup["tflops"] * 1e12)
 

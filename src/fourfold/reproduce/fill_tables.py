@@ -178,7 +178,7 @@ def _train(
 def _announce(runs: Sequence[Run], record: Record, out: Path) -> None:
     """Print how many runs have results in provenance.json only, and the titles of outdated runs.
 
-    The former runs have a valid result although their run directories are gone. A run is outdated
+    The former runs have a valid result there, but no finished run directory. A run is outdated
     if all of its results are those of other options, data or start runs.
 
     Args:

@@ -213,6 +213,6 @@ def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
 
 
 def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the recorded timings in a provenance.json, one per round, by row of the table."""
+    """Return the timings in a provenance.json: one record per round, listed by row."""
     runs = read_provenance(file).get("runs", ())
     return {name: [run for run in runs if run["row"] == name] for name in table.rows}

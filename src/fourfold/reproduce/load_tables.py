@@ -152,7 +152,7 @@ def find_tables(names: list[str]) -> list[Table]:
     """Return the tables that some names stand for, without repetition.
 
     Args:
-        names: Each PAPER/TABLE, PAPER for all tables of a paper, or "all".
+        names: Names, each of which is PAPER/TABLE, PAPER (all tables of the paper) or "all".
 
     Raises:
         InputError: A name is unknown; the message lists the known names.

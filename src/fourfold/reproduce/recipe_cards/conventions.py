@@ -107,9 +107,9 @@ def decay(values: Values) -> tuple[float, ...] | None:
     """Convert the weight decay of a card to the convention of torch's AdamW.
 
     AdamW multiplies the decay by the learning rate in each step. A decay that is not multiplied by
-    the peak learning rate (the form `own`) is therefore divided by this rate. None for an L2
-    penalty, which cannot be converted, if the card does not state the convention of the decay, and
-    if the form is `own` and the card does not state the peak learning rate.
+    the peak learning rate (the form `own`) is therefore divided by this rate. The result is None in
+    three cases: an L2 penalty, which cannot be converted; a decay whose convention the card does
+    not state; and the form `own` without a stated peak learning rate.
     """
     given = float(values["weight_decay"])
     form = values.get("weight_decay_form")

@@ -51,7 +51,7 @@ class Record:
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
-        """Return the number of recorded seeds of a table, which is the largest seed plus 1, or 0.
+        """Return the number of recorded seeds of a table: the largest seed plus 1, or 0 if none.
 
         Args:
             table: Name of the table, PAPER/TABLE.

@@ -16,8 +16,8 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
         tier: Name of one of the table's tiers, such as laptop.
 
     Returns:
-        Paths of the files and directories by their name in the tier (`Tier.files`), without .gz if
-        the uncompressed file of GLUE was found.
+        Paths of the files and directories by their names in `Tier.files`. The name of a file of
+        GLUE has no .gz if only the uncompressed file was found.
 
     Raises:
         InputError: A file is missing.
