@@ -274,7 +274,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer, and a schedule that Lightning updates in every optimizer step."""
+        """Return a list with the optimizer, and a list with the schedule, updated in every step."""
         # torch has no fused SGD for sharded weights, nor for weights without a momentum.
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs

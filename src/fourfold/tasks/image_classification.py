@@ -40,8 +40,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
             model without a distillation token has one head, which is trained on both. None trains
             on the labels only.
         distillation: Loss of the teacher's predictions, hard or soft; see `distillation_loss`.
-        teacher_weight: Weight w of the loss of the teacher's predictions; the weight of the labels
-            is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
+        teacher_weight: Weight w of the loss of the teacher's predictions; the weight of the loss of
+            the labels is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
         temperature: Temperature of soft distillation (DeiT: 3).
         init_from: See `Task`.
         tuning: See `Task`.

@@ -112,10 +112,10 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer.
 
-    Lightning requires its own version number in a checkpoint. This function adds that number to a
-    checkpoint that `fourfold import` wrote. A file of weights alone is returned without a check,
-    since Lightning's launcher passes the weights of a subprocess to the main process in such a
-    file.
+    Lightning requires its own version number in a checkpoint. This function adds that number to the
+    returned content of a checkpoint that `fourfold import` wrote; the file is not changed. The
+    content of a file of weights alone is returned without a check, since Lightning's launcher
+    passes the weights of a subprocess to the main process in such a file.
 
     Raises:
         InputError: The file does not exist, is corrupted, or was not written by this version of

@@ -65,7 +65,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         The loss is the cross-entropy of the masked tokens. If the model has a next-sentence head
         and the batch has sentence pairs, the next-sentence loss is added.
 
-        BERT adds the mean of the first loss over masked tokens and the mean of the second over
+        BERT adds the mean cross-entropy of the masked tokens and the mean next-sentence loss of the
         pairs. Here the next-sentence loss of a pair is weighted by the number of masked tokens in
         the pair, so that the number of masked tokens normalizes both losses. The result equals
         BERT's if all pairs have the same number of masked tokens.

@@ -149,7 +149,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return list(zip(questions, answers, strict=True))
 
     def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
-        """Return the questions of the first windows with their true and predicted answers."""
+        """Return the question of each window in the batch with true and predicted answers."""
         data = self.datamodule.questions(split)
         answers = self.best_answers(batch, *self.logits(batch), data, 1)
         questions = [data.questions[data.windows[row].question] for row in batch.rows.tolist()]

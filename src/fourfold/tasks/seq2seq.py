@@ -65,7 +65,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     @property
     def start_id(self) -> int:
-        """Id of the first token of the decoder's input."""
+        """Id of the decoder's first input: the config's start token, or else the begin token."""
         given: int | None = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 

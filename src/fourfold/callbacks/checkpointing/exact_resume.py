@@ -24,7 +24,7 @@ class ExactResume(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set Lightning's batch counters to the position in the data.
+        """Set Lightning's batch counters to the position in the data, for this number of ranks.
 
         Lightning counts the batches of one rank, and the DataModule counts the batches of all
         ranks. If the interrupted run had another number of ranks, the counters that Lightning
@@ -63,7 +63,7 @@ def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
 
 
 def step_seed(trainer: Trainer) -> int:
-    """Return the seed of the current batch from the DataModule's seed, batch number and rank."""
+    """Compute the seed of the current batch from the DataModule's seed, batch number and rank."""
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
     # Three odd multipliers make seeds of different (seed, number, rank) different; torch's

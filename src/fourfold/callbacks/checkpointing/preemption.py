@@ -69,11 +69,11 @@ class StopOnSignal(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
-        """Ask all processes to stop after the next optimizer step if a signal was received."""
+        """Ask all processes to stop after this optimizer step if this process received a signal."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save and stop if a signal was received and no gradient is being accumulated.
+        """Save and stop if a process received a signal and no gradient is being accumulated.
 
         If a validation follows this batch, the stop waits until the validation has ended, since a
         resumed run would skip the validation. After the last batch of the run the signal is
@@ -89,7 +89,7 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save and stop if a signal was received and no gradient is being accumulated."""
+        """Save and stop if a process received a signal and no gradient is being accumulated."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
             return
         if is_accumulating(trainer):
@@ -110,10 +110,9 @@ class StopOnSignal(Callback):
 
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
-    """Variant of `StopOnSignal` for runs with checkpoints.
+    """Variant of `StopOnSignal` for runs with checkpoints, called after all other callbacks.
 
-    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all
-    others.
+    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
     """
 
 

@@ -162,7 +162,11 @@ class RunCheckpoints(Checkpoint):
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a checkpoint if its score is among the best, and last.ckpt if a save is due."""
+        """Save a checkpoint if its score is among the best, and last.ckpt if a save is due.
+
+        Raises:
+            InputError: The metric `monitor` was not logged in this validation.
+        """
         if trainer.state.fn != "fit":
             return
         if self.options.save_top_k:

@@ -41,7 +41,7 @@ class SaveNonfiniteBatch(Callback):
         self._batch = batch
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the seed of the batch, and the flag that is True if its loss is not finite."""
+        """Keep the batch with its seed, and a flag that is True if the loss is not finite."""
         nonfinite: Any = pl_module.loss_normalizer.nonfinite  # type: ignore[union-attr]
         self._micro_batches.append((self._batch, step_seed(trainer), nonfinite))
 

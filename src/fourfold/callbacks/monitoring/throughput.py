@@ -9,11 +9,11 @@ from fourfold.lightning_internals import is_accumulating, logger_step
 
 
 class Reading(NamedTuple):
-    """Reading of a counter: tokens or images trained on since its start, and seconds of training.
+    """Reading of the counter and the clock of `StepMetrics`.
 
     Args:
-        units: Number of tokens or images.
-        seconds: Seconds without the time of validations.
+        units: Number of tokens or images that were trained on since the start of the clock.
+        seconds: Seconds since the start of the clock, without the time of validations.
     """
 
     units: int
@@ -28,10 +28,11 @@ class Reading(NamedTuple):
 class StepMetrics(Callback):
     """Callback that logs `train/lr` and `train/tokens_per_second` or `train/images_per_second`.
 
-    Both metrics are logged every `log_every_n_steps` optimizer steps. The throughput is measured
-    with the clock of the CPU and without waiting for a GPU. The work that is still in the queue of
-    the GPU is small compared with the work between two readings. The time of validations is not
-    counted.
+    Both metrics are logged every `log_every_n_steps` optimizer steps. The throughput is that of all
+    ranks: the tokens or images of this rank are multiplied by the number of ranks. The time is
+    measured with the clock of the CPU and without waiting for a GPU. The work that is still in the
+    queue of the GPU is small compared with the work between two readings. The time of validations
+    is not counted.
 
     The LightningModule must have an attribute `unit` ("tokens" or "images") and a method
     `n_units(batch)` that counts them, as every task has.

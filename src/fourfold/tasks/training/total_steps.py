@@ -8,7 +8,7 @@ from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
 
 
 def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
-    """Return the number of optimizer steps of the whole training; None if it has no end.
+    """Return the number of optimizer steps of the whole training; None if training has no end.
 
     The number of batches comes from the DataModule, since `trainer.estimated_stepping_batches`
     would create a DataLoader and lose the restored position in the data. For a plain
@@ -72,7 +72,13 @@ def count_steps(
 
 
 def warn_if_warmup_never_ends(schedule: ScheduleConfig, steps: int | None) -> None:
-    """Warn if training ends before the warm-up of the learning rate."""
+    """Warn if training ends before the warm-up of the learning rate has ended.
+
+    Args:
+        schedule: Options of the learning-rate schedule.
+        steps: Number of optimizer steps of the training; None, for a training without end, never
+            warns.
+    """
     if steps is not None and schedule.warmup_steps >= max(2, steps):
         rank_zero_warn(
             f"schedule.warmup_steps is {schedule.warmup_steps:,}, but training has {steps:,} steps:"
