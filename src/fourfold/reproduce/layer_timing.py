@@ -213,6 +213,6 @@ def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
 
 
 def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the timings in a provenance.json: one record per round, listed by row."""
+    """Return the timings in a provenance.json by name of the row, one record per round."""
     runs = read_provenance(file).get("runs", ())
     return {name: [run for run in runs if run["row"] == name] for name in table.rows}
