@@ -235,9 +235,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from x to itself (self-attention) or to a memory (cross-attention).
 
-        The batch size of the memory or cache may be S < B. Each of its S elements then serves B / S
-        consecutive elements of x, such as the beams of one source sentence. The batch size of the
-        mask is then B or S.
+        The batch size S of the memory may be smaller than B. Each element of the memory then serves
+        B / S consecutive elements of x, such as the beams of one source sentence, and the batch
+        size of the mask is B or S.
 
         Args:
             x: States (B, Tq, D) that the queries are computed from.

@@ -81,7 +81,7 @@ class KVCache:
     Attributes:
         length: Number of tokens T so far.
         keys: (B, T) bool, True = real token; None if all tokens are real.
-        documents: (B, T) index of the packed document of each token, or None.
+        documents: (B, T) index of the packed document of each token; None means one document.
         layers: Cache of each layer.
     """
 

@@ -48,7 +48,7 @@ class Mask:
     """Attention pattern, in which a query may attend to a key if all given conditions allow it.
 
     Args:
-        causal: Hide later positions.
+        causal: Hide the keys after a query.
         keys: (B, Tk) bool, True = real token, False = padding, which is hidden.
         documents: (B, Tk) index of the document of each key, for several documents packed into one
             sequence; a query may attend only to the keys of its own document.
@@ -84,7 +84,8 @@ class Mask:
             flex: Return a BlockMask in place of a dense mask.
 
         Returns:
-            No mask and a causal flag if these suffice, else a dense bool mask or a BlockMask.
+            The causal flag without a mask, if the flag alone expresses the pattern; otherwise a
+            dense bool mask, or a BlockMask if `flex` is True.
         """
         causal = self.causal and q_len > 1  # a single query is at the last position
         plain = self.keys is None and self.documents is None and self.window is None
@@ -179,7 +180,7 @@ def mask_and_positions(
         documents: (B, t) index of the packed document of each new token. None means that the new
             tokens continue the last document in the cache, or without a cache are one document.
         cache: Cache of earlier tokens, changed in place; None if nothing is cached.
-        causal: Hide later positions.
+        causal: Hide the keys after a query.
 
     Returns:
         The mask, whose queries are the new tokens and whose keys are all tokens, cached and new;

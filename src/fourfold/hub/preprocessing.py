@@ -255,7 +255,7 @@ def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None
 
 
 def count_separators(text: str) -> int:
-    """Return the number of end-of-text tokens between two texts: 1, or 2 for RoBERTa.
+    """Return the number of end-of-text tokens between the texts of a pair: 1, or 2 for RoBERTa.
 
     Args:
         text: Tokenizer as JSON.

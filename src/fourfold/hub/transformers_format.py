@@ -130,8 +130,8 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
 def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = None) -> str:
     """Write a directory for the `from_pretrained` method of transformers.
 
-    A model with a `source` is written as the same architecture and data type, with the tensors and
-    the entries of config.json that fourfold does not use.
+    A model with a `source` is written with the architecture and the data type of the source, and
+    with those tensors and entries of config.json of the source that fourfold does not use.
 
     Args:
         model: Model of one of the families.

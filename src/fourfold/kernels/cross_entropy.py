@@ -290,7 +290,7 @@ def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, tor
 
 
 def even_slices(x: Tensor, w: Tensor) -> list[slice]:
-    """Divide the tokens of x into slices of equal size with at most `MAX_SLICE_LOGITS` logits.
+    """Divide the tokens of x into even slices with at most `MAX_SLICE_LOGITS` logits each.
 
     Args:
         x: Hidden states (N, D).

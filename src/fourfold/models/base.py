@@ -18,7 +18,7 @@ class Model(nn.Module):
 
     A subclass sets `config` in its constructor and implements `encode` or `hidden`; a subclass
     without a `head` also implements `logits`. `fourfold.load` sets the attributes that come from a
-    checkpoint, which are None in a model that is built from a config alone.
+    checkpoint. In a model that is built from a config alone, they are None or empty.
 
     Attributes:
         config: The frozen dataclass that the model is built from.

@@ -107,7 +107,7 @@ class Seq2Seq(Model):
             src_mask: (B, S) bool, True = real token; None means that all tokens are real.
             tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
             src_documents: (B, S) number of the pair that each source token belongs to, if several
-                pairs are packed into one element of the batch; None means one pair in each.
+                pairs are packed into one element of the batch; None means that none are packed.
             tgt_documents: (B, T) the same number for each target token.
 
         Raises:

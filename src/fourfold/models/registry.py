@@ -96,7 +96,7 @@ def create(name: str, **overrides: Any) -> Model:
 
     Args:
         name: One of the names that `list_models` returns, such as "gpt2-medium".
-        overrides: Fields of the model's config that differ, such as n_classes=10.
+        overrides: Fields of the config that replace those of the named one, such as n_classes=10.
 
     Raises:
         InputError: `name` or a field is unknown, or a field has a value outside its choices or its

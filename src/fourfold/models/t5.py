@@ -75,7 +75,7 @@ class RelativeBias(nn.Module):
 
     Args:
         n_heads: Number of heads H.
-        n_buckets: Number of buckets.
+        n_buckets: Number of buckets, of both directions together if `bidirectional`.
         max_distance: Distance from which on all distances share the last bucket.
         bidirectional: Keys may come after the query; half of the buckets are for such keys.
     """

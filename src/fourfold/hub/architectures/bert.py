@@ -53,8 +53,10 @@ def encoder_fields(dropout: float) -> tuple[Field, ...]:
 def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> tuple[Entry, ...]:
     """Return the name rules of the encoder layers; BERT and ViT share most of the names.
 
+    All arguments are names in transformers.
+
     Args:
-        prefix: Prefix of all tensor names in transformers.
+        prefix: Prefix of all tensor names.
         attention: Name of the module that has the query, key and value projections.
         attn_norm: Name of the norm of the attention sub-layer.
         ff_norm: Name of the norm of the feed-forward sub-layer.

@@ -78,16 +78,16 @@ _FIELDS = (
 def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str, Any]:
     """Check the sections `text_config_dict` and `vision_config_dict` of older config.json files.
 
-    In transformers they override the sections `text_config` and `vision_config`, and a key that an
-    overriding section lacks has the default value of transformers. Here they must have equal
-    values.
+    In transformers these sections override `text_config` and `vision_config`, and a key that an
+    overriding section lacks has the default value of transformers. Here the overriding and the
+    overridden section must have equal values.
 
     Args:
         names: Ignored.
         config: Content of config.json.
 
     Returns:
-        No further config fields.
+        An empty dictionary, because no config field is inferred.
 
     Raises:
         InputError: A section overrides a value by another value.

@@ -104,7 +104,7 @@ def forward_flops(
 
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
-    """Return the number of tokens of an image: patches, class token and distillation token."""
+    """Return the number of tokens of an image: patches, and class and distillation token if any."""
     if isinstance(config, ImageToTextConfig):
         config = config.encoder
     n_patches = (config.image_size // config.patch_size) ** 2

@@ -29,11 +29,11 @@ LSTM_VALUES_PER_UNIT = 17.4
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one device in bytes at the end of the forward pass, when a training step peaks.
+    """Memory of one device in bytes after the forward pass, when a training step needs the most.
 
     Args:
-        weights: Bytes of the weights, and of their copies in the precision of matrix products.
-        gradients: Bytes of the gradients of the trained weights.
+        weights: Bytes of the weights, and with mixed precision of their low-precision copies.
+        gradients: Bytes of the gradients of the trained weights, and of DDP's copy if there is one.
         optimizer: Bytes of the states of the optimizer, such as the two averages of Adam.
         activations: Bytes that the blocks store for the backward pass.
         loss: Bytes of the tensors that the loss stores, such as a slice of the logits.
@@ -153,7 +153,7 @@ def _stack_bytes(
         tokens: Number of tokens.
         source: Number of tokens of the memory of a decoder; 0 for a stack without cross-attention.
         wide: Bytes of a value of the residual stream.
-        narrow: Bytes of an operand of a matrix product.
+        narrow: Bytes of a value in an operand of a matrix product.
     """
     width = config.d_model
     is_mixed = narrow != wide  # autocast copies the input of a matrix product
@@ -185,7 +185,7 @@ def _stack_bytes(
 def _loss_bytes(
     config: TransformerConfig | RecurrentLMConfig, tokens: int, source: int, compute: int
 ) -> int:
-    """Estimate the bytes of the loss, where `compute` is the bytes of an operand of a product.
+    """Estimate the bytes of the loss; a value in an operand of a product takes `compute` bytes.
 
     The loss stores a slice of the logits, two tiles in fp32, and the gradients of hidden states and
     output matrix. The loss of a CLIP stores the logits of all images with all texts, in both

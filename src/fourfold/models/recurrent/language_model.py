@@ -72,7 +72,7 @@ class LSTMStack(nn.Module):
 
         Args:
             x: Embedded tokens.
-            mask: Checked for packed documents; otherwise ignored, because an LSTM is causal.
+            mask: Must not separate packed documents; otherwise ignored, because an LSTM is causal.
             cache: Must be None.
 
         Returns:
