@@ -22,7 +22,7 @@ class ClassifierConfig(EncoderConfig):
     """Config of an encoder with a classifier.
 
     Args:
-        n_classes: Number of classes K; None in a config file means the number of classes in the data.
+        n_classes: Number of classes K; None in a config file means as many as in the data.
         head_dropout: Dropout probability before the classifier.
     """
 

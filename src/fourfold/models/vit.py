@@ -29,7 +29,7 @@ class ViTConfig(TransformerConfig):
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K; None in a config file means the number of classes in the data.
+        n_classes: Number of classes K; None in a config file means as many as in the data.
         pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
             all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.

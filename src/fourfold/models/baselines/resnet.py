@@ -28,7 +28,7 @@ class ResNetConfig(ModelConfig):
             alone). They reduce the side of an image to 1/4, to 1/2 and not at all, in this order.
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K; None in a config file means the number of classes in the data.
+        n_classes: Number of classes K; None in a config file means as many as in the data.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
