@@ -102,7 +102,8 @@ def test_key_that_is_not_a_string(world: World, refused: Refused) -> None:
 def test_lone_surrogate_in_a_config(world: World, refused: Refused) -> None:
     content = world.configs["mt"].read_bytes() + b'wandb_name: "\\ud800"\n'
     error = refused("fit", "--config=c.yaml", "--run_dir=r", files={"c.yaml": content})
-    assert "the config: Problems parsing config: while parsing a quoted scalar in" in error
+    assert "invalid YAML: found invalid Unicode character escape code" in error
+    assert "c.yaml:" in error
 
 
 OPTIONS = {

@@ -270,7 +270,7 @@ def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: Encoder
         (lambda: generate(causal_lm, ids, -1), "max_new must be at least 0, got -1"),
         (
             lambda: generate(causal_lm, ids, 5, temperature=-1.0),
-            "temperature must be at least 0 .* got -1.0",
+            "temperature must be at least 0, got -1.0",
         ),
         (lambda: generate(causal_lm, ids, 38), "max_new must be at most 37 here, .* got 38"),
         (lambda: generate(causal_lm, ids, 5, 13), "eos_id must be a token id from 0 to 12, got 13"),
