@@ -1,4 +1,4 @@
-"""Initialization of a model with the weights of other models (option `init_from`)."""
+"""Option `init_from`: reads source models, matches vocabularies, and transfers the weights."""
 
 from dataclasses import replace
 from functools import lru_cache

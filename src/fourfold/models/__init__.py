@@ -1,6 +1,12 @@
 """Model classes and configs: the four transformer families, their heads, and the baselines."""
 
 from fourfold.models.base import Model
+from fourfold.models.baselines.lstm import (
+    RecurrentClassifier,
+    RecurrentClassifierConfig,
+    RecurrentLM,
+    RecurrentLMConfig,
+)
 from fourfold.models.baselines.resnet import ResNet, ResNetConfig
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import (
@@ -17,12 +23,6 @@ from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.models.composite import CompositeEncoderDecoder, ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
-from fourfold.models.recurrent.language_model import (
-    RecurrentClassifier,
-    RecurrentClassifierConfig,
-    RecurrentLM,
-    RecurrentLMConfig,
-)
 from fourfold.models.registry import create, list_models
 from fourfold.models.t5 import T5, T5Config
 from fourfold.models.vit import ViT, ViTConfig

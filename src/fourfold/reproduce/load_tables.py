@@ -1,4 +1,4 @@
-"""Loading of the published tables from YAML, lookup by name, and printing of a list of tables.
+"""Published tables: YAML read into the classes of `tables.py`, lookup, and a list with progress.
 
 A row of a table is one of its lines, a cell is one number, and a tier is one way to obtain cells,
 such as computing them without training (see `fourfold.reproduce.tables`).

@@ -1,4 +1,4 @@
-"""Plot of a reproduced table: one panel per column, with printed and measured values by row.
+"""Plot of a reproduced table: values by row, or curves over a coordinate, one panel per column.
 
 A row is one line of the table, such as one model, and a cell is one number. Columns with a
 coordinate (`Column.at`) are drawn in one panel, with one curve per row.

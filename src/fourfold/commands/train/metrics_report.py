@@ -1,4 +1,4 @@
-"""Report of an evaluation: a table on the terminal and the file metrics.json."""
+"""Report of evaluations: metrics.json, and tables of one evaluation or of several seeds."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""BatchOrder, LengthBucketedOrder, RepeatedAugmentationOrder: division of a split into batches.
+"""Batch orders: length-bucketed batches, repeated augmentation, and mixing partners of images.
 
 A batch order divides the examples of a split into batches, as a pure function of seed and epoch. An
 order keeps no random state. A position in the data is therefore two numbers: the epoch, and the

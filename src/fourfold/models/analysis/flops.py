@@ -19,10 +19,10 @@ from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
+from fourfold.models.baselines.lstm import LSTMStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.recurrent.language_model import LSTMStack
 from fourfold.models.vit import ViTConfig
 
 # FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one

@@ -1,4 +1,4 @@
-"""Derived quantities of recipe cards, such as peak learning rate or tokens per optimizer step.
+"""Values of recipe cards in common conventions: smoothing, length penalty, rates, batch sizes.
 
 A recipe card holds the hyperparameters of one published training and the convention of each, such
 as the formula of a length penalty. Each entry of `RESOLVED` converts values of a card under its

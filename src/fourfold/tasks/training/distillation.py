@@ -1,4 +1,4 @@
-"""Teacher of knowledge distillation: a trained classifier (DeiT, Touvron et al. 2020)."""
+"""Teacher: frozen image classifier whose logits train a student (DeiT, Touvron et al. 2020)."""
 
 from collections.abc import Mapping
 from typing import Any

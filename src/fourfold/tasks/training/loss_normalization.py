@@ -1,4 +1,4 @@
-"""Normalization of the loss by the number of targets in all micro-batches and processes.
+"""LossNormalizer: loss per target of all micro-batches and processes; stop on non-finite loss.
 
 The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
 over all micro-batches and processes, divided by the number of all targets, so that the gradient
