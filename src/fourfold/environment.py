@@ -42,6 +42,10 @@ def provenance(about: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         about: Entries about the result itself, such as command, data, runs and seconds.
+
+    Returns:
+        The entries of `about`, then "finished" (date and time), "machine" (the known entries of
+        `machine`) and "versions" (of `REPORTED_PACKAGES`).
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}

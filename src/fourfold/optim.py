@@ -127,7 +127,7 @@ def make_optimizer(
         model: The model.
         config: Optimizer and its hyper-parameters.
         layer_ids: Mapping from the name of each parameter to the index of its layer, and the index
-            of the head; required if `config.layer_decay` is not 1.
+            of the head; required if `config.layer_decay` is not 1, otherwise unused.
         fused: Use torch's fused implementation, which is three times as fast on a CPU.
 
     Raises:

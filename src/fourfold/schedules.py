@@ -120,7 +120,11 @@ def make_schedule(
         optimizer: Optimizer whose learning rates are scheduled.
         config: Options of the schedule.
         lr: Peak learning rate.
-        total_steps: Number of optimizer steps of the run; None if the number is unknown.
+        total_steps: Number of optimizer steps of the run, used if `config.total_steps` is None;
+            None if the number is unknown.
         d_model: Model width, used by noam only.
+
+    Raises:
+        InputError: `config.min_lr` is above `lr`.
     """
     return LambdaLR(optimizer, learning_rate_factor(config, lr, total_steps, d_model))

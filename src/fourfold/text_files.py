@@ -75,7 +75,7 @@ def read_text(path: str) -> str:
     """Return the content of a UTF-8 file without its byte order mark.
 
     Args:
-        path: Path of the file, as for `read_bytes`.
+        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
 
     Raises:
         InputError: The file cannot be read (see `read_bytes`), has only white space, or is not
@@ -97,7 +97,7 @@ def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file without line endings.
 
     Args:
-        path: Path of the file, as for `read_bytes`.
+        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
 
     Raises:
         InputError: The file cannot be read, is empty, or is not UTF-8.

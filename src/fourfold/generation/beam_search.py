@@ -6,7 +6,7 @@ finished. The score of a finished hypothesis is its log-probability divided by a
 K best extensions that do not end with EOS are the next active hypotheses, so the beam never
 narrows. Then the decoder state is reordered, so that each row of the batch has the key-value cache
 of the hypothesis that the row extends. A beam of one is greedy search, which stops at the first
-EOS.
+EOS. A sequence is one element of the input batch, a prompt or a source, with all its hypotheses.
 
 Shapes: B sequences, R unfinished sequences, K beam width, k active hypotheses of a sequence (1 at
 first, then up to K), n candidates of a sequence, N results of a sequence, T prompt tokens, t new
@@ -40,7 +40,7 @@ CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
 
 
 class ActiveBeams(NamedTuple):
-    """Hypotheses of each sequence that have not ended, the most probable first.
+    """Active hypotheses of each of R prompts or sources, the most probable first.
 
     Attributes:
         ids: New tokens (R, k, t).
@@ -54,12 +54,14 @@ class ActiveBeams(NamedTuple):
     parents: Tensor
 
     def select(self, sequences: Tensor) -> "ActiveBeams":
-        """Return the hypotheses of those sequences for which the bool mask `sequences` is True."""
+        """Return the hypotheses of the sequences where the mask `sequences`, (R,) bool, is True."""
         return ActiveBeams(*(x[sequences] for x in self))
 
 
 class FinishedBeams:
-    """The N best hypotheses of each sequence that have ended or reached the maximum length.
+    """The N best finished hypotheses of each of B sequences (prompts or sources).
+
+    A hypothesis is finished if it has ended with EOS or reached the maximum length.
 
     Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. A
     column without a hypothesis has padding and the score -inf.
@@ -87,10 +89,10 @@ class FinishedBeams:
         self._pad_id = pad_id
 
     def add(self, rows: Tensor, ids: Tensor, scores: Tensor, ended: Tensor) -> None:
-        """Add n hypotheses of each of R sequences, and keep the N best hypotheses of each.
+        """Add n hypotheses of each of R sequences in place, and keep the N best of each sequence.
 
         Args:
-            rows: Indices of the R sequences, (R,) int64.
+            rows: Indices of the R sequences among the B sequences, (R,) int64.
             ids: New tokens (R, n, t).
             scores: Scores (R, n); -inf marks a column without a hypothesis.
             ended: (R, n) bool, True for a hypothesis that ends with EOS.

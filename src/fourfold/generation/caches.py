@@ -50,11 +50,12 @@ class BeamCache(KVCache):
         self.n_sequences = 0  # B
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add the new tokens to the mask `keys`.
+        """Append entries for new tokens to the mask of this cache, the attribute `keys`.
 
         Args:
             ids: Prompts (B, t) in the first step, later one token of each row (N, 1).
-            keys: Mask (B, t) of the prompts, True = real token; None means that all are real.
+            keys: Mask (B, t) of the prompts, True = real token; None means that all are real. Not
+                used after the first step.
             documents: None, since packed documents are not supported.
         """
         assert documents is None, "packed documents are not supported"
@@ -67,13 +68,16 @@ class BeamCache(KVCache):
         self.length = self.keys.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Reorder the rows by reordering the mask; keys and values are not moved.
+        """Let each new row i continue the old row `rows[i]`, in place.
+
+        A row is a hypothesis. Only the rows of the mask `keys` are reordered. The keys and values
+        of a sequence are not reordered, and are dropped when the sequence has ended.
 
         Args:
-            rows: Indices (N,) int64 of the earlier rows, grouped by sequence, with the same number
-                of rows for each sequence. Rows may repeat.
-            sources: Indices (B,) of the sequences to which `rows` belong; sequences that have ended
-                are missing. None computes the indices from `rows`.
+            rows: (N,) int64, for each new row the index of the old row that it continues. An index
+                may repeat. Rows of a sequence are adjacent, equally many for each sequence.
+            sources: Indices of the sequences that have not ended, among the sequences before this
+                call, in ascending order. None computes the indices from `rows`.
         """
         if self.keys is None:
             return
@@ -103,7 +107,7 @@ class StaticCache(KVCache):
 
     Args:
         cache: Cache after the first step, from which the keys and values of the prompts are copied.
-        n_rows: Number N of rows.
+        n_rows: Number N of prompts in the batch.
         capacity: Maximum number P of tokens.
         device: Device of the cache.
     """
@@ -119,7 +123,7 @@ class StaticCache(KVCache):
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add one new token per row to the mask; the arguments of the base class are ignored."""
+        """Go to the next position and unmask it in all rows; the arguments are ignored."""
         self.position += 1
         self.filled.index_fill_(1, self.position, True)
 

@@ -115,8 +115,8 @@ def uniform_per_prompt(
         mask: (B, T) bool, True = real token.
         n_draws: Number of random numbers per prompt.
         seed: Seed; None draws a seed from torch's global generator.
-        copies: Number of times that each prompt occurred in earlier batches, which the function
-            updates. None starts from 0.
+        copies: Number of times that each prompt (a tuple of its real tokens) occurred in earlier
+            batches. The function adds the prompts of this batch in place. None starts from 0.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))

@@ -2,8 +2,9 @@
 
 The decoder state of a step is the key-value cache, the padding mask and the memory (the output of
 the encoder, if there is one).
-Shapes: B sequences, N rows (B, or B times the width of the beam), T prompt tokens, t new tokens,
-S source tokens, D model width, V vocabulary.
+Shapes: B prompts or sources, N rows of the decoder state (one for each prompt or source that has
+not ended; in beam search, one for each of its hypotheses), T prompt tokens, t new tokens, S source
+tokens, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -29,13 +30,15 @@ class Step(Protocol):
         """Append `ids` (N, t) to the earlier tokens; return logits (N, V) of the next token."""
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the decoder state: row i becomes the earlier row `rows[i]`.
+        """Reorder the decoder state in place: the new row i continues the old row `rows[i]`.
 
-        Beam search calls this method after each step, because a hypothesis may extend any earlier
-        hypothesis of its sequence. Sampling calls this method to drop sequences that have ended.
+        Beam search calls this method after each step, because a new hypothesis may extend any old
+        hypothesis of the same source or prompt. Sampling calls this method to drop sequences that
+        have ended.
 
         Args:
-            rows: Indices of the earlier rows, (N,) int64; an index may repeat or be missing.
+            rows: (N,) int64, for each new row the index of the old row that it continues. An old
+                row may be continued several times, or not at all.
         """
 
 
@@ -75,7 +78,7 @@ class CausalStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the decoder state: key-value cache, mask and earlier tokens; see `Step`."""
+        """Reorder cache, mask and earlier tokens: the new row i continues the old row `rows[i]`."""
         if self.cache is not None:
             self.cache.reorder(rows)
         self._ids = index_rows(self._ids, rows)
@@ -105,7 +108,11 @@ class Seq2SeqStep:
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) of the next token, after one more token of each target (N, 1)."""
+        """Append a token to each target, and return logits (N, V) of the next token.
+
+        Args:
+            ids: Token to append to each target, (N, 1); BOS in the first call.
+        """
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
         h = self._model.decode(ids, self._memory, self._src_mask, cache=self.cache)
@@ -113,7 +120,11 @@ class Seq2SeqStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the decoder state: key-value cache and output of the encoder; see `Step`."""
+        """Reorder the decoder state in place: the new row i continues the old row `rows[i]`.
+
+        The state is the key-value cache, the output of the encoder, the source mask, and without a
+        cache the earlier tokens.
+        """
         sources = self._sources_of(rows)
         self._rows = len(rows)
         if self.cache is not None:
@@ -123,10 +134,10 @@ class Seq2SeqStep:
         self._memory = self._memory.index_select(0, sources)
 
     def _sources_of(self, rows: Tensor) -> Tensor:
-        """Return the indices of the sources to which the rows with indices `rows` belong.
+        """Return the indices of the sources to which the old rows with indices `rows` belong.
 
-        If each source occurs in `rows` equally often, each index is returned once; otherwise there
-        is one index for each element of `rows`.
+        If all sources with rows in `rows` have equally many rows there, the index of each of these
+        sources is returned once. Otherwise one index is returned for each element of `rows`.
         """
         per_row = rows // (self._rows // len(self._memory))
         sources, sizes = torch.unique_consecutive(per_row, return_counts=True)

@@ -45,7 +45,7 @@ class ConfusionMatrix(NamedTuple):
     def save(self, folder: Path, name: str) -> list[Path]:
         """Save the matrix as `name`.csv and as a plot, `name`.png, in `folder`; return both paths.
 
-        The color of a field of the plot shows the count divided by the number of samples of the
+        The color of an entry in the plot shows the count divided by the number of samples of the
         true class, so that rare classes are as visible as frequent classes. In the plot of
         torchmetrics, colors show counts.
         """

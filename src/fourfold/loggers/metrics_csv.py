@@ -1,7 +1,7 @@
 """MetricsCSVLogger: logger that continues metrics.csv when a run is resumed.
 
-Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory. A row is a line
-of metrics.csv in this file.
+Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory. In this module,
+"row" means a line of metrics.csv.
 """
 
 import csv
@@ -111,7 +111,7 @@ class RewindMetricsCSV(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of steps after the restored checkpoint; all rows without a checkpoint."""
+        """Remove the rows of steps after the restored checkpoint, or all rows if there is none."""
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)

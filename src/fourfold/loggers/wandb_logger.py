@@ -133,7 +133,10 @@ class UploadCheckpoints(Checkpoint):
         self.trained = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that this process trained; a run that was already complete writes no checkpoints."""
+        """Record that this process has trained, so that `on_fit_end` uploads the checkpoints.
+
+        Lightning does not call this method if a resumed run was already complete.
+        """
         self.trained = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -24,7 +24,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Return all scalars as a float64 vector on the device of `first`, without synchronization."""
+    """Return all numbers as a float64 vector on the device of `first`; do not wait for the GPU."""
     numbers = [
         x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
         for x in (first, *others)

@@ -9,10 +9,12 @@ from fourfold.metrics.base import RowMetric
 
 
 class RetrievalScores(RowMetric):
-    """Recall of texts by images and of images by texts, among all image-text pairs of a split.
+    """Recall at 1, 5 and 10 of image-to-text and text-to-image retrieval in a split of pairs.
 
-    If several images have the same text, the text counts once, and each of these images is a
-    correct result for the text.
+    In image-to-text retrieval, each image of the split is a query that ranks all texts of the
+    split. In text-to-image retrieval, each text is a query that ranks all images. If several images
+    have the same text, the text counts once, and each of these images is a correct result for the
+    text.
     """
 
     chunk_size: ClassVar[int] = 1024  # rows compared with all others at once
@@ -35,10 +37,11 @@ class RetrievalScores(RowMetric):
     def compute(self) -> dict[str, float]:
         """Return the loss, and the recalls at 1, 5 and 10 from 0 to 1, by name.
 
-        A name is such as image_to_text_recall_at_5 or text_to_image_recall_at_1. The recall at k is
-        the share of queries with a correct result among the k best results. A text of several
-        images is one query and one candidate. The loss is the mean of two cross-entropies, over the
-        texts of each image and over the images of each text, with the whole split as one batch.
+        Examples of names are image_to_text_recall_at_5 (images are the queries, texts the results)
+        and text_to_image_recall_at_1. The recall at k is the share of queries with a correct result
+        among the k best results. The loss is CLIP's loss of the whole split as one batch: the mean
+        of the cross-entropy of each image over all texts and of each text over all images. Unlike
+        the recalls, the loss treats equal texts as different texts.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))

@@ -56,7 +56,8 @@ def rank_answers(
 class SquadScores(RowMetric):
     """Exact match (EM) and F1 of the best answer over all windows of each question's context.
 
-    Rajpurkar et al. 2016 (arXiv:1606.05250) and 2018 (arXiv:1806.03822).
+    The scores are those of SQuAD 1.1 (Rajpurkar et al. 2016, arXiv:1606.05250) and SQuAD 2.0
+    (Rajpurkar et al. 2018, arXiv:1806.03822).
 
     Args:
         allow_no_answer: Predict "no answer" where it scores higher than every span (SQuAD 2.0).
@@ -67,7 +68,7 @@ class SquadScores(RowMetric):
         self.allow_no_answer = allow_no_answer
 
     def update(self, rows: list[tuple[int, int]], answers: list[Answer]) -> None:
-        """Add the answers in several windows.
+        """Add the predicted answers in the windows of a batch.
 
         Args:
             rows: Number of the question, and number of the window in its context, of each answer.

@@ -51,9 +51,10 @@ class TranslationScores(RowMetric):
 
 
 def _bleu(language: str) -> BLEU:
-    """Return sacreBLEU with its tokenizer for `language`, or by characters without that tokenizer.
+    """Return sacreBLEU's BLEU with its tokenizer for the code `language`, such as "de".
 
-    sacreBLEU's tokenizers of Japanese and Korean need packages that may not be installed.
+    sacreBLEU's tokenizers of Japanese and Korean need packages that may not be installed. Without
+    such a package, BLEU divides the texts into characters.
     """
     try:
         return BLEU(trg_lang=re.split("[-_]", language)[0].lower())

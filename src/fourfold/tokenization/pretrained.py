@@ -70,7 +70,13 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
 
 
 def _load_bert(file: str, lowercase: bool) -> Tokenizer:
-    """Load BERT's `vocab.txt`, in which the number of a token's line, from 0, is the token's id."""
+    """Load a tokenizer from BERT's `vocab.txt`.
+
+    Args:
+        file: Text file with a token in each line. The number of the line, from 0, is the token's
+            id.
+        lowercase: Lower-case the text and strip its accents, as BERT's uncased models require.
+    """
     vocab: dict[str, int] = {}
     for line, token in enumerate(read_lines(file), start=1):
         if not token or token in vocab:

@@ -42,7 +42,7 @@ class Tokenizer:
 
     Args:
         backend: Tokenizer of the `tokenizers` library.
-        name: Name in error messages, usually its file.
+        name: Name of the tokenizer in error messages, usually the path of its file.
 
     Attributes:
         pad_id: Id of the padding token.
@@ -119,7 +119,13 @@ class Tokenizer:
         return " " + text if self._is_byte_level and text[:1] != " " else text
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-        """Return the token ids of each word of each sentence; a word without tokens is `unk_id`."""
+        """Return the token ids of each word of each sentence, without special tokens.
+
+        A word that the tokenizer encodes as no token at all gets the list [`unk_id`].
+
+        Args:
+            sentences: List of the words of each sentence.
+        """
         texts = [
             [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
             for words in sentences
@@ -181,8 +187,9 @@ class Tokenizer:
         """Mark the tokens at which a word begins, for whole-word masking.
 
         With WordPiece, a word begins at each token that does not begin with `##`. With other
-        tokenizers, a word begins at a token that begins with white space, and after a line break.
-        Each special token is a word.
+        tokenizers, a word begins at each token that begins with white space, and at the token that
+        follows a line break or tab. Each special token is a word. A word also begins at the first
+        token of `ids`.
 
         Args:
             ids: (B, T) or (T,) token ids.
@@ -198,10 +205,13 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two bool arrays (V,), indexed by token id.
+        """Properties of each of the V tokens that mark the boundaries of words, for `word_starts`.
 
-        The first array is True if a word begins with the token, the second if a word ends with the
-        token.
+        The first array, (V,) bool, is True for a token that always begins a word. The second array,
+        (V,) bool, is True for a token after which the next token always begins a word: a special
+        token, or a token of another algorithm than WordPiece that ends with a line break or tab.
+        For other tokens, only the next token tells if it begins a word. Both arrays are indexed by
+        token id.
         """
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
@@ -225,7 +235,8 @@ class Tokenizer:
             name: Name of the tokenizer in error messages, usually its file.
 
         Raises:
-            InputError: If the string is not a tokenizer.
+            InputError: If the string is not a tokenizer, or if the tokenizer has no padding, begin,
+                end or unknown token.
         """
         try:
             backend = tokenizers.Tokenizer.from_str(text)
@@ -247,7 +258,8 @@ class Tokenizer:
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
     """Split a text into chunks of about a million characters, which can be encoded in parallel.
 
-    The chunks are split where no token crosses the boundary, so their tokens are those of the text.
+    The text is split where no token crosses the boundary, so the tokens of all chunks together are
+    those of the text.
 
     Args:
         text: Text of any length.

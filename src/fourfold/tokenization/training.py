@@ -99,7 +99,10 @@ def train_tokenizer(
 
 
 def _use_metaspace(backend: Backend) -> None:
-    """Make `backend` encode a space as "▁" and put a "▁" before each text; decoding is exact."""
+    """Change `backend` in place: spaces are encoded as "▁", and a "▁" is put before each text.
+
+    Decoding reverses both changes, so that a text is restored exactly.
+    """
     # The library's Metaspace decoder would drop a space at the start of a text.
     prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([prepend, replace])

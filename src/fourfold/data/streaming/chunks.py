@@ -198,10 +198,11 @@ class TokenChunks:
             return read_text(str(copy))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Check that `tokenizer` has the same ids as the tokenizer with which chunks were encoded.
+        """Check that `tokenizer` gives each token the id that the token has in the chunks.
 
-        The tokenizer of the chunks is tokenizer.json in their folder. Without this file, which
-        litdata does not write, nothing is checked. `tokenizer` may have additional tokens.
+        The tokenizer with which the chunks were encoded is tokenizer.json in the folder of the
+        chunks. Without this file, which litdata does not write, nothing is checked. `tokenizer` may
+        have additional tokens.
 
         Raises:
             InputError: If a token of the chunks' tokenizer has another id, or none, in `tokenizer`.
@@ -229,7 +230,11 @@ class TokenChunks:
         Args:
             chunk: Number of the chunk in the index.
             begins: Position in the chunk, counted in ids, at which each sequence begins.
-            length: Number of ids of a sequence; a sequence at the end of the chunk is shorter.
+            length: Number of ids of each sequence; a sequence that reaches the end of the chunk may
+                be shorter.
+
+        Returns:
+            Array of the ids of each sequence, in the order of `begins`.
 
         Raises:
             InputError: If the chunk is missing, or shorter than the index says.
@@ -337,7 +342,8 @@ class ChunkedRows(BatchedDataset):
             rows: (B,) row numbers in the split.
 
         Returns:
-            Ids (B, W), padded with EOS, and the number of ids of each row without padding, (B,).
+            Ids (B, W), each row padded with EOS at its end, and the number of ids of each row
+            without padding, (B,).
 
         Raises:
             InputError: If a chunk has ids that the tokenizer does not have.

@@ -43,9 +43,10 @@ from fourfold.tokenization.training import TokenizerConfig
 
 
 class StreamedBlocks(ChunkedRows):
-    """Dataset for causal language models, whose rows are blocks of T targets of a chunk.
+    """Dataset for causal language models, with T consecutive ids of a chunk as a row's targets.
 
-    Every id of a chunk is a target once, except the first id, which has no predecessor.
+    A row is a training example. The inputs of a row begin and end one id before the targets. Every
+    id of a chunk is a target once, except the first id, which has no predecessor.
 
     Args:
         chunks: Chunks of the split.
@@ -87,7 +88,7 @@ class StreamedMaskedRows(ChunkedRows):
         max_len: Number of tokens of a row, T, with BOS and EOS.
         masking: Function that masks the tokens of a batch; its tokenizer is that of the ids.
         options: Further keyword arguments of `ChunkedRows`: `block_cross_document_attention` and
-            those of the batch order.
+            the arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Raises:
         InputError: If the chunks are too short for a row, or if the cache is too small.
@@ -193,7 +194,7 @@ class StreamedTextDataModule(TextDataModule):
         return splits
 
     def dataset_options(self, name: str) -> dict[str, Any]:
-        """Return the keyword arguments of `ChunkedRows` for the split `name`, as a dict."""
+        """Return keyword arguments of `ChunkedRows`; only the split `name` "train" is shuffled."""
         return {
             "block_cross_document_attention": self.block_cross_document_attention,
             "shuffle_chunks": self.shuffle_chunks,
@@ -211,7 +212,8 @@ class StreamedCausalTextData(StreamedTextDataModule):
         options: Arguments of `StreamedTextDataModule`.
 
     Raises:
-        InputError: As `StreamedTextDataModule`.
+        InputError: If an option is invalid. `setup` raises the error if the chunks or the tokenizer
+            cannot be used (see `StreamedTextDataModule`).
     """
 
     batch_class = CausalBatch
@@ -237,7 +239,8 @@ class StreamedMaskedTextData(StreamedTextDataModule):
         options: Arguments of `StreamedTextDataModule`.
 
     Raises:
-        InputError: As `StreamedTextDataModule`; or if the tokenizer has no mask token.
+        InputError: If an option is invalid. `setup` raises the error if the chunks or the tokenizer
+            cannot be used (see `StreamedTextDataModule`), or if the tokenizer has no mask token.
     """
 
     batch_class = MaskedBatch

@@ -31,7 +31,7 @@ class ShuffleWindowOrder:
         max_rows: Number of rows in a batch; only the last batch of an epoch may have fewer.
         seed: Seed of the order, which also depends on the epoch.
         shuffle: False gives all rows in their stored order in every epoch (evaluation).
-        content: Bytes that identify the chunks, which are a part of the fingerprint.
+        content: Bytes that identify the chunks; `fingerprint` hashes these bytes, too.
 
     Attributes:
         equal_lengths: Always True: all batches except the last batch have the same shape.
@@ -78,7 +78,7 @@ class ShuffleWindowOrder:
         return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for equal orders; a resumed run compares the hashes."""
+        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
         options = (self.shuffle_chunks, self.max_rows, self.seed, self.shuffle)
         data = self.chunk_rows.tobytes() + repr(options).encode() + self.content
         return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -90,8 +90,10 @@ class Augmentation:
 
         Args:
             pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
-            epoch: Number of the epoch.
-            rows: (B,) number of each image in the split, from which its random numbers follow.
+            epoch: Number of the epoch, from 0.
+            rows: (B,) number of each image in the split. The random numbers of an image are a
+                function of this number. With repeated augmentation, i + k N is copy k of image i,
+                where N is the number of images in the split.
 
         Returns:
             (B, C, size, size) float32.
@@ -117,10 +119,11 @@ class Augmentation:
 def _apply_seeded(
     transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
-    """Transform each image under its own seed of the CPU's global generator; return a batch.
+    """Transform each image with its own seed, and return the results as a batch.
 
-    `torch.manual_seed` is avoided, because it would also seed the GPU's generator, which dropout
-    uses.
+    The transforms draw from the CPU's global generator, which is seeded before each image. At the
+    end, the earlier state of the generator is restored. `torch.manual_seed` would also seed the
+    GPU's generator, which dropout uses.
     """
     results = []
     with torch.random.fork_rng(devices=[]):
@@ -134,8 +137,8 @@ def _apply_seeded(
 class MixupCutmix:
     """MixUp or CutMix of pairs of images, as a function of seed, epoch and number of the pair.
 
-    MixUp mixes both images of a pair with the same coefficient. With CutMix, both images of a pair
-    exchange the same rectangle.
+    MixUp replaces the images a and b of a pair by lam a + (1 - lam) b and lam b + (1 - lam) a, with
+    one random lam for the pair. CutMix lets a and b exchange the pixels of one random rectangle.
 
     Args:
         config: Transform options, of which `mixup` or `cutmix` must be above 0.
@@ -150,19 +153,22 @@ class MixupCutmix:
     def __call__(
         self, images: Tensor, labels: Tensor, partners: Tensor, pairs: np.ndarray, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Mix the B images of a batch with their partners.
+        """Apply MixUp or CutMix to each of the B images of a batch and the other image of its pair.
+
+        The other image is called the partner. Pairs do not depend on the batch size, so a partner
+        may be in another batch. `images` holds such partners, too, but they are not returned.
 
         Args:
-            images: (R, C, H, W), the images of the batch and then the partners that are not in the
-                batch.
-            labels: (R,) long, class of each image.
+            images: (R, C, H, W), the B images of the batch, followed by the R - B partners that are
+                not in the batch.
+            labels: (R,) long, class of each image in `images`.
             partners: (B,) long, index in `images` of the partner of each image of the batch.
-            pairs: (B,) number of the pair of each image, equal for both images of a pair. The
-                random numbers of a pair follow from its number.
-            epoch: Number of the epoch.
+            pairs: (B,) number of the pair of each image of the batch, equal for both images of a
+                pair. The random numbers of a pair are a function of this number.
+            epoch: Number of the epoch, from 0.
 
         Returns:
-            Mixed images (B, C, H, W) and class probabilities (B, K).
+            Mixed images of the batch (B, C, H, W), and their class probabilities (B, K).
         """
         own = slice(len(partners))
         shares = self._shares(pairs, epoch, *images.shape[-2:])  # (B, 1, H, W)
@@ -174,16 +180,18 @@ class MixupCutmix:
         )
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """Return the share of each image, as opposed to its partner's, in each pixel of the mix.
+        """Return the weight of each image in each pixel of the mix of this image and its partner.
 
-        CutMix replaces a rectangle, whose area is 1 - lam of the image, with lam drawn from a Beta
-        distribution. At the edges of the image the rectangle is clipped.
+        The weight of the partner is 1 minus this weight. With MixUp, all pixels have the weight
+        lam, which is drawn from a Beta distribution. With CutMix, the weight is 0 in a rectangle
+        and 1 elsewhere. The rectangle has 1 - lam times the area of the image, but is clipped at
+        the edges of the image.
 
         Args:
             pairs: (B,) number of the pair of each image.
-            epoch: Number of the epoch.
-            height: Height H of the images.
-            width: Width W of the images.
+            epoch: Number of the epoch, from 0.
+            height: Height H of the images in pixels.
+            width: Width W of the images in pixels.
 
         Returns:
             (B, 1, H, W).

@@ -103,7 +103,7 @@ def _parse_record(
     """Return the path of the image, its split ("train", "val" or "test"), and its captions.
 
     Args:
-        record: Value of a line of the JSON-lines file.
+        record: Parsed JSON value of a line of the JSON-lines file.
         columns: Keys of the image's path, of its split, and of its caption or list of captions.
         location: File and line, for error messages.
 
@@ -203,7 +203,7 @@ class CaptionDataset(BatchedDataset):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens of the longest caption."""
+        """Number of tokens of the longest caption, BOS and EOS included."""
         return int(self.ids.lengths.max())
 
     def prepare(self) -> None:
@@ -215,9 +215,9 @@ class CaptionDataset(BatchedDataset):
 
         Args:
             rows: (B,) numbers of the images in the split.
-            epoch: Number of the epoch.
-            position: Number of batches of the epoch that are done after this batch; stored in the
-                returned batch.
+            epoch: Number of the epoch, from 0.
+            position: Number of batches of the epoch, over all ranks, that are trained once this
+                batch is trained; stored in the returned batch.
         """
         captions = self.first[rows]
         if self.seed is not None:
@@ -251,11 +251,13 @@ class CaptionData(TextDataModule):
             BOS and EOS must be different tokens.
         max_len: Maximum length of a caption in tokens, BOS and EOS included.
         too_long: Treatment of longer captions: "error" or "truncate".
-        transform: Image transforms; flipped images may contradict their captions.
+        transform: Image transforms; None means the defaults of `TransformConfig`. `mixup` and
+            `cutmix` must be 0. With `flip`, images may contradict captions that name a side.
         n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
             digits, otherwise 3.
-        cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
-            decodes all images once if their pixels take at most 2 GiB.
+        cache: "memory" decodes all images once and keeps their pixels; all images must then have
+            the same size. "none" decodes an image each time the image is used. "auto" means
+            "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
         seed: Seed of the order of the images, the choice of captions and the augmentation, all of
             which also depend on the epoch.
         num_workers: Number of worker processes that prepare batches.
@@ -310,7 +312,8 @@ class CaptionData(TextDataModule):
     def read(self) -> dict[str, CaptionedImages]:
         """Return the captioned images of each split, and prepare the image transforms.
 
-        The split "test" is the split "val" if the source has "val" only.
+        If the source has a "val" split and no "test" split, the "val" split is also returned as
+        "test".
         """
         files = (self.source, self.captions_file, self.images_folder, self.columns)
         splits = digit_captions() if self.source == "digits" else read_captions(*files)

@@ -33,8 +33,9 @@ class ImageDataset(BatchedDataset):
             the transform is an `Augmentation`, but not if it is an `EvalTransform`.
         batch_size: Number of images in a batch.
         seed: Seed of the order of the images.
-        cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
-            decodes all images once if their pixels take at most 2 GiB.
+        cache: "memory" decodes all images once and keeps their pixels; all images must then have
+            the same size. "none" decodes an image each time the image is used. "auto" means
+            "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
         mix: MixUp or CutMix of each training batch; None does not mix images.
         aug_repeats: Number of copies of each sampled image in a training epoch (repeated
             augmentation).
@@ -61,6 +62,9 @@ class ImageDataset(BatchedDataset):
 
     def prepare(self) -> None:
         """Decode all images into memory that worker processes share, if `cache` requires it.
+
+        With the value "auto", nothing is kept if the images have different sizes or take more than
+        2 GiB.
 
         Raises:
             InputError: `cache` is "memory", but the images have different sizes.
@@ -95,16 +99,16 @@ class ImageDataset(BatchedDataset):
         Args:
             rows: (B,) numbers of the images in the split. With repeated augmentation, i + k N is
                 copy k of image i, and each copy has its own random transforms.
-            epoch: Number of the epoch, on which the random transforms depend.
-            position: Number of batches of the epoch that are done after this batch; stored in the
-                returned batch.
+            epoch: Number of the epoch, from 0, on which the random transforms depend.
+            position: Number of batches of the epoch, over all ranks, that are trained once this
+                batch is trained; stored in the returned batch.
         """
         transform = self._mixed if self.mix else self._transformed
         images, labels = transform(rows, epoch)
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
     def _transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the transformed images `rows`, (B, C, H, W), and their labels (B,)."""
+        """Return the images number `rows` after the transform, (B, C, H, W), and their labels."""
         stored = torch.from_numpy(rows % len(self.images))
         pixels: Tensor | list[Tensor]
         if self.decoded is None:
@@ -114,9 +118,19 @@ class ImageDataset(BatchedDataset):
         return self.transform(pixels, epoch, rows), self.images.labels[stored]
 
     def _mixed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the images `rows`, mixed with their partners, and class probabilities (B, K).
+        """Return a batch of images after MixUp or CutMix, and their class probabilities.
 
-        Partners that are in other batches are read as well. The images are (B, C, H, W).
+        Each image is mixed with its neighbour in the shuffled order of the epoch: the first image
+        with the second, the third with the fourth, and so on. If the batch size is odd, the
+        neighbour may be in another batch, and is then read for this batch, too. Therefore the mixed
+        images do not depend on the batch size.
+
+        Args:
+            rows: (B,) numbers of the images in the split.
+            epoch: Number of the epoch, from 0.
+
+        Returns:
+            Images (B, C, H, W) and class probabilities (B, K).
         """
         partners = self.order.mix_partners(rows, epoch)
         needed = np.concatenate([rows, np.setdiff1d(partners, rows)])
@@ -175,21 +189,22 @@ class ImageData(ResumableDataModule):
             read with "torchvision:MNIST".
         batch_size: Images per training batch.
         eval_batch_size: Images per validation or test batch; None means `batch_size`.
-        transform: Image transforms.
+        transform: Image transforms; None means the defaults of `TransformConfig`.
         n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
             digits, otherwise 3.
         val_fraction: Share of each class that is held out for validation, if there is no such
             split.
         test_fraction: Share of each class that is held out for the test, if there is neither a
             validation nor a test split.
-        n_train: Number of training images to keep, with the same share of each class; None keeps
-            all images.
+        n_train: Approximate number of training images to keep after other splits are held out, with
+            about the same share of each class; None keeps all images.
         aug_repeats: Number of copies of each sampled training image in an epoch, each with its own
             random transforms (repeated augmentation). The length of an epoch does not change, so
             fewer distinct images are sampled.
         split_seed: Seed of the splits. Runs with different values of `seed` have the same splits.
-        cache: "memory" decodes all images once, "none" decodes an image when it is used, and "auto"
-            decodes all images once if their pixels take at most 2 GiB.
+        cache: "memory" decodes all images once and keeps their pixels; all images must then have
+            the same size. "none" decodes an image each time the image is used. "auto" means
+            "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
         image_column: Name of the image column of Parquet files and of datasets of `datasets`.
         label_column: Name of the label column of Parquet files and of datasets of `datasets`.
         download: Let torchvision download a missing dataset.
@@ -240,12 +255,20 @@ class ImageData(ResumableDataModule):
         self._n_channels = n_channels
 
     def prepare_data(self) -> None:
-        """Download the dataset if requested; Lightning calls this in one process per node."""
+        """Download the dataset if `download` is True; Lightning calls this once per node."""
         if self.download:
             open_source(self.source, *self.columns, self.download)
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Open the source, hold out missing splits, and return the dataset of each split."""
+        """Open the source, and return the datasets of the splits "train", "val" and "test".
+
+        If the source lacks the validation or test split, training images are held out for that
+        split, or the validation split is tested, as the docstring of `ImageData` describes.
+
+        Raises:
+            InputError: The source cannot be read or divided, there are fewer than two classes, or a
+                class has no training images.
+        """
         opened = open_source(self.source, *self.columns, self.download)
         _check_classes(opened["train"])
         stores = self._complete_splits(opened)
@@ -300,7 +323,7 @@ class ImageData(ResumableDataModule):
 
     @property
     def image_size(self) -> int:
-        """Height and width of the model's input."""
+        """Height and width of the model's input in pixels."""
         self.setup()
         return self._evaluation.size
 

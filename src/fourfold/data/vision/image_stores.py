@@ -137,7 +137,7 @@ class ImageStore:
         return len(self.labels)
 
     def subset(self, rows: np.ndarray) -> "ImageStore":
-        """Return a store of the images with the numbers `rows`, which get new numbers from 0."""
+        """Return a store of the images number `rows`; image number `rows[i]` gets the number i."""
         chosen = copy.copy(self)
         chosen.rows = self.rows[rows]
         chosen.labels = self.labels[torch.from_numpy(rows)]
@@ -164,14 +164,18 @@ class ImageStore:
         return decode(self.encoded(row), n_channels, self.location(row))
 
     def quick_hash(self, row: int) -> int:
-        """Return a number that is equal for identical images, without reading image `row`.
+        """Return a hash of image number `row` that is computed without reading the image.
 
-        Different images may have equal numbers. This class returns 0 for all images.
+        Identical images have equal hashes, but different images may also have equal hashes. This
+        class returns 0 for all images.
         """
         return 0
 
     def digest(self, row: int) -> bytes:
-        """Return a hash of the content of image number `row`, equal for identical images only."""
+        """Return a 16-byte hash of image number `row`, by which copies of an image are found.
+
+        The hash is computed from the encoded bytes, or from the pixels of an opened Pillow image.
+        """
         image = self.encoded(row)
         if isinstance(image, Image.Image):
             content = repr((image.mode, image.size)).encode() + image.tobytes()

@@ -41,7 +41,7 @@ Splits = dict[str, ImageStore]
 def digits() -> Splits:
     """Return scikit-learn's 1797 grayscale digits of 8x8 pixels in three fixed splits.
 
-    Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
+    The images are from Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
     """
     with _loading("digits"):
         from sklearn.datasets import load_digits
@@ -105,6 +105,9 @@ def _open_each(
             split.
         open_split: Function that opens the source of one split. Its second argument is the list of
             the training split's class names, or None for the training split itself.
+
+    Raises:
+        InputError: There is no training split, or a split has other classes than that split.
     """
     splits: Splits = {}
     for split, source in sources.items():

@@ -28,7 +28,7 @@ class TransformConfig:
     """Image transforms; option names are timm's.
 
     Training images are cropped, changed by `aa` and `color_jitter`, flipped and normalized. Then
-    random rectangles are erased (`reprob`), and images are mixed with other images of the epoch.
+    random rectangles are erased (`reprob`), and pairs of images are mixed (`mixup`, `cutmix`).
 
     Args:
         size: Height and width of the input in pixels; None means the size of the first training
@@ -38,7 +38,7 @@ class TransformConfig:
             ratio, Szegedy et al. 2015).
         scale_min: Smallest share of the area in `random_resized_crop` (0.08 in DeiT, 0.05 in
             big_vision).
-        flip: Flip half of the images horizontally.
+        flip: Flip each training image horizontally with probability 1/2.
         aa: "rand-m9-n2" for RandAugment (Cubuk et al. 2020) with magnitude 9 and 2 operations, or
             "imagenet" or "cifar10" for the AutoAugment policy (Cubuk et al. 2019) of that dataset;
             None disables both. Magnitudes of RandAugment go from 0 to 10 as in timm and big_vision,
@@ -49,9 +49,11 @@ class TransformConfig:
         color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, the
             colors are changed in addition to `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
-        mixup: Parameter of the Beta distribution of MixUp (Zhang et al. 2018); 0 disables it.
-        cutmix: Parameter of the Beta distribution of CutMix (Yun et al. 2019); 0 disables it.
-        mixup_switch: Probability of CutMix if both are enabled.
+        mixup: Parameter a of the distribution Beta(a, a) of MixUp (Zhang et al. 2018); 0 disables
+            MixUp.
+        cutmix: Parameter a of the distribution Beta(a, a) of CutMix (Yun et al. 2019); 0 disables
+            CutMix.
+        mixup_switch: If both are enabled, probability that a pair gets CutMix instead of MixUp.
         crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
             side of the image is resized. None means 0.875 if `train_crop` is "random_resized_crop",
             which makes objects look larger in training, and otherwise 1.
@@ -145,7 +147,7 @@ class Normalize:
         self._shift = (-self.mean / self.std)[:, None, None]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Convert (..., C, H, W) uint8 to float32."""
+        """Return the normalized pixels as float32, from `pixels` (..., C, H, W) uint8."""
         return pixels.to(torch.float32, copy=True).mul_(self._scale).add_(self._shift)
 
 
@@ -198,7 +200,7 @@ class EvalTransform:
     """Deterministic transform from pixels to model input, for evaluation and inference.
 
     Args:
-        config: Transform options.
+        config: Transform options; those of random transforms are not used.
         size: Height and width of the input in pixels.
         n_channels: Number of channels.
     """
