@@ -1,4 +1,4 @@
-"""Attention on a CPU by matrix products over slices of queries, with a backward pass of its own.
+"""Attention on a CPU by matrix products, where faster than torch (bf16, dropout, decoding).
 
 On a CPU, torch's fused kernel is slow in the backward pass and in the forward pass of one query for
 many sequences. A slice of queries under a causal mask needs only the keys before the end of the
