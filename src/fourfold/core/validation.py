@@ -1,4 +1,4 @@
-"""Validation of config fields and options, with an `InputError` for a value that is not allowed."""
+"""Checks of types, choices and ranges of config fields, which raise an `InputError`."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""GenerationInputs: checks and default values of the arguments of `generate` and `beam_search`.
+"""GenerationInputs: checked arguments of `generate` and `beam_search`, and the decoding step.
 
 Shapes: B rows, T tokens, C channels.
 """

@@ -1,4 +1,4 @@
-"""WandbRunLogger and UploadCheckpoints: a Weights & Biases run that continues after a resume.
+"""WandbRunLogger (metrics, tables, images by optimizer step) and UploadCheckpoints (W&B).
 
 The package `wandb` is imported when the first metric is logged.
 """

@@ -1,4 +1,4 @@
-"""SquadScores: exact match and F1 of extractive question answering, by SQuAD's official rules."""
+"""SquadScores: best answer over all windows of a context, its exact match and F1 (SQuAD)."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""`make_tokenizer`: loads `tokenizer.json`, BERT's and GPT's files, or trains a tokenizer."""
+"""`make_tokenizer`: loads a tokenizer (tokenizer.json, files of BERT or GPT), or trains one."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Options of fine-tuning: freezing, gradual unfreezing, LoRA, interpolation of positions."""
+"""TuningConfig: freezing, gradual unfreezing, LoRA, interpolation of position embeddings."""
 
 from dataclasses import dataclass
 from typing import Literal
