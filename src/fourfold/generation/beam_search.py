@@ -63,14 +63,14 @@ class FinishedBeams:
 
     A hypothesis is finished if it has ended with EOS or reached the maximum length.
 
-    Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. A
-    column without a hypothesis has padding and the score -inf.
+    Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. If
+    a sequence has fewer than N hypotheses, the rest have padding as ids and the score -inf.
 
     Args:
         n_sequences: Number B of sequences.
         n_best: Number N of hypotheses to keep for each sequence.
         longest: Maximum number L of new tokens of a hypothesis.
-        pad_id: Token that fills the columns after EOS.
+        pad_id: Token that fills the positions after EOS.
         like: Tensor that gives the scores their data type and device; its values are not used.
 
     Attributes:
@@ -184,7 +184,7 @@ def search(
         length_penalty_type: Length penalty, a key of `LENGTH_PENALTIES`.
         alpha: Exponent of the length penalty.
         eos_id: Token that ends a hypothesis.
-        pad_id: Token that fills the columns after EOS.
+        pad_id: Token that fills the positions after EOS.
         n_best: Number N of results for each prompt.
 
     Returns:

@@ -218,9 +218,9 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Tensors (or first rows of tensors) for which the model has no parameter, by
-                external name, as `to_native` returned them at the import; empty for a model that
-                was not imported.
+            unmapped: Tensors for which the model has no parameter, or the rows of a tensor that the
+                model leaves out, by external name, as `to_native` returned them at the import;
+                empty for a model that was not imported.
 
         Returns:
             Tensors by external name, including `unmapped`; and the native names that no rule

@@ -85,7 +85,7 @@ class ViT(Model):
             some; None means one head, or two with distillation.
 
     Example:
-        >>> import fourfold
+        >>> import fourfold, torch
         >>> model = fourfold.create("vit_tiny_patch16_224", n_layers=1, n_classes=10).eval()
         >>> model(torch.zeros(2, 3, 224, 224)).argmax(-1).shape
         torch.Size([2])

@@ -31,7 +31,7 @@ directory has to be removed first. A failed run only prevents the runs that star
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reproduce tables in one tier, print and write them.
+    """Reproduce tables in one tier (such as exact or laptop); print and write them.
 
     With `--list` or `--commands`, only the list of tables or the commands of the runs are printed.
 

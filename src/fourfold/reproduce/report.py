@@ -32,7 +32,7 @@ def markdown(
     Args:
         paper: Paper of the table.
         table: Table.
-        tier: Tier that the cells were obtained in.
+        tier: Method that gave the cells, such as exact, laptop or paper.
         cells: Cells of the table.
         order: Rank correlations between the printed numbers and ours, one for each column that
             `compare_orders` compares.

@@ -72,7 +72,7 @@ def _options(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def config_files(arguments: list[str]) -> list[Path]:
-    """Return the files that `--config` names, without configs written on the command line."""
+    """Return the files that `--config` names; values that are YAML text themselves are left out."""
     values = [value for name, value in _options(arguments) if name == "config"]
     return [Path(value) for value in values if value and not _is_inline(value)]
 

@@ -71,8 +71,8 @@ class RunDirectory:
         """Return the checkpoint that training resumes from; None to start from scratch.
 
         Args:
-            resume: Value of `--resume`: auto resumes if the directory contains a checkpoint, must
-                requires a checkpoint, and never forbids one.
+            resume: Value of `--resume`: "auto" resumes if the directory contains a checkpoint,
+                "must" requires a checkpoint, and "never" does not allow one.
             ckpt_path: Value of `--ckpt_path`, a file or another run directory; None means the
                 newest checkpoint of this directory.
 

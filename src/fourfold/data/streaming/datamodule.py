@@ -57,7 +57,8 @@ class StreamedBlocks(ChunkedRows):
         order: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Raises:
-        InputError: If the chunks are too short for a row, or if the cache is too small.
+        InputError: If the chunks are too short for a row, or if `max_cache_gb` is
+            smaller than the `shuffle_chunks` largest chunks of an object store.
     """
 
     overlap = 1
@@ -86,12 +87,14 @@ class StreamedMaskedRows(ChunkedRows):
     Args:
         chunks: Chunks of the split.
         max_len: Number of tokens of a row, T, with BOS and EOS.
-        masking: Function that masks the tokens of a batch; its tokenizer is that of the ids.
+        masking: Function that masks the tokens of a batch; it must use the tokenizer that
+            produced the ids of the chunks.
         options: Further keyword arguments of `ChunkedRows`: `block_cross_document_attention` and
             the arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Raises:
-        InputError: If the chunks are too short for a row, or if the cache is too small.
+        InputError: If the chunks are too short for a row, or if `max_cache_gb` is
+            smaller than the `shuffle_chunks` largest chunks of an object store.
     """
 
     def __init__(self, chunks: TokenChunks, max_len: int, masking: Masking, **options: Any) -> None:
