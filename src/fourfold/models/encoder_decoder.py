@@ -1,4 +1,4 @@
-"""Encoder-decoder transformer of "Attention Is All You Need" (Vaswani et al. 2017).
+"""Encoder-decoder transformer (Vaswani et al. 2017), and the base class of encoder-decoders.
 
 Shapes: B batch, S source tokens, T target tokens, D model width, V vocabulary.
 """
