@@ -50,7 +50,19 @@ def main() -> int:
     else:
         full(args.run_dir)
     print(f"total time {clock(time.monotonic() - begun)}")
+    print("\nNext, try:", *next_commands(args.run_dir), sep="\n  ")
     return 0
+
+
+def next_commands(folder: Path) -> list[str]:
+    """Return shell commands that use the trained models."""
+    program = Path(sys.executable).parent / "fourfold"
+    fourfold = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    return [
+        f"echo 'May 12, 2024' | {fourfold} translate --checkpoint {folder}/translation",
+        f"echo 'The value of' | {fourfold} generate --checkpoint {folder}/causal_lm --max-new 30",
+        f"{fourfold} test --run_dir {folder}/images",
+    ]
 
 
 def prepare(folder: Path) -> None:

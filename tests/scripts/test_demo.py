@@ -1,0 +1,17 @@
+"""The quick demo trains all families, and the commands that it prints at the end work."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_printed_commands_use_the_trained_models(root: Path, tmp_path: Path) -> None:
+    script = [sys.executable, str(root / "scripts" / "demo.py"), "--quick"]
+    output = subprocess.run(script, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    commands = output.split("Next, try:\n")[1].splitlines()
+    assert len(commands) == 3
+    for command in commands:
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True)
