@@ -14,8 +14,8 @@ import torch
 
 from demo_baselines import data_of
 from demo_runs import TASKS, clock
+from fourfold.loggers.samples import cross_attention, token_names
 from fourfold.tasks import load_task
-from fourfold.tasks.samples import cross_attention, token_names
 from plot_curves import read_curve
 
 Row = tuple[str, str, str, str, str]

@@ -11,13 +11,13 @@ from torch import Tensor
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.generation import generate
 from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.samples import self_attention
 
 MAX_PROMPT_TOKENS = 32  # of a logged sample
 

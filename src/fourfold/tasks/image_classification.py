@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.loggers.media import ImageGrid, Media, Table
+from fourfold.loggers.samples import layer_maps, prediction_rows
 from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
@@ -20,7 +21,6 @@ from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.samples import layer_maps, prediction_rows
 from fourfold.tasks.training.distillation import Teacher
 
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries

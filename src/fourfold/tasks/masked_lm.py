@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores, upcast_fp32
 from fourfold.metrics import Mean, Perplexity
 from fourfold.models import MaskedLM, MaskedLMConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.samples import self_attention
 
 
 @dataclass(eq=False, repr=False)

@@ -14,11 +14,11 @@ from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
 from fourfold.loggers.media import AttentionMaps, Media, Table
+from fourfold.loggers.samples import MAX_TOKENS, cross_attention, token_names
 from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity, TranslationScores
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.tasks.base import BatchT, Task
-from fourfold.tasks.samples import MAX_TOKENS, cross_attention, token_names
 
 
 @dataclass(eq=False, repr=False)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import prediction_rows, self_attention
 from fourfold.losses import IGNORE_INDEX, classification_loss, linear_cross_entropy, upcast_fp32
 from fourfold.metrics import ClassificationScores, Mean, RegressionScores
 from fourfold.models import (
@@ -23,7 +24,6 @@ from fourfold.models import (
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.samples import prediction_rows, self_attention
 
 
 @dataclass(eq=False, repr=False)

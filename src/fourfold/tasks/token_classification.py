@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fourfold.data.loading.batches import TokenBatch
 from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, upcast_fp32
 from fourfold.metrics import EntityScores, Mean
 from fourfold.models import TokenClassifier, TokenClassifierConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
-from fourfold.tasks.samples import self_attention
 
 ChunkId = tuple[int, int]  # number of a sentence, and of the chunk in it
 
