@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from fourfold.data.loading.sampler import EpochSampler
 from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
-from fourfold.errors import InputError
 from tests.data.rows import check_steps_have_equal_rows
 
 chunks_of = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any).map(np.array)
@@ -118,22 +117,6 @@ def test_memory_of_a_billion_rows_is_that_of_one_window():
         tracemalloc.stop()
     assert (len(batch), batch[0].epoch, batch[0].position) == (32, 3, 20_000_002)
     assert peak < 20e6
-
-
-@pytest.mark.parametrize(
-    ("chunks", "bounds", "message"),
-    [
-        ([], {}, "chunk_rows must have at least one row"),
-        ([0, 0], {}, "chunk_rows must have at least one row"),
-        ([5], {"shuffle_chunks": 0}, "shuffle_chunks must be at least 1, got 0"),
-        ([5], {"max_rows": 0}, "max_rows must be at least 1, got 0"),
-    ],
-)
-def test_invalid_option_raises(chunks, bounds, message):
-    with pytest.raises(InputError, match=message):
-        ShuffleWindowOrder(
-            np.array(chunks, np.int64), **({"shuffle_chunks": 2, "max_rows": 2} | bounds)
-        )
 
 
 def test_fingerprint_depends_on_chunks_and_options():

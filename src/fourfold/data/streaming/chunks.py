@@ -1,9 +1,10 @@
 """TokenChunks and ChunkedRows: token ids in litdata's chunk files, with a cache of remote files.
 
-`litdata.optimize` with a `TokensLoader` writes the chunks, and `index.json` lists the chunks. A
-chunk file begins with the number N of its items and with N + 1 offsets of items, all uint32. The
-ids of all items follow. This reader ignores the borders of items. For the reader, a chunk is one
-sequence of ids, which is divided into training examples ("rows") of any length.
+`litdata.optimize` with a `TokensLoader` writes the chunks, and `index.json` lists them. An item is
+one array that was given to `litdata.optimize`, such as the ids of one document. A chunk file begins
+with the number N of its items and with the N + 1 byte positions of the items in the file, all
+uint32. The ids of all items follow. This reader ignores the boundaries between items. It treats a
+chunk as one sequence of ids, which is divided into training examples ("rows") of any length.
 
 Shapes: B rows of a batch, W ids of a row.
 """
@@ -11,10 +12,8 @@ Shapes: B rows of a batch, W ids of a row.
 import contextlib
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -28,8 +27,16 @@ from fourfold.errors import InputError
 from fourfold.text_files import parse_json, read_text, resolve
 from fourfold.tokenization.tokenizer import Tokenizer
 
-_LOCK = "cache.lock"
-_COPY = re.compile(r"[0-9a-f]{16}-")
+INDEX_FILE = "index.json"
+TOKENIZER_FILE = "tokenizer.json"
+# litdata's numbers of integer dtypes in the field `data_format` of index.json.
+_TORCH_DTYPES = ("uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64")
+_NUMPY_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DTYPES = {
+    **{f"no_header_tensor:{i}": name for i, name in enumerate(_TORCH_DTYPES, start=11)},
+    "no_header_tensor:20": "uint16",
+    **{f"no_header_numpy:{i}": name for i, name in enumerate(_NUMPY_DTYPES)},
+}
 
 
 class ChunkCache:
@@ -76,7 +83,7 @@ class ChunkCache:
 
     def _download(self, address: str, size: int, copy: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / _LOCK):
+        with FileLock(self.folder / "cache.lock"):
             if copy.exists():
                 return  # another process downloaded it while this one waited for the lock
             self._evict(size)
@@ -89,23 +96,18 @@ class ChunkCache:
     def _evict(self, size: int) -> None:
         """Delete copies until another `size` bytes fit, the least recently opened copies first.
 
-        Partial copies, which killed processes left, are always deleted.
+        Partial copies, which killed processes left, are always deleted. Files that do not have the
+        name of a copy are kept.
         """
-        copies = []
-        for file in self.folder.iterdir():
-            if not _COPY.match(file.name):
-                continue  # not a file of this cache
-            if file.suffix == ".bin":
-                copies.append((file.stat(), file))
-            else:
+        copies = sorted(
+            self.folder.glob(f"{'[0-9a-f]' * 16}-*"),
+            key=lambda file: (file.suffix == ".bin", file.stat().st_mtime_ns),
+        )
+        free = self.limit - sum(file.stat().st_size for file in copies)
+        for file in copies:
+            if file.suffix != ".bin" or free < size:
+                free += file.stat().st_size
                 file.unlink()
-        copies.sort(key=lambda copy: copy[0].st_mtime_ns)
-        total = sum(status.st_size for status, _ in copies)
-        for status, file in copies:
-            if total + size <= self.limit:
-                return
-            file.unlink()
-            total -= status.st_size
 
 
 def fetch(address: str, file: Path, size: int = 0) -> None:
@@ -137,23 +139,13 @@ def fetch(address: str, file: Path, size: int = 0) -> None:
         raise InputError("there is no such file", file=address)
 
 
-INDEX_FILE = "index.json"
-TOKENIZER_FILE = "tokenizer.json"
-
-# litdata's numbers of integer dtypes in the field `data_format` of index.json.
-_TORCH_NAMES = ("uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64")
-_TORCH_DTYPES = dict(enumerate(_TORCH_NAMES, start=11)) | {20: "uint16"}
-_NUMPY_NAMES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_NUMPY_DTYPES = dict(enumerate(_NUMPY_NAMES))
-_DTYPES = {"no_header_tensor": _TORCH_DTYPES, "no_header_numpy": _NUMPY_DTYPES}
-
-
 class TokenChunks:
     """Chunks of token ids of one split, in a folder or in an object store.
 
     Args:
-        address: Path of a folder, or an address that begins with s3://, gs://, azure://, hf:// or
-            local:. The files of a local: folder are copied to the cache like those of a store.
+        address: Path of a folder, whose files are read directly; or an address that begins with
+            s3://, gs://, azure://, hf:// or local:, whose files are copied to the cache first.
+            "local:PATH" is the folder PATH, read in the way of an object store.
         cache: Cache for copies of remote chunks.
 
     Raises:
@@ -166,15 +158,18 @@ class TokenChunks:
         self.cache = cache
         self.is_remote = "://" in address or address.startswith("local:")
         text = self.read_text(INDEX_FILE)
-        self.version = blake2b(text.encode()).hexdigest()
+        self.version = hashlib.blake2b(text.encode()).hexdigest()
         path = f"{self.address}/{INDEX_FILE}"
         index = parse_json(text, path)
         try:
-            self.dtype = _ids_dtype(index["config"])
-            chunks = index["chunks"]
-            self.names: list[str] = [chunk["filename"] for chunk in chunks]
+            config = index["config"]
+            (data_format,) = config["data_format"]
+            self.dtype = np.dtype(_DTYPES[data_format])
+            if config.get("compression") or config.get("encryption"):
+                raise ValueError
+            self.names: list[str] = [chunk["filename"] for chunk in index["chunks"]]
             self.n_bytes, self.n_items, self.n_tokens = (
-                np.array([int(chunk[key]) for chunk in chunks], np.int64)
+                np.array([int(chunk[key]) for chunk in index["chunks"]], np.int64)
                 for key in ("chunk_bytes", "chunk_size", "dim")
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -191,7 +186,7 @@ class TokenChunks:
             InputError: If there is no such file.
         """
         if not self.is_remote:
-            return read_text(str(resolve(self.address) / name))
+            return read_text(f"{self.address}/{name}")
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / name
             fetch(f"{self.address}/{name}", copy)
@@ -212,17 +207,15 @@ class TokenChunks:
         except InputError:
             return
         path = f"{self.address}/{TOKENIZER_FILE}"
-        vocabulary = tokenizer.vocabulary
-        differences = Tokenizer.from_str(text, path).vocabulary.items() - vocabulary.items()
-        if not differences:
-            return
-        token, i = min(differences, key=lambda entry: entry[1])
-        other = next((repr(t) for t, number in vocabulary.items() if number == i), "no token")
-        raise InputError(
-            f"id {i} of these chunks is {token!r}, but the tokenizer of the data has {other}: set"
-            " data.tokenizer.file to this file, or encode the text anew",
-            file=path,
-        )
+        vocabulary = Tokenizer.from_str(text, path).vocabulary
+        if differences := vocabulary.items() - tokenizer.vocabulary.items():
+            token, i = min(differences, key=lambda entry: entry[1])
+            raise InputError(
+                f"id {i} of these chunks is {token!r}, but the tokenizer of the data has"
+                f" {tokenizer.backend.id_to_token(i)!r}: set data.tokenizer.file to this file, or"
+                " encode the text anew",
+                file=path,
+            )
 
     def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
         """Read sequences of ids from a chunk.
@@ -237,7 +230,7 @@ class TokenChunks:
             Array of the ids of each sequence, in the order of `begins`.
 
         Raises:
-            InputError: If the chunk is missing, or shorter than the index says.
+            InputError: If the file of the chunk is missing, or shorter than the index says.
         """
         width = self.dtype.itemsize
         header = 4 * (2 + int(self.n_items[chunk]))
@@ -249,36 +242,18 @@ class TokenChunks:
                 data = file.read(n_ids * width)
                 if len(data) != n_ids * width:
                     message = f"the file is shorter than {INDEX_FILE} says"
-                    raise InputError(message, file=f"{self.address}/{self.names[chunk]}")
+                    raise InputError(message, file=self.path(chunk))
                 rows.append(np.frombuffer(data, self.dtype))
         return rows
 
+    def path(self, chunk: int) -> str:
+        """Return the path or address of a chunk file."""
+        return f"{self.address}/{self.names[chunk]}"
+
     def _open(self, chunk: int) -> BinaryIO:
-        path = f"{self.address}/{self.names[chunk]}"
         if self.is_remote:
-            return self.cache.open(path, int(self.n_bytes[chunk]), self.version)
-        try:
-            return (resolve(self.address) / self.names[chunk]).open("rb")
-        except FileNotFoundError as error:
-            message = f"there is no such file, although {INDEX_FILE} lists it"
-            raise InputError(message, file=path) from error
-
-
-def _ids_dtype(config: dict[str, Any]) -> np.dtype:
-    """Return the dtype of the token ids in the chunks.
-
-    Args:
-        config: Field "config" of index.json.
-
-    Raises:
-        ValueError: If the chunks are compressed or encrypted, or if items have several fields.
-        KeyError: If the items are not arrays of integers.
-    """
-    (data_format,) = config["data_format"]
-    serializer, _, number = data_format.partition(":")
-    if config.get("compression") or config.get("encryption"):
-        raise ValueError(data_format)
-    return np.dtype(_DTYPES[serializer][int(number)])
+            return self.cache.open(self.path(chunk), int(self.n_bytes[chunk]), self.version)
+        return resolve(self.path(chunk)).open("rb")
 
 
 class ChunkedRows(BatchedDataset):
@@ -292,15 +267,16 @@ class ChunkedRows(BatchedDataset):
         tokenizer: Tokenizer of the ids.
         block_cross_document_attention: Put the document number of each token in the batches, so
             that the model can prevent attention between documents.
-        order: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
+        order_options: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Attributes:
         order: Batch order, a `ShuffleWindowOrder`.
         overlap: Number of ids at the end of a row that the next row repeats; W is step + overlap.
 
     Raises:
-        InputError: If the chunks are too short for a row, or if the cache of remote chunks is
-            smaller than the `shuffle_chunks` largest chunks together.
+        InputError: If the chunks are too short for a row or were encoded with another tokenizer, or
+            if the cache is too small for the largest chunks of one window. A window is
+            `shuffle_chunks` chunks.
     """
 
     order: ShuffleWindowOrder
@@ -313,8 +289,9 @@ class ChunkedRows(BatchedDataset):
         tokenizer: Tokenizer,
         *,
         block_cross_document_attention: bool = False,
-        **order: Any,
+        **order_options: Any,
     ) -> None:
+        chunks.check_tokenizer(tokenizer)
         self.chunks = chunks
         self.step = step
         self.width = step + self.overlap
@@ -325,7 +302,7 @@ class ChunkedRows(BatchedDataset):
             message = f"the chunks have no row of {self.width} tokens"
             raise InputError(message, file=f"{chunks.address}/{INDEX_FILE}")
         content = repr([step, *zip(chunks.names, chunks.n_bytes.tolist(), strict=True)]).encode()
-        self.order = ShuffleWindowOrder(chunk_rows, content=content, **order)
+        self.order = ShuffleWindowOrder(chunk_rows, content=content, **order_options)
         window_bytes = int(np.sort(chunks.n_bytes)[-self.order.shuffle_chunks :].sum())
         if chunks.is_remote and window_bytes > chunks.cache.limit:
             raise InputError(
@@ -359,9 +336,10 @@ class ChunkedRows(BatchedDataset):
             for row, ids in zip(in_chunk, ids_of_rows, strict=True):
                 tokens[row, : len(ids)] = ids
                 counts[row] = len(ids)
-            invalid = tokens[in_chunk][(tokens[in_chunk] < 0) | (tokens[in_chunk] >= vocab_size)]
-            if len(invalid):
-                file = f"{self.chunks.address}/{self.chunks.names[chunk]}"
-                message = f"the file has id {invalid[0]}, but the tokenizer has"
-                raise InputError(f"{message} {vocab_size} entries", file=file)
+        invalid = np.argwhere((tokens < 0) | (tokens >= vocab_size))
+        if len(invalid):
+            row, column = invalid[0]
+            message = f"the file has id {tokens[row, column]}, but the tokenizer has"
+            file = self.chunks.path(chunk_of_row[row])
+            raise InputError(f"{message} {vocab_size} entries", file=file)
         return tokens, counts

@@ -1,23 +1,10 @@
 """StreamedCausalTextData and StreamedMaskedTextData: DataModules for text larger than the disk.
 
 The text is encoded once into chunks of token ids, which stay in an object store. litdata writes and
-downloads the chunks, but this package has its own reader. litdata's `StreamingDataset` and
-`StreamingDataLoader` were measured with version 0.2.76 and torch 2.15 on two CPU cores (shuffled
-`TokensLoader`, 20 chunks, 0 and 2 workers). Each training was killed with SIGKILL, its cache was
-deleted, and the rows after `load_state_dict` were compared with those of an uninterrupted run:
-
-* With a cache that holds all chunks, or without workers, all 39 resumed runs continued exactly.
-* With a cache of 25, 50 or 75 % of the data and 1 or 2 workers, 19 of 19 uninterrupted runs failed:
-  `TokensLoader.close` raises KeyError for a chunk that was evicted (chunks of 2 kB and 1 MB). But
-  text that is larger than the disk needs a bounded cache.
-* A state that was saved with 0 workers at the last batch of an epoch gave no rows when it was
-  loaded with 2 workers, and vice versa.
-* The order of rows depends on the number of workers and ranks, and the last tokens of each chunk
-  are dropped. Items have no row number, but this package computes the masks of masked language
-  models from row numbers.
-
-The order of this package is a function of seed and epoch alone. A position in the data is therefore
-two numbers, the epoch and the number of trained batches, for any number of workers and ranks.
+downloads the chunks. This package has its own reader, because litdata's reader does not resume
+exactly when its cache is smaller than the data, and because the order of litdata's rows depends on
+the number of workers and ranks. The order of this package is a function of seed and epoch alone. A
+position in the data is therefore two numbers, the epoch and the number of trained batches.
 
 Shapes: B rows (training examples) of a batch, T tokens of a row.
 """
@@ -43,7 +30,7 @@ from fourfold.tokenization.training import TokenizerConfig
 
 
 class StreamedBlocks(ChunkedRows):
-    """Dataset for causal language models, with T consecutive ids of a chunk as a row's targets.
+    """Dataset for causal language models, in which each row predicts T consecutive ids of a chunk.
 
     A row is a training example. The inputs of a row begin and end one id before the targets. Every
     id of a chunk is a target once, except the first id, which has no predecessor.
@@ -54,11 +41,10 @@ class StreamedBlocks(ChunkedRows):
         tokenizer: Tokenizer of the ids.
         block_cross_document_attention: Put the document number of each token in the batches, so
             that the model can prevent attention between documents.
-        order: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
+        order_options: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Raises:
-        InputError: If the chunks are too short for a row, or if `max_cache_gb` is
-            smaller than the `shuffle_chunks` largest chunks of an object store.
+        InputError: If the chunks or the cache cannot be used (see `ChunkedRows`).
     """
 
     overlap = 1
@@ -80,21 +66,20 @@ class StreamedBlocks(ChunkedRows):
 
 
 class StreamedMaskedRows(ChunkedRows):
-    """Dataset for masked language models, whose rows are BOS, T - 2 ids of a chunk, and EOS.
+    """Dataset for masked language models, in which each row is BOS, T - 2 ids of a chunk, and EOS.
 
     Rows begin and end anywhere in the text, also inside a sentence.
 
     Args:
         chunks: Chunks of the split.
         max_len: Number of tokens of a row, T, with BOS and EOS.
-        masking: Function that masks the tokens of a batch; it must use the tokenizer that
-            produced the ids of the chunks.
-        options: Further keyword arguments of `ChunkedRows`: `block_cross_document_attention` and
-            the arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
+        masking: Function that masks the tokens of a batch. The tokenizer of `masking` must be the
+            tokenizer that produced the ids of the chunks.
+        options: Keyword arguments of `ChunkedRows`, except `step` (which is T - 2) and `tokenizer`
+            (which is that of `masking`).
 
     Raises:
-        InputError: If the chunks are too short for a row, or if `max_cache_gb` is
-            smaller than the `shuffle_chunks` largest chunks of an object store.
+        InputError: If the chunks or the cache cannot be used (see `ChunkedRows`).
     """
 
     def __init__(self, chunks: TokenChunks, max_len: int, masking: Masking, **options: Any) -> None:
@@ -119,16 +104,16 @@ class StreamedTextDataModule(TextDataModule):
     """Base class of DataModules for text that is stored as chunks of token ids.
 
     The chunks are written by `scripts/stream_text.py`, or by `litdata.optimize` with a
-    `TokensLoader`. Every machine reads all chunks once per epoch, and keeps copies of up to
-    `max_cache_gb`.
+    `TokensLoader`. Every machine reads all chunks once per epoch, and keeps copies of chunks with a
+    total size of up to `max_cache_gb`.
 
     Args:
         train: Folder or address (s3://, gs://, azure://, hf://) of the training chunks, with an
             index.json. A local folder is read without copies.
         val: Folder or address of the validation chunks; None means no validation.
         test: Folder or address of the test chunks; None means no test.
-        tokenizer: Tokenizer to load, with the option `file`; by default the tokenizer.json in the
-            folder of the training chunks.
+        tokenizer: Tokenizer to load, with the path in `tokenizer.file`. By default the tokenizer is
+            tokenizer.json in the folder of the training chunks.
         batch_size: Rows (training examples) of a batch.
         shuffle_chunks: Number of chunks whose rows are shuffled together.
         block_cross_document_attention: Prevent attention between documents of one row.
@@ -157,47 +142,38 @@ class StreamedTextDataModule(TextDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
+        super().__init__(train, val, test, tokenizer, seed, num_workers)
         check_positive("batch_size", batch_size)
         check_positive("shuffle_chunks", shuffle_chunks)
         check_range("max_cache_gb", max_cache_gb, above=0.0)
-        addresses = {"train": train, "val": val, "test": test}
-        self.split_sources = {name: address for name, address in addresses.items() if address}
         self.batch_size = batch_size
         self.shuffle_chunks = shuffle_chunks
         self.block_cross_document_attention = block_cross_document_attention
         self.cache = ChunkCache(Path(cache).expanduser(), int(max_cache_gb * 1e9))
 
     def read(self) -> dict[str, TokenChunks]:
-        sources = self.split_sources.items()
-        return {name: TokenChunks(address, self.cache) for name, address in sources}
+        """Read the index.json of each split."""
+        addresses = self.split_sources.items()
+        return {name: TokenChunks(address, self.cache) for name, address in addresses if address}
 
     def training_texts(self, raw: TokenChunks) -> Sequence[str]:
         raise AssertionError("chunks have no text, and their tokenizer is never trained")
 
-    def build(self) -> dict[str, BatchedDataset]:
-        """Return the dataset of each split, after reading each index.json and the tokenizer.
-
-        The tokenizer is not read if a checkpoint has already set the tokenizer.
-
-        Raises:
-            InputError: If no tokenizer is given, or if chunks were encoded with another tokenizer.
-        """
-        if self._tokenizer is None and self._tokenizer_config.file is None:
-            if "train" not in self.split_sources:
-                message = "must be given for its tokenizer.json, or set tokenizer.file"
-                raise InputError(message, option="data.train")
-            chunks = TokenChunks(self.split_sources["train"], self.cache)
-            path = f"{chunks.address}/{TOKENIZER_FILE}"
-            self._tokenizer = Tokenizer.from_str(chunks.read_text(TOKENIZER_FILE), path)
-        splits = super().build()
-        for split in splits.values():
-            assert isinstance(split, ChunkedRows)
-            split.chunks.check_tokenizer(split.tokenizer)
-        return splits
+    def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
+        if self._tokenizer_config.file is not None:
+            return super()._make_tokenizer(raw)
+        if "train" not in raw:
+            message = "must be given for its tokenizer.json, or set tokenizer.file"
+            raise InputError(message, option="data.train")
+        chunks: TokenChunks = raw["train"]
+        text = chunks.read_text(TOKENIZER_FILE)
+        return Tokenizer.from_str(text, f"{chunks.address}/{TOKENIZER_FILE}")
 
     def dataset_options(self, name: str) -> dict[str, Any]:
-        """Return keyword arguments of `ChunkedRows`; only the split `name` "train" is shuffled."""
+        """Return the keyword arguments of `ChunkedRows` for the split `name`.
+
+        Only the split "train" is shuffled.
+        """
         return {
             "block_cross_document_attention": self.block_cross_document_attention,
             "shuffle_chunks": self.shuffle_chunks,

@@ -1,21 +1,19 @@
 """ShuffleWindowOrder: batch order that shuffles chunks, and then rows within windows of chunks.
 
 A chunk is a file with many rows (training examples). A shuffle of all rows would need many chunks
-for each batch, and a permutation of 10^9 rows takes 8 GB of memory. The content of a shuffle buffer
-would have to be stored in checkpoints. `ShuffleWindowOrder` avoids these costs: it shuffles the
-chunks, and then the rows within each window of a few chunks. Every batch is a function of the seed,
-the epoch and the number of the batch.
+for each batch, and a permutation of 10^9 rows takes 8 GB of memory. A shuffle buffer, the usual
+alternative, would have to be stored in every checkpoint. `ShuffleWindowOrder` avoids these costs:
+it shuffles the chunks, and then the rows within each window of a few chunks. Every batch is a
+function of the seed, the epoch and the number of the batch.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
-from fourfold.core.validation import check_positive
-from fourfold.errors import InputError
 
 
 @dataclass(eq=False)
@@ -27,17 +25,15 @@ class ShuffleWindowOrder:
 
     Args:
         chunk_rows: (chunks,) number of rows of each chunk.
-        shuffle_chunks: Number of chunks in a window, whose rows are shuffled together.
+        shuffle_chunks: Number of chunks in a window. The rows of a window are shuffled together.
         max_rows: Number of rows in a batch; only the last batch of an epoch may have fewer.
         seed: Seed of the order, which also depends on the epoch.
         shuffle: False gives all rows in their stored order in every epoch (evaluation).
         content: Bytes that identify the chunks; `fingerprint` hashes these bytes, too.
 
     Attributes:
-        equal_lengths: Always True: all batches except the last batch have the same shape.
-
-    Raises:
-        InputError: If there are no rows, or if a size is below 1.
+        equal_lengths: Always True, since all rows of a streamed split have the same shape.
+        first_rows: (chunks + 1,) number of the first row of each chunk, then the number of rows.
     """
 
     chunk_rows: np.ndarray
@@ -47,15 +43,10 @@ class ShuffleWindowOrder:
     seed: int = 0
     shuffle: bool = True
     content: bytes = b""
-    equal_lengths: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        check_positive("shuffle_chunks", self.shuffle_chunks)
-        check_positive("max_rows", self.max_rows)
-        self.chunk_rows = np.asarray(self.chunk_rows, dtype=np.int64)
+        self.equal_lengths = True
         self.first_rows = np.concatenate([[0], np.cumsum(self.chunk_rows)])
-        if self.n_rows == 0:
-            raise InputError("must have at least one row, got none", option="chunk_rows")
         if not self.shuffle:
             self.shuffle_chunks = 1  # one chunk at a time needs the least memory
 
@@ -100,10 +91,8 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         self.chunks = np.arange(len(order.chunk_rows))
         if order.shuffle:
             self.chunks = np.random.default_rng([order.seed, epoch]).permutation(self.chunks)
-        window_starts = np.arange(0, len(self.chunks), order.shuffle_chunks)
-        window_rows = np.add.reduceat(order.chunk_rows[self.chunks], window_starts)
-        self.window_ends = np.cumsum(window_rows)
-        self._last_window: tuple[int, np.ndarray] | None = None
+        self.chunk_ends = np.cumsum(order.chunk_rows[self.chunks])
+        self.window = lru_cache(maxsize=1)(self._window)
 
     def __len__(self) -> int:
         return self.order.n_batches
@@ -112,33 +101,27 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         """Return the batch at an integer index, or the list of batches of a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        size = self.order.max_rows
-        return self._rows(number * size, min((number + 1) * size, self.order.n_rows))
-
-    def _rows(self, begin: int, end: int) -> np.ndarray:
-        """Return the row numbers at positions [begin, end) of the epoch."""
+        begin = range(len(self))[index] * self.order.max_rows
+        end = min(begin + self.order.max_rows, self.order.n_rows)
         slices = []
         while begin < end:
-            number = int(np.searchsorted(self.window_ends, begin, side="right"))
-            rows = self._window(number)
-            offset = begin - (int(self.window_ends[number]) - len(rows))
-            slices.append(rows[offset : offset + end - begin])
-            begin += len(slices[-1])
+            chunk = int(np.searchsorted(self.chunk_ends, begin, side="right"))
+            start, rows = self.window(chunk // self.order.shuffle_chunks)
+            slices.append(rows[begin - start : end - start])
+            begin = start + len(rows)
         return np.concatenate(slices)
 
-    def _window(self, number: int) -> np.ndarray:
-        """Return the numbers of all rows of window `number`, in their order in the epoch."""
-        if self._last_window is None or self._last_window[0] != number:
-            order = self.order
-            first = number * order.shuffle_chunks
-            chunks = self.chunks[first : first + order.shuffle_chunks]
-            rows = np.concatenate(
-                [np.arange(*order.first_rows[chunk : chunk + 2]) for chunk in chunks]
-            )
-            if order.shuffle:
-                # With a last element of 0 the seed would equal that of the chunks' permutation.
-                rng = np.random.default_rng([order.seed, self.epoch, 1 + number])
-                rows = rng.permutation(rows)
-            self._last_window = (number, rows)
-        return self._last_window[1]
+    def _window(self, number: int) -> tuple[int, np.ndarray]:
+        """Return the rows of the window `number`, in their order in the epoch.
+
+        Returns:
+            Number of rows before the window, and row numbers of the window, (rows,) int64.
+        """
+        order = self.order
+        first = number * order.shuffle_chunks
+        chunks = self.chunks[first : first + order.shuffle_chunks]
+        rows = np.concatenate([np.arange(*order.first_rows[chunk : chunk + 2]) for chunk in chunks])
+        if order.shuffle:
+            # With a last element of 0 the seed would equal that of the chunks' permutation.
+            rows = np.random.default_rng([order.seed, self.epoch, 1 + number]).permutation(rows)
+        return int(self.chunk_ends[first] - order.chunk_rows[self.chunks[first]]), rows
