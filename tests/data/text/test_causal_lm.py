@@ -211,7 +211,7 @@ def test_shapes_of_training_batches_by_batching(file):
     [
         ({"batching": "words"}, "batching must be one of blocks, crops, documents, got 'words'"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"eval_context": 16}, "eval_context .* below block_size=16, got 16"),
+        ({"eval_context": 16}, "eval_context must be at least 0 and below 16, got 16"),
         (
             {"batching": "crops", "block_size": 99_999},
             r"t.txt.*has \d+ tokens, fewer than block_size=99999",

@@ -109,7 +109,7 @@ def data(file: str, **options: Any) -> TokenData:
 def test_labels_stand_at_the_first_token_of_a_word(file: str) -> None:
     found = data(file)
     batch: Any = found.split("train").batch(np.array([1]), 0, 0)
-    tags = found.class_tags
+    tags = found.class_names
     at = {i: tags[k] for i, k in enumerate(batch.labels[0].tolist()) if k != IGNORE_INDEX}
     pieces = [len(ids) for ids in found.tokenizer.encode_words([["Peter", "Blackburn"]])[0]]
     assert at == {1: "B-PER", 1 + pieces[0]: "I-PER"}

@@ -1,9 +1,10 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks, with the shape of each field.
 
-Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The last two
-fields of every batch are the position in the training data after the batch is trained: `epoch`, and
-`position`, the number of batches of that epoch that all ranks together have then trained. Since
-each batch carries its position, prefetching cannot disturb a resume.
+Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. A comment at
+each field gives its shape. The last two fields of every batch say how far training is once the step
+with this batch is done. `epoch` is the number of the epoch, and `position` is the number of batches
+of this epoch that are trained by then, counted over all ranks. Since each batch carries these two
+numbers, prefetching cannot disturb a resume.
 
 Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
     into source and target), C channels, H height, W width, K classes.
@@ -47,7 +48,13 @@ class CausalBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """Text for masked language modelling; targets are the original tokens at selected positions."""
+    """Text for masked language modelling.
+
+    `targets` holds the original token at each position that was selected for prediction, and
+    IGNORE_INDEX at all other positions. `target_positions` holds the indices of the selected
+    positions, for models that compute logits only there. `documents` is given if attention between
+    documents is blocked, and `is_next` if the task is next-sentence prediction.
+    """
 
     ids: Tensor  # (B, T) long
     targets: Tensor  # (B, T) long, IGNORE_INDEX where there is no target
@@ -85,7 +92,8 @@ class SequenceBatch(NamedTuple):
 class TokenBatch(NamedTuple):
     """Sentences with one tag for each word.
 
-    The label of a word's first token is the class number of the word's tag.
+    The label of a word's first token is the class number of the word's tag. All other tokens have
+    the label IGNORE_INDEX.
     """
 
     ids: Tensor  # (B, T) long
@@ -97,11 +105,16 @@ class TokenBatch(NamedTuple):
 
 
 class SpanBatch(NamedTuple):
-    """Questions, each with a window of its context; the answer may lie outside the window."""
+    """Questions, each with a window of its context.
+
+    `starts` and `ends` are the indices of the first and the last token of the answer. Both are 0,
+    the index of BOS, if the window does not contain the answer. `context` is True at the tokens of
+    the context.
+    """
 
     ids: Tensor  # (B, T) long
-    starts: Tensor  # (B,) long, first token of the answer; 0 if it is not in the window
-    ends: Tensor  # (B,) long, last token of the answer; 0 if it is not in the window
+    starts: Tensor  # (B,) long
+    ends: Tensor  # (B,) long
     segments: Tensor  # (B, T) long, 0 = question, 1 = context
     mask: Tensor  # (B, T) bool, True = real token
     context: Tensor  # (B, T) bool, True where an answer may begin or end

@@ -2,7 +2,8 @@
 
 Masking and cropping use these random numbers. A NumPy generator for each example would cost more
 time than the masking itself, and a generator for each process would make the result depend on the
-number of workers. Counters passed through a mixing function have neither problem.
+number of workers. Here each number is a hash of the seed, the epoch, the example and a counter,
+which avoids both problems.
 """
 
 import numpy as np
@@ -25,10 +26,10 @@ def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np
     Args:
         seed: Seed of the data.
         epoch: Number of the epoch.
-        rows: (B,) numbers of the examples in the split.
+        rows: (B,) indices of the examples in the split.
         n: Number of integers for each example.
-        stream: Number of one of several independent sequences; each random choice, such as the
-            selection of targets, uses its own.
+        stream: Index of the random sequence. Each kind of random choice, such as the selection of
+            targets, has another index, so that the choices are independent.
 
     Returns:
         (B, n) uint64.
@@ -52,9 +53,9 @@ def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) ->
     Args:
         seed: Seed of the data.
         epoch: Number of the epoch.
-        rows: (B,) numbers of the examples in the split.
+        rows: (B,) indices of the examples in the split.
         n: Number of floats for each example.
-        stream: Number of one of several independent sequences; each random choice uses its own.
+        stream: Index of the random sequence; each kind of random choice has another index.
 
     Returns:
         (B, n) float64.
@@ -70,9 +71,10 @@ def integers(
     Args:
         seed: Seed of the data.
         epoch: Number of the epoch.
-        rows: (B,) numbers of the examples in the split.
-        high: Exclusive upper bound, one for all examples or (B,).
-        stream: Number of one of several independent sequences; each random choice uses its own.
+        rows: (B,) indices of the examples in the split.
+        high: Exclusive upper bound: one int for all examples, or an array (B,) with one bound for
+            each example.
+        stream: Index of the random sequence; each kind of random choice has another index.
 
     Returns:
         (B,) int64.

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
@@ -59,8 +59,8 @@ class BatchedDataset(Dataset[Any]):
         Args:
             rows: (B,) numbers of the examples in the split.
             epoch: Number of the epoch, from 0.
-            position: Number of batches of this epoch that all ranks together have trained after the
-                step of this batch.
+            position: Number of batches of this epoch, over all ranks, that are trained once the
+                step that contains this batch is done.
         """
 
     def __getitem__(self, key: SampleKey) -> NamedTuple:
@@ -96,9 +96,9 @@ class ResumableDataModule(LightningDataModule):
     A subclass sets `batch_class` and implements two methods: `build`, which returns a
     `BatchedDataset` for each split, and `artifacts`, which returns the values that inference needs
     besides the model. This base class makes the DataLoaders, shuffles, divides the batches among
-    the ranks, and stores the position in the data in each checkpoint. The Trainer needs
+    the ranks, and saves the position in the data to every checkpoint. The Trainer needs
     `use_distributed_sampler=False`, and a callback that calls `mark_trained` after each training
-    batch; the command line sets both.
+    batch. The command line sets both.
 
     Args:
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
@@ -107,7 +107,8 @@ class ResumableDataModule(LightningDataModule):
 
     Attributes:
         batch_class: Class of the batches; a task accepts only batches of its own class.
-        split_sources: Source of each split, such as its files; empty by default.
+        split_sources: Source of each split, such as its files, by the name of the split. The
+            attribute shows if validation and test read the same source. It is empty by default.
         splits: Dataset of each split; empty before `setup`.
         position: Position in the training data after the last trained batch.
 
@@ -157,9 +158,8 @@ class ResumableDataModule(LightningDataModule):
 
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
-        for name, value in (("seed", seed), ("num_workers", num_workers)):
-            if value < 0:
-                raise InputError(f"must be at least 0, got {value}", option=name)
+        check_range("seed", seed, minimum=0)
+        check_range("num_workers", num_workers, minimum=0)
         self.seed = seed
         self.num_workers = num_workers
         self.splits: dict[str, BatchedDataset] = {}
@@ -184,10 +184,10 @@ class ResumableDataModule(LightningDataModule):
     def tests_on_val(self) -> bool:
         """True if the validation and the test split have the same source, such as the same file.
 
-        Two equal fractions to hold out are not the same source, since they hold out other examples.
+        If both are the same fraction to hold out of the training split, the result is False,
+        because the two fractions hold out different examples.
         """
         val, test = (self.split_sources.get(name) for name in ("val", "test"))
-        # Equal fractions hold out different rows.
         return val is not None and not isinstance(val, float) and val == test
 
     def setup(self, stage: str | None = None) -> None:
@@ -286,7 +286,7 @@ class ResumableDataModule(LightningDataModule):
         return self._loader("train", self._resume_from or Position())
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """Return the DataLoader of the validation batches; an empty list without such a split."""
+        """Return the DataLoader of the validation batches, or [] if there is no such split."""
         self.setup()
         return self._loader("val", Position()) if "val" in self.splits else []
 
@@ -309,7 +309,8 @@ class ResumableDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: the position, the seed, and a hash of the batch order.
 
-        `load_state_dict` compares seed and hash, since a position has a meaning only in one order.
+        `load_state_dict` compares seed and hash, since a position is meaningful only for the batch
+        order in which it was recorded.
         """
         order = self.split("train").order.fingerprint()
         return {**self.position._asdict(), "seed": self.seed, "order": order}

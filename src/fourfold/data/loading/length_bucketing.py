@@ -1,4 +1,4 @@
-"""Batch orders: length-bucketed batches, repeated augmentation, and mixing partners of images.
+"""Batch orders: length-bucketed batches, repeated augmentation, and image pairs for MixUp.
 
 A batch order divides the examples of a split into batches, as a pure function of seed and epoch. An
 order keeps no random state. A position in the data is therefore two numbers: the epoch, and the
@@ -45,7 +45,7 @@ class BatchOrder(Protocol):
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, valid for all epochs, on the total rows of the last `n` batches."""
+        """Return a number of rows that the last `n` batches of every epoch contain at least."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Return the batches of an epoch, each an array of row numbers.
@@ -66,13 +66,14 @@ class LengthBucketedOrder:
     are shuffled. The boundaries between batches depend only on the sorted lengths. Every epoch
     therefore has the same number of batches, but with other rows in each batch.
 
-    If all lengths are equal, the shuffled rows are divided as they are, and the batches are not
-    shuffled. Two consecutive batches of 4 rows are then the two halves of one batch of 8 rows. Two
-    devices with batches of 4 rows therefore train on the same rows in each step as one device with
-    batches of 8 rows.
+    If all lengths are equal, the rows are divided in their shuffled order, without sorting, and the
+    batches are not shuffled. Two consecutive batches of 4 rows are then the two halves of one batch
+    of 8 rows. Two devices with batches of 4 rows therefore train on the same rows in each step as
+    one device with batches of 8 rows.
 
     Args:
-        lengths: (rows,) length of each row, in tokens; all ones if rows need no padding.
+        lengths: (rows,) length of each row, in tokens. For data without padding, such as images, an
+            array of ones.
         max_tokens: Upper bound on the tokens of a batch, padding included (number of rows times
             length of the longest row); None if only `max_rows` bounds a batch.
         max_rows: Upper bound on the rows of a batch; None if only `max_tokens` bounds a batch.
@@ -111,7 +112,7 @@ class LengthBucketedOrder:
             raise InputError(f"{message}, got {self.max_tokens}", option="max_tokens")
         self.equal_lengths = bool((self.lengths == self.lengths[0]).all())
         self._boundaries = self._divide(np.sort(self.lengths))
-        self._partner_index: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._partners = (-1, self.lengths)  # epoch, and the partner of each row in this epoch
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
         """Divide rows that are sorted by length greedily into batches.
@@ -120,7 +121,7 @@ class LengthBucketedOrder:
             ascending: (rows,) lengths of the rows, in ascending order.
 
         Returns:
-            Index in `ascending` of the first row of every batch except batch 0.
+            (batches - 1,) indices in `ascending` at which a new batch begins, as np.split expects.
         """
         boundaries = []
         start = 0
@@ -147,7 +148,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, valid for all epochs, on the total rows of the last `n` batches."""
+        """Return a number of rows that the last `n` batches of every epoch contain at least."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())
@@ -182,9 +183,10 @@ class LengthBucketedOrder:
 
         Two partners are neighbours in the shuffled order of the epoch: the first and second row of
         this order, the third and fourth row, and so on. Partners depend on this order alone, so
-        that another batch size or number of devices mixes the same rows. A partner may therefore be
-        in another batch, for example if batch sizes are odd. If the number of rows is odd, the last
-        row is its own partner. The method needs rows of equal lengths and shuffling.
+        that the same rows are mixed for any batch size and any number of devices. A partner may
+        therefore be in another batch, for example if batch sizes are odd. If the number of rows is
+        odd, the last row is its own partner. The method requires `shuffle=True` and rows of equal
+        length.
 
         Args:
             rows: (B,) row numbers.
@@ -195,14 +197,13 @@ class LengthBucketedOrder:
         """
         assert self.equal_lengths
         assert self.shuffle
-        if self._partner_index is None or self._partner_index[0] != epoch:
+        if self._partners[0] != epoch:
             order = np.concatenate(self.batches(epoch))
-            position = np.empty(order.max() + 1, dtype=np.int64)
-            position[order] = np.arange(len(order))
-            self._partner_index = (epoch, order, position)
-        _, order, position = self._partner_index
-        partner = position[rows] ^ 1
-        return np.where(partner < len(order), order[np.minimum(partner, len(order) - 1)], rows)
+            pairs = order[: len(order) // 2 * 2].reshape(-1, 2)
+            partner = np.arange(order.max() + 1)
+            partner[pairs] = pairs[:, ::-1]
+            self._partners = (epoch, partner)
+        return self._partners[1][rows]
 
     def fingerprint(self) -> str:
         """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
@@ -214,16 +215,16 @@ class LengthBucketedOrder:
 class RepeatedAugmentationOrder(LengthBucketedOrder):
     """Batch order of repeated augmentation: each sampled image comes several times in an epoch.
 
-    As with timm's RepeatAugSampler, repetition does not make an epoch longer: each epoch samples
-    only the fraction 1 / `aug_repeats` of the images, anew. The sampled images form groups of 16,
-    and all copies of the images of a group come before those of the next group. The copies of an
-    image are therefore trained in the same step, possibly on several ranks, unless a step ends
-    inside their group. Two copies of an image are never partners in `mix_partners`, because MixUp
-    would mix the image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
-    (arXiv:1902.05509) describe the method; DeiT uses three copies (Touvron et al. 2020, Table 9).
+    As with timm's RepeatAugSampler, repetition does not make an epoch longer: each epoch draws a
+    new random fraction 1 / `aug_repeats` of the images. The sampled images form groups of 16. All
+    copies of the images of a group come before those of the next group. The copies of an image are
+    therefore trained in the same step, possibly on several ranks, unless the group is split between
+    two steps. Two copies of an image are never partners in `mix_partners`, because MixUp would mix
+    the image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
+    (arXiv:1902.05509) describe the method. DeiT uses three copies (Touvron et al. 2020, Table 9).
 
     Args:
-        n_rows: Number of images N in the split.
+        n_rows: Number of images N in the split, which is also the number of rows of an epoch.
         aug_repeats: Copies of each sampled image; copy k of image i has the row number i + k N.
         options: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
     """

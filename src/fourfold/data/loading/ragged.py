@@ -5,7 +5,9 @@ The array saves the memory of a Python object for each sentence of a corpus.
 Shapes: B selected rows, T tokens of the longest of these rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +36,12 @@ class RaggedArray:
     def from_lengths(cls, ids: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
         """Divide a flat array into consecutive rows of the given lengths."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Any]) -> "RaggedArray":
+        """Concatenate rows of integers, such as lists of token ids, as int32."""
+        lengths = np.array([len(row) for row in rows])
+        return cls.from_lengths(np.concatenate(rows, dtype=np.int32, casting="unsafe"), lengths)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -73,14 +81,12 @@ class RaggedArray:
             before: Id to add at the start; None adds none.
             after: Id to add at the end; None adds none.
         """
-        both = ((before, self.offsets[:-1]), (after, self.offsets[1:]))
-        added = [(value, positions) for value, positions in both if value is not None]
-        if not added:
-            return self
-        positions = np.stack([positions for _, positions in added], axis=1).ravel()
-        values = np.tile([value for value, _ in added], len(self))
-        ids = np.insert(self.ids, positions, values)
-        return RaggedArray.from_lengths(ids, self.lengths + len(added))
+        rows = self
+        for value, borders in ((before, slice(None, -1)), (after, slice(1, None))):
+            if value is not None:
+                ids = np.insert(rows.ids, rows.offsets[borders], value)
+                rows = RaggedArray.from_lengths(ids, rows.lengths + 1)
+        return rows
 
     def concat_rows(self, other: "RaggedArray") -> "RaggedArray":
         """Return an array whose row i is row i of this array, followed by row i of `other`."""

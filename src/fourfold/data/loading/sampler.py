@@ -27,8 +27,8 @@ class SampleKey(NamedTuple):
 
     Args:
         epoch: Number of the epoch, which seeds masking and augmentation.
-        position: Number of batches of the epoch that all ranks together have trained after the step
-            in which this example is trained.
+        position: Number of batches of the epoch, over all ranks, that are trained at the end of the
+            step that contains this example.
         row: Number of the example in the split.
     """
 
@@ -42,9 +42,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
     Each step of an epoch takes the next `world_size` batches of the order, one for each rank. In
     training, the last step divides all remaining examples among the ranks. Therefore every rank
-    takes the same number of steps, and no example comes twice. If the last step of some epoch could
-    have fewer examples than ranks, then in every epoch the examples of the last step are added to
-    the second to last step.
+    takes the same number of steps, and no example comes twice. If the last step might have fewer
+    examples than ranks in any epoch, the last step is merged into the step before it in all epochs.
 
     In evaluation (an order that does not shuffle), batches stay complete. An example is therefore
     always padded with the same examples, and its results are bitwise equal on any number of
@@ -54,8 +53,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
         order: Division of the examples of a split into batches.
         rank: Number of this process.
         world_size: Number of processes.
-        start: Epoch, and number of batches of that epoch, over all ranks, to skip since they are
-            already trained. Later epochs start at their first batch.
+        start: First epoch to read, and number of its batches, over all ranks, that are skipped
+            because they are already trained. Later epochs start at their first batch.
         max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
             If these steps are already trained at `start`, the sampler starts at the next epoch. The
             sampler itself does not stop after `max_steps`, since the Trainer does.
@@ -63,9 +62,9 @@ class EpochSampler(Sampler[list[SampleKey]]):
             shuffle has the same batches in every epoch in any case.
 
     Raises:
-        InputError: While iterating, on all ranks, if the last training step has fewer examples than
-            ranks. Either the split is too small, or a run resumes with another number of ranks and
-            too few examples of the epoch remain.
+        InputError: While iterating, on all ranks, if even the merged last training step has fewer
+            examples than ranks. Either the split is too small, or a run resumes with another number
+            of ranks and too few examples of the epoch remain.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class EpochSampler(Sampler[list[SampleKey]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch for the next iteration; Lightning calls this method.
 
-        Lightning calls the method before each epoch, except in the first epoch of a resumed run,
-        where the call comes after `__iter__`. Lightning also calls the method of evaluation
-        samplers, with the epoch of training. Evaluation samplers ignore that number and read epoch
-        0 each time, so that all validations have the same masks.
+        The call comes before each epoch, except in the first epoch of a resumed run: there it comes
+        after `__iter__`, which therefore takes the epoch from `start`. Lightning also calls the
+        method of evaluation samplers, with the epoch of training. Evaluation samplers ignore this
+        number and read epoch 0 each time, so that all validations have the same masks.
         """
         self.epoch = epoch
 
@@ -166,11 +165,15 @@ def _divide_among_ranks(
 ) -> list[np.ndarray]:
     """Divide batches into one share for each rank.
 
-    If there are fewer batches than ranks, the largest batch is halved, until there is one batch for
-    each rank. If there are more batches than ranks, all batches are concatenated and divided evenly
-    if all examples have the same length. If lengths differ, the two smallest batches are joined
-    instead, until there is one batch for each rank: an even division could put a long example among
-    many short ones, which would need much padding.
+    There are three cases:
+
+    * Fewer batches than ranks: the largest batch is halved repeatedly, until there is one batch for
+      each rank.
+    * More batches than ranks, and examples of equal length: all batches are concatenated and
+      divided evenly.
+    * More batches than ranks, and examples of different lengths: the two smallest batches are
+      joined repeatedly, until there is one batch for each rank. An even division could put a long
+      example among many short ones, which would need much padding.
 
     Args:
         batches: Row numbers of each batch of one step.

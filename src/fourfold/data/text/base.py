@@ -32,22 +32,24 @@ class TextDataModule(ResumableDataModule):
     All ranks use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
 
     Args:
-        train: Files of the training split (plain, .gz, .xz, .bz2, `archive.zip/member`), also
-            looked up under $FOURFOLD_DATA; or the name of a split of a Hugging Face dataset.
-        val: Files or split for validation, in the form of `train`; or a fraction of the training
-            examples to hold out. None for built-in data, which have their own splits, or if there
-            is no validation split.
-        test: Files, split, fraction or None for the test, in the form of `val`.
+        train: One or several files of the training split (plain, .gz, .xz, .bz2 or
+            `archive.zip/member`), also looked up under $FOURFOLD_DATA. For a Hugging Face dataset,
+            the name of a split. None for built-in data, which have their own splits.
+        val: Validation split, given like `train`, or as a fraction of the training examples to hold
+            out. None means that there is no validation split, except in built-in data.
+        test: Test split, given like `val`.
         tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
         num_workers: Number of worker processes that prepare batches.
 
     Attributes:
+        artifact_names: Names of the attributes that inference needs besides the tokenizer.
         needs_mask: True if the tokenizer must have a mask token.
         special: Names of the special tokens of a trained tokenizer, in the order of their ids; None
             selects the default names.
     """
 
+    artifact_names: ClassVar[tuple[str, ...]] = ()
     needs_mask: ClassVar[bool] = False
     special: ClassVar[Sequence[str] | None] = None
 
@@ -145,8 +147,14 @@ class TextDataModule(ResumableDataModule):
         return self.tokenizer.vocab_size
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer as a JSON string, which inference needs besides the model."""
-        return {"tokenizer": self.tokenizer.to_str()}
+        """Return the values that inference needs besides the model.
+
+        Returns:
+            Tokenizer as a JSON string under the key "tokenizer", and the attributes in
+            `artifact_names` under their names.
+        """
+        options = {name: getattr(self, name) for name in self.artifact_names}
+        return {"tokenizer": self.tokenizer.to_str()} | options
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: position in the data, tokenizer and its config."""
@@ -165,10 +173,10 @@ class TextDataModule(ResumableDataModule):
             state_dict: Return value of `state_dict`, as stored in the checkpoint.
 
         Raises:
-            InputError: If the tokenizer is trained, and its options differ from those in the
-                checkpoint; or if the tokenizer is loaded from a file, and is not the tokenizer of
-                the checkpoint. Unless the Trainer evaluates, also if seed, training data or batch
-                sizes differ from those of the checkpoint.
+            InputError: If the tokenizer or the data differ from those of the checkpoint. Of a
+                trained tokenizer, the options are compared. Of a tokenizer that was loaded from a
+                file, the content is compared. Seed, training data and batch sizes are compared
+                unless the Trainer evaluates.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -191,25 +199,26 @@ class DocumentDataModule(TextDataModule):
     """Base class of the DataModules for language models, which read documents.
 
     Args:
-        source: builtin (Python's documentation, no network), files (which `train`, `val` and `test`
-            name) or hub (splits of a Hugging Face dataset).
+        source: "builtin" (Python's documentation, no network), "files" (which `train`, `val` and
+            `test` name) or "hub" (splits of a Hugging Face dataset).
         column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
-        documents: Unit of plain text that is one document: file, line or paragraph.
-        hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
+        documents: Unit of plain text that is one document: "file", "line" or "paragraph".
+        hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training documents, sampled from all training documents; None takes
             all of them.
-        batch_size: Number of sequences in a batch. If each sequence is one document, the number
-            varies, and `batch_size` times the maximum length of a document bounds the tokens of a
-            batch, padding included.
+        batch_size: Number of sequences in a batch. In layouts with one document per sequence this
+            number varies: the tokens of a batch, padding included, are at most `batch_size` times
+            the maximum length of a document.
         block_cross_document_attention: Prevent attention between documents of one sequence.
-        too_long: Treatment of documents that exceed the maximum length, if each sequence is one
-            document: error, truncate, or drop (in training; otherwise truncate).
+        too_long: Treatment of documents that exceed the maximum length, in layouts with one
+            document per sequence: "error", "truncate", or "drop" (training documents only;
+            validation and test documents are truncated).
         options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .json, .csv or .tsv
             are tables. If `val` or `test` is a fraction, whole documents are held out; if there is
             only one document, its end is held out.
 
     Raises:
-        InputError: If an option is invalid; when the data are read, if text is missing, empty or
+        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
             corrupted.
     """
 
@@ -255,6 +264,8 @@ class LabelledDataModule(TextDataModule):
         InputError: If an option is invalid.
     """
 
+    artifact_names = ("max_len",)
+
     def __init__(
         self,
         max_len: int = 128,
@@ -265,7 +276,3 @@ class LabelledDataModule(TextDataModule):
         super().__init__(**options)
         self.max_len = max_len
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return what inference needs: the tokenizer, and the option `max_len`."""
-        return super().artifacts() | {"max_len": self.max_len}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_positive
+from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
@@ -44,8 +44,9 @@ class TokenStream:
         terminated = documents.wrap(after=eos_id)
         self.ids = np.concatenate([[eos_id], terminated.ids]).astype(np.int32)
         self.offsets = terminated.offsets
-        self._sizes = np.array(count_bytes_and_words(texts), np.int64)  # (2, documents)
-        self._cumulative_sizes = self._sizes.cumsum(1) - self._sizes
+        self._borders = self.offsets.astype(np.float64)  # np.interp would convert at each call
+        sizes = np.array(count_bytes_and_words(texts), np.float64)  # (2, documents)
+        self._sizes_before = np.pad(sizes.cumsum(1), ((0, 0), (1, 0)))  # (2, documents + 1)
 
     def __len__(self) -> int:
         """Return the number of targets."""
@@ -65,9 +66,9 @@ class TokenStream:
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
         """Return the number of bytes and of words in the text of all targets of a batch.
 
-        The text of a document is divided evenly among its tokens, EOS included. The counts of one
-        row of the batch are therefore approximate. The counts of consecutive rows that cover the
-        stream add up to the exact counts.
+        Each token of a document, EOS included, counts as an equal share of the document's bytes and
+        words. The numbers of one row are therefore approximate. The numbers of consecutive rows
+        that cover the stream add up to the exact numbers.
 
         Args:
             begins: (B,) position in the stream at which the targets of each row begin. The target
@@ -77,23 +78,18 @@ class TokenStream:
         Returns:
             Number of UTF-8 bytes, and number of whitespace-separated words.
         """
-        n_bytes, n_words = (self._counts_before(ends) - self._counts_before(begins)).sum(1)
+        n_bytes, n_words = (
+            np.diff(np.interp([begins, ends], self._borders, sizes).astype(np.int64), axis=0).sum()
+            for sizes in self._sizes_before
+        )
         return int(n_bytes), int(n_words)
-
-    def _counts_before(self, positions: np.ndarray) -> np.ndarray:
-        """Return the numbers of bytes and words in the stream before each position, (2, B)."""
-        documents = np.minimum(self.document(positions), len(self.offsets) - 2)
-        n_tokens = np.diff(self.offsets)[documents]
-        offset = positions - self.offsets[documents]
-        partial = self._sizes[:, documents] * offset // n_tokens
-        return self._cumulative_sizes[:, documents] + partial
 
 
 @dataclass(eq=False)
 class BlockDataset(BatchedDataset):
     """Dataset of blocks of T tokens, which cover a token stream or begin at random positions.
 
-    The number of blocks is the same in both cases.
+    The number of blocks in an epoch is the same in both cases.
 
     Args:
         stream: Tokens of all documents.
@@ -155,13 +151,13 @@ class BlockDataset(BatchedDataset):
 
 @dataclass(eq=False)
 class DocumentDataset(BatchedDataset):
-    """Dataset of documents, each from EOS to EOS and one in each row of a batch.
+    """Dataset in which each row of a batch is one document, with an EOS before and after it.
 
     The batches need no padding mask: the padding follows the document, and causal attention never
     sees later positions.
 
     Args:
-        documents: Token ids of the documents, with an EOS before and after each document.
+        documents: Token ids of the documents, including the EOS before and after each document.
         n_bytes: (documents,) number of UTF-8 bytes in the text of each document.
         n_words: (documents,) number of words in the text of each document.
         eos_id: Id of EOS, which is also the padding.
@@ -190,22 +186,22 @@ class CausalTextData(DocumentDataModule):
     EOS after each document is a target and counts as a token, but not as a byte or a word.
 
     Args:
-        source: builtin (Python's documentation, no network), files (which `train`, `val` and `test`
-            name) or hub (splits of a Hugging Face dataset).
-        documents: Unit of plain text that is one document: file, line or paragraph.
+        source: "builtin" (Python's documentation, no network), "files" (which `train`, `val` and
+            `test` name) or "hub" (splits of a Hugging Face dataset).
+        documents: Unit of plain text that is one document: "file", "line" or "paragraph".
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
-        block_size: Number of tokens in a block or crop; if `batching` is documents, the maximum
+        block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
             number of tokens in a document, EOS included.
-        batching: blocks (consecutive blocks, in which each token is a target once per epoch), crops
-            (equally many blocks at random positions in training, as in nanoGPT, and consecutive
-            blocks in evaluation) or documents (each example is one document, and a batch holds
-            documents of similar length).
+        batching: Division of the text into examples. "blocks" are consecutive blocks, in which each
+            token is a target once per epoch. "crops" are the same number of blocks, but at random
+            positions in training, as in nanoGPT; evaluation uses consecutive blocks. With
+            "documents" each example is one document, and a batch holds documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
         options: Arguments of `DocumentDataModule`.
 
     Raises:
-        InputError: If an option is invalid; when the data are read, if text is missing, empty or
+        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
             corrupted, or if the training split is too short for a crop.
     """
 
@@ -225,9 +221,7 @@ class CausalTextData(DocumentDataModule):
         super().__init__(source, documents=documents, tokenizer=tokenizer, **options)
         check_choice("batching", batching, ["blocks", "crops", "documents"])
         check_positive("block_size", block_size)
-        if not 0 <= eval_context < block_size:
-            message = f"must be at least 0 and below block_size={block_size}, got {eval_context}"
-            raise InputError(message, option="eval_context")
+        check_range("eval_context", eval_context, minimum=0, below=block_size)
         self.block_size = block_size
         self.batching = batching
         self.eval_context = eval_context

@@ -1,5 +1,6 @@
 """GlueData: DataModule for the nine tasks of GLUE (Wang et al. 2018), read from GLUE's files."""
 
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from fourfold.core.validation import check_choice
@@ -58,7 +59,7 @@ class GlueData(SequenceData):
             `SequenceData`.
 
     Raises:
-        InputError: If the task is unknown or an option is invalid; when the data are read, if a
+        InputError: If the task is unknown or an option is invalid. `setup` raises the error if a
             file is missing, empty or corrupted, or has an invalid label.
     """
 
@@ -86,9 +87,8 @@ class GlueData(SequenceData):
         )
 
     def _read_split(self, names: list[str]) -> TextTable:
-        """Read the file `names[0]`, or its copy with the suffix .gz if this copy exists."""
-        try:
+        """Read the only file in `names`; NAME.gz is preferred if this file exists."""
+        with suppress(InputError):
             resolve(names[0] + ".gz")
-        except InputError:
-            return super()._read_split(names)
-        return super()._read_split([names[0] + ".gz"])
+            names = [names[0] + ".gz"]
+        return super()._read_split(names)

@@ -5,7 +5,7 @@ Shapes: B windows of a batch, T tokens of the longest window.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -159,8 +159,7 @@ class SpanDataset(BatchedDataset):
     order: LengthBucketedOrder
 
     def __post_init__(self) -> None:
-        ids = np.array([i for window in self.windows for i in window.ids], np.int32)
-        self.rows = RaggedArray.from_lengths(ids, self.order.lengths)
+        self.rows = RaggedArray.from_rows([window.ids for window in self.windows])
         self.first = np.array([window.first for window in self.windows])
         self.spans = np.array([window.span for window in self.windows], np.int64)
 
@@ -180,7 +179,7 @@ class QuestionData(LabelledDataModule):
     A context is divided into overlapping windows if question and context have more than `max_len`
     tokens together. A window that does not contain the whole answer has the target "no answer",
     which is the span of the first token (BOS). Training skips such windows unless `allow_no_answer`
-    is set. If `val` or `test` is a fraction, contexts are held out with all their questions.
+    is True. If `val` or `test` is a fraction, contexts are held out with all their questions.
 
     Args:
         train: One or several files, plain or compressed, also looked up under $FOURFOLD_DATA.
@@ -195,11 +194,12 @@ class QuestionData(LabelledDataModule):
         options: Arguments of `LabelledDataModule`.
 
     Raises:
-        InputError: If an option is invalid; when the data are read, if files are missing, empty or
+        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, or if an answer is not in its context.
     """
 
     batch_class = SpanBatch
+    artifact_names = ("max_len", "n_separators", "allow_no_answer")
 
     def __init__(
         self,
@@ -215,13 +215,9 @@ class QuestionData(LabelledDataModule):
     ) -> None:
         super().__init__(train=train, max_len=max_len, batch_size=batch_size, **options)
         window = max_len - max_query_length - 2 - n_separators
-        if not 1 <= doc_stride <= window:
-            # A longer stride would skip tokens between windows.
-            raise InputError(
-                f"must lie between 1 and the {window} context tokens of a row with"
-                f" max_len={max_len} and max_query_length={max_query_length}, got {doc_stride}",
-                option="doc_stride",
-            )
+        if not 1 <= doc_stride <= window:  # a longer stride would skip tokens between windows
+            message = f"must lie between 1 and the {window} context tokens that fit into max_len"
+            raise InputError(f"{message}, got {doc_stride}", option="doc_stride")
         self.allow_no_answer = allow_no_answer
         self.doc_stride = doc_stride
         self.max_query_length = max_query_length
@@ -290,26 +286,16 @@ class QuestionData(LabelledDataModule):
     def questions(self, split: str) -> SpanDataset:
         """Return the dataset of a split, with the attributes `questions` and `windows`.
 
-        The field `rows` of a batch has the indices in `windows` of the examples of the batch.
+        The field `rows` of a batch holds indices into the list `windows`.
 
         Args:
             split: "train", "val" or "test".
         """
-        dataset = self.split(split)
-        assert isinstance(dataset, SpanDataset)
-        return dataset
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return what inference needs: the tokenizer, and three options of the DataModule.
-
-        These options are `max_len`, `n_separators` and `allow_no_answer`.
-        """
-        own = {"n_separators": self.n_separators, "allow_no_answer": self.allow_no_answer}
-        return super().artifacts() | own
+        return cast(SpanDataset, self.split(split))
 
 
 def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the indices of the first and the last context token with characters of the answer.
+    """Return the indices of the first and the last context token that overlap the answer.
 
     Args:
         question: Question, whose first answer is used.
@@ -317,7 +303,8 @@ def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[
             context.
 
     Returns:
-        Both indices, inclusive; None if there is no answer, or if no token has characters of it.
+        Indices of the first and the last token; None if the question has no answer, or if no token
+        overlaps the answer.
     """
     if question.start < 0:
         return None

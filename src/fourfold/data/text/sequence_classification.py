@@ -70,34 +70,37 @@ class SequenceData(LabelledDataModule):
     in the same split.
 
     Args:
-        source: builtin (generated dates, amounts of money and measures in English and German, whose
-            class is the language), files, or hub, for which `train`, `val` and `test` are names of
-            splits.
+        source: "builtin" (generated dates, amounts of money and measures in English and German,
+            whose class is the language), "files" (which `train`, `val` and `test` name) or "hub"
+            (splits of a Hugging Face dataset).
         text: Column of the sentence, or the two columns of sentence pairs; numbers count from 0 and
             mean that the table has no header.
         label: Column of the label.
         classes: Class names in the order of their numbers; by default the sorted labels of the
             training split.
         regression: Predict the label as a number, instead of a class.
-        hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
-        train_rows: Number of training examples to sample, with as equal class counts as possible;
-            None takes all training examples.
+        hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
+        train_rows: Number of training examples to sample, so that the classes are as balanced as
+            possible; None takes all training examples.
         n_separators: Number of EOS tokens between the sentences of a pair: 1 (BERT) or 2 (RoBERTa).
-        too_long: Treatment of examples with more than `max_len` tokens: truncate (the longer
-            sentence of a pair first), error, or drop (in training; otherwise truncate).
+        too_long: Treatment of examples with more than `max_len` tokens: "truncate" (the longer
+            sentence of a pair first), "error", or "drop" (training examples only; validation and
+            test examples are truncated).
         draw_seed: Seed with which the `train_rows` examples are sampled.
         options: Arguments of `LabelledDataModule`.
 
     Attributes:
+        n_texts: Number of texts of an example: 1, or 2 for sentence pairs.
         drop_uneven: Drop lines of a table with more or fewer fields than the header, instead of
             raising InputError.
 
     Raises:
-        InputError: If an option is invalid; when the data are read, if files are missing, empty or
+        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, or if a label is not among `classes` or, for a regression, not a number.
     """
 
     batch_class = SequenceBatch
+    artifact_names = ("max_len", "class_names", "n_separators", "n_texts")
     drop_uneven: ClassVar[bool] = False
 
     def __init__(
@@ -117,12 +120,12 @@ class SequenceData(LabelledDataModule):
     ) -> None:
         super().__init__(**options)
         self.text_columns = [str(name) for name in (text if isinstance(text, list) else [text])]
-        n_texts = len(self.text_columns)
-        if n_texts not in (1, 2):
-            raise InputError(f"must name one or two columns, got {n_texts}", option="text")
+        self.n_texts = len(self.text_columns)
+        if self.n_texts not in (1, 2):
+            raise InputError(f"must name one or two columns, got {self.n_texts}", option="text")
         if classes is not None and len(classes) < 2:
             raise InputError(f"must name at least two classes, got {classes}", option="classes")
-        check_range("max_len", self.max_len, minimum=2 + 2 * n_texts)
+        check_range("max_len", self.max_len, minimum=2 + 2 * self.n_texts)
         self.source = source
         self.label_column = str(label)
         self._class_names = classes
@@ -193,18 +196,6 @@ class SequenceData(LabelledDataModule):
     def n_classes(self) -> int:
         """Number of classes K; 1 for a regression."""
         return 1 if self.regression else len(self.class_names)
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return what inference needs besides the model.
-
-        The values are the tokenizer, the maximum length, the class names, the number of texts of an
-        example (1 or 2), and the number of EOS tokens between two texts.
-        """
-        return super().artifacts() | {
-            "class_names": self.class_names,
-            "n_separators": self.n_separators,
-            "n_texts": len(self.text_columns),
-        }
 
 
 def _builtin() -> dict[str, TextTable]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,9 +47,10 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
     Each line of a .jsonl or .json file is a sentence: `{"tokens": [...], "tags": [...]}`, where the
     keys may have other names. Each line of any other file is a word with its tag and other columns,
     separated by tabs or spaces; an empty line ends a sentence, and `-DOCSTART-` separates
-    documents. In CoNLL-U files (`word=1`, `tag=3`), three kinds of lines are skipped: comments,
-    ranges of words (2-3) and words that are not in the text (2.1). In GermEval files, the lines
-    that name the source of a sentence are skipped.
+    documents. CoNLL-U files, which are read with `word=1` and `tag=3`, also contain comments,
+    multiword ranges (with an id such as 2-3) and empty nodes (with an id such as 2.1). These three
+    kinds of lines are skipped. In GermEval files, the lines that name the source of a sentence are
+    skipped.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
@@ -158,12 +159,13 @@ class TokenData(LabelledDataModule):
         options: Arguments of `LabelledDataModule`.
 
     Raises:
-        InputError: If an option is invalid; when the data are read, if files are missing, empty or
+        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, if a tag is unknown, or if a single word has more tokens than `max_len`
             allows.
     """
 
     batch_class = TokenBatch
+    artifact_names = ("max_len", "class_names")
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class TokenData(LabelledDataModule):
             raise InputError("must name at least one tag, got []", option="tags")
         self.word_column = word
         self.tag_column = tag
-        self._tags = tags
+        self._class_names = tags
 
     def read(self) -> dict[str, list[Sentence]]:
         """Read the sentences of each split."""
@@ -189,41 +191,34 @@ class TokenData(LabelledDataModule):
             lambda file: read_tagged_sentences(file, self.word_column, self.tag_column),
             lambda sentence: " ".join(sentence.words),
         )
-        if self._tags is None:
+        if self._class_names is None:
             tags = {tag for sentence in raw["train"] for tag in sentence.tags}
-            self._tags = sorted(tags, key=lambda tag: (tag != "O", tag))
+            self._class_names = sorted(tags, key=lambda tag: (tag != "O", tag))
         return raw
 
     def training_texts(self, raw: Sequence[Sentence]) -> Sequence[str]:
         return [" ".join(sentence.words) for sentence in raw]
 
     def encode(self, name: str, raw: Sequence[Sentence], tokenizer: Tokenizer) -> TokenDataset:
-        class_of_tag = {tag: number for number, tag in enumerate(self.class_tags)}
+        class_names = self._class_names or []
+        class_of_tag = {tag: number for number, tag in enumerate(class_names)}
         encoded = tokenizer.encode_words([sentence.words for sentence in raw])
         chunks = []
         chunk_keys = []
         for number, (sentence, word_ids) in enumerate(zip(raw, encoded, strict=True)):
             for tag in sentence.tags:
                 if tag not in class_of_tag:
-                    tags = ", ".join(self.class_tags[:20])
-                    message = f"the tag must be one of {tags}, got {tag!r}"
+                    message = f"the tag must be one of {', '.join(class_names[:20])}, got {tag!r}"
                     raise InputError(message, file=sentence.location)
             classes = [class_of_tag[tag] for tag in sentence.tags]
             divided = self._divide(word_ids, classes, sentence.location)
             chunks += divided
             chunk_keys += [(number, i) for i in range(len(divided))]
-        lengths = np.array([len(ids) for ids, _ in chunks])
-        ids, labels = (
-            RaggedArray.from_lengths(np.concatenate(side), lengths)
-            for side in zip(*chunks, strict=True)
-        )
-        return TokenDataset(
-            ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
-            labels.wrap(IGNORE_INDEX, IGNORE_INDEX),
-            chunk_keys,
-            tokenizer.pad_id,
-            self.batch_order(name, lengths + 2, max_rows=self.batch_sizes[name]),
-        )
+        ids, labels = map(RaggedArray.from_rows, zip(*chunks, strict=True))
+        ids = ids.wrap(tokenizer.bos_id, tokenizer.eos_id)
+        labels = labels.wrap(IGNORE_INDEX, IGNORE_INDEX)
+        order = self.batch_order(name, ids.lengths, max_rows=self.batch_sizes[name])
+        return TokenDataset(ids, labels, chunk_keys, tokenizer.pad_id, order)
 
     def _divide(
         self, word_ids: list[list[int]], classes: list[int], location: str
@@ -257,16 +252,15 @@ class TokenData(LabelledDataModule):
         return chunks
 
     @property
-    def class_tags(self) -> list[str]:
-        """Tags in the order of their class numbers; known after the data are read."""
-        assert self._tags is not None
-        return self._tags
+    def class_names(self) -> list[str]:
+        """Tags in the order of their class numbers; the first access reads the data."""
+        self.setup()
+        return self._class_names or []
 
     @property
     def n_classes(self) -> int:
         """Number of classes K."""
-        self.setup()
-        return len(self.class_tags)
+        return len(self.class_names)
 
     def chunk_keys(self, split: str) -> list[tuple[int, int]]:
         """Return the origin of each chunk of a split, to join the chunks of a sentence.
@@ -276,12 +270,6 @@ class TokenData(LabelledDataModule):
 
         Returns:
             For each chunk, the number of its sentence in the split, and the number of the chunk
-            within the sentence. The field `rows` of a batch has indices of this list.
+            within the sentence. The field `rows` of a batch holds indices into this list.
         """
-        dataset = self.split(split)
-        assert isinstance(dataset, TokenDataset)
-        return dataset.chunk_keys
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return what inference needs: tokenizer, maximum length and tags (`class_names`)."""
-        return super().artifacts() | {"class_names": self.class_tags}
+        return cast(TokenDataset, self.split(split)).chunk_keys
