@@ -51,7 +51,9 @@ def unmasked(batch):
 
 
 def test_full_sentences_have_separator_between_documents():
-    rows = pack_sentences(make_sentences([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=True)
+    rows = pack_sentences(
+        make_sentences([[2, 2], [1, 3]]), 8, masking().tokenizer, cross_documents=True
+    )
     assert [rows[i].tolist() for i in range(len(rows))] == [
         [BOS, 5, 6, 7, 8, EOS, 9, EOS],
         [BOS, 10, 11, 12, EOS],
@@ -59,7 +61,9 @@ def test_full_sentences_have_separator_between_documents():
 
 
 def test_doc_sentences_end_with_their_document():
-    rows = pack_sentences(make_sentences([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=False)
+    rows = pack_sentences(
+        make_sentences([[2, 2], [1, 3]]), 8, masking().tokenizer, cross_documents=False
+    )
     assert [rows[i].tolist() for i in range(len(rows))] == [
         [BOS, 5, 6, 7, 8, EOS],
         [BOS, 9, 10, 11, 12, EOS],
@@ -70,7 +74,9 @@ def test_packing_keeps_every_token_within_max_len():
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 9, rng.integers(1, 7)).tolist() for _ in range(20)]
     for cross in (True, False):
-        rows = pack_sentences(make_sentences(documents), 12, BOS, EOS, cross_documents=cross)
+        rows = pack_sentences(
+            make_sentences(documents), 12, masking().tokenizer, cross_documents=cross
+        )
         assert rows.lengths.max() <= 12
         assert [i for i in rows.ids.tolist() if i > 4] == list(
             range(5, 5 + sum(map(sum, documents)))
@@ -78,7 +84,9 @@ def test_packing_keeps_every_token_within_max_len():
 
 
 def test_row_batches_have_mask_and_documents():
-    rows = pack_sentences(make_sentences([[2, 2], [1, 3]]), 8, BOS, EOS, cross_documents=True)
+    rows = pack_sentences(
+        make_sentences([[2, 2], [1, 3]]), 8, masking().tokenizer, cross_documents=True
+    )
     dataset = row_dataset(rows, 2, shuffle=False, block_cross_document_attention=True)
     (batch,) = epoch_of(dataset)
     short, full = 0, 1  # sorted by length
@@ -92,7 +100,7 @@ def test_row_batches_have_mask_and_documents():
 
 def test_target_positions_index_the_targets():
     sentences = make_sentences([[9, 12, 7, 10]] * 6)
-    rows = pack_sentences(sentences, 20, BOS, EOS, cross_documents=False)
+    rows = pack_sentences(sentences, 20, masking().tokenizer, cross_documents=False)
     pairs = SegmentPairDataset(sentences, 24, masking(), max_rows=3)
     for batch in (*epoch_of(row_dataset(rows, 3)), *epoch_of(pairs)):
         assert len(batch.target_positions)

@@ -305,12 +305,10 @@ class ChunkedRows(BatchedDataset):
         self.order = ShuffleWindowOrder(chunk_rows, content=content, **order_options)
         window_bytes = int(np.sort(chunks.n_bytes)[-self.order.shuffle_chunks :].sum())
         if chunks.is_remote and window_bytes > chunks.cache.limit:
-            raise InputError(
-                f"must be at least {window_bytes / 1e9:.3g}, the size of the"
-                f" shuffle_chunks={self.order.shuffle_chunks} largest chunks of {chunks.address},"
-                f" got {chunks.cache.limit / 1e9:g}",
-                option="max_cache_gb",
-            )
+            largest = f"the shuffle_chunks={self.order.shuffle_chunks} largest chunks"
+            message = f"must be at least {window_bytes / 1e9:.3g}, the size of {largest} of"
+            message = f"{message} {chunks.address}, got {chunks.cache.limit / 1e9:g}"
+            raise InputError(message, option="max_cache_gb")
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read the token ids of rows.

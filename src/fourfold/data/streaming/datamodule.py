@@ -120,8 +120,7 @@ class StreamedTextDataModule(TextDataModule):
         cache: Folder for copies of chunks, which all processes of a machine share.
         max_cache_gb: Maximum size of the copies in 10^9 bytes. If the cache has space for
             `2 * shuffle_chunks` chunks, no chunk is downloaded twice in an epoch.
-        seed: Seed of shuffling and masks, which also depend on the epoch.
-        num_workers: Number of worker processes that prepare batches.
+        options: Arguments of `ResumableDataModule`.
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if an index is missing or
@@ -139,17 +138,19 @@ class StreamedTextDataModule(TextDataModule):
         block_cross_document_attention: bool = False,
         cache: str = "~/.cache/fourfold/chunks",
         max_cache_gb: float = 10.0,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
+        super().__init__(train, val, test, tokenizer, **options)
         check_positive("batch_size", batch_size)
         check_positive("shuffle_chunks", shuffle_chunks)
         check_range("max_cache_gb", max_cache_gb, above=0.0)
-        self.batch_size = batch_size
-        self.shuffle_chunks = shuffle_chunks
-        self.block_cross_document_attention = block_cross_document_attention
         self.cache = ChunkCache(Path(cache).expanduser(), int(max_cache_gb * 1e9))
+        self.row_options: dict[str, Any] = {
+            "block_cross_document_attention": block_cross_document_attention,
+            "shuffle_chunks": shuffle_chunks,
+            "max_rows": batch_size,
+            "seed": self.seed,
+        }
 
     def read(self) -> dict[str, TokenChunks]:
         """Read the index.json of each split."""
@@ -168,19 +169,6 @@ class StreamedTextDataModule(TextDataModule):
         chunks: TokenChunks = raw["train"]
         text = chunks.read_text(TOKENIZER_FILE)
         return Tokenizer.from_str(text, f"{chunks.address}/{TOKENIZER_FILE}")
-
-    def dataset_options(self, name: str) -> dict[str, Any]:
-        """Return the keyword arguments of `ChunkedRows` for the split `name`.
-
-        Only the split "train" is shuffled.
-        """
-        return {
-            "block_cross_document_attention": self.block_cross_document_attention,
-            "shuffle_chunks": self.shuffle_chunks,
-            "max_rows": self.batch_size,
-            "seed": self.seed,
-            "shuffle": name == "train",
-        }
 
 
 class StreamedCausalTextData(StreamedTextDataModule):
@@ -203,7 +191,8 @@ class StreamedCausalTextData(StreamedTextDataModule):
         self.block_size = block_size
 
     def encode(self, name: str, raw: TokenChunks, tokenizer: Tokenizer) -> BatchedDataset:
-        return StreamedBlocks(raw, self.block_size, tokenizer, **self.dataset_options(name))
+        shuffle = name == "train"
+        return StreamedBlocks(raw, self.block_size, tokenizer, shuffle=shuffle, **self.row_options)
 
 
 class StreamedMaskedTextData(StreamedTextDataModule):
@@ -238,4 +227,5 @@ class StreamedMaskedTextData(StreamedTextDataModule):
 
     def encode(self, name: str, raw: TokenChunks, tokenizer: Tokenizer) -> BatchedDataset:
         masking = Masking(self.masking, tokenizer, self.seed)
-        return StreamedMaskedRows(raw, self.max_len, masking, **self.dataset_options(name))
+        shuffle = name == "train"
+        return StreamedMaskedRows(raw, self.max_len, masking, shuffle=shuffle, **self.row_options)

@@ -39,8 +39,7 @@ class TextDataModule(ResumableDataModule):
             out. None means that there is no validation split, except in built-in data.
         test: Test split, given like `val`.
         tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
-        seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
-        num_workers: Number of worker processes that prepare batches.
+        options: Arguments of `ResumableDataModule`.
 
     Attributes:
         artifact_names: Names of the attributes that inference needs besides the tokenizer.
@@ -59,10 +58,9 @@ class TextDataModule(ResumableDataModule):
         val: SplitSource = None,
         test: SplitSource = None,
         tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(seed, num_workers)
+        super().__init__(**options)
         self.split_sources: dict[str, Any] = {"train": train, "val": val, "test": test}
         self._tokenizer_config = tokenizer
         self._tokenizer: Tokenizer | None = None
@@ -264,7 +262,7 @@ class LabelledDataModule(TextDataModule):
         InputError: If an option is invalid.
     """
 
-    artifact_names = ("max_len",)
+    artifact_names: ClassVar[tuple[str, ...]] = ("max_len",)
 
     def __init__(
         self,

@@ -30,15 +30,14 @@ _PAIR_STREAM = 4  # stream of the counter-based random numbers; Masking uses 1 t
 
 
 def pack_sentences(
-    sentences: Sentences, max_len: int, bos_id: int, eos_id: int, *, cross_documents: bool
+    sentences: Sentences, max_len: int, tokenizer: Tokenizer, *, cross_documents: bool
 ) -> RaggedArray:
     """Pack whole sentences into sequences from BOS to EOS (Liu et al. 2019, section 4.2).
 
     Args:
         sentences: Encoded sentences of all documents.
         max_len: Maximum number of tokens of a sequence, BOS and EOS included.
-        bos_id: Id of the first token of a sequence.
-        eos_id: Id of the last token of a sequence, and of the token between two documents.
+        tokenizer: Tokenizer with BOS and EOS. An EOS also separates two documents of a sequence.
         cross_documents: Let a sequence contain sentences of several documents (FULL-SENTENCES);
             otherwise all sentences of a sequence are of one document (DOC-SENTENCES).
 
@@ -47,17 +46,12 @@ def pack_sentences(
     """
     borders = sentences.pack(max_len - 2, cross_documents=cross_documents, separator_cost=1)
     firsts = np.concatenate([[0], borders])
+    eos_id = tokenizer.eos_id
     follows_document = np.diff(sentences.document, prepend=sentences.document[0]) != 0
     follows_document[firsts] = False  # no separator at the beginning of a row
-    starts = sentences.ids.offsets[:-1]
-    positions = np.concatenate([np.repeat(starts[borders], 2), starts[follows_document]])
-    special_ids = np.concatenate(
-        [np.tile([eos_id, bos_id], len(borders)), np.full(follows_document.sum(), eos_id)]
-    )
-    inner = np.insert(sentences.ids.ids, positions, special_ids)
-    flat = np.concatenate([[bos_id], inner, [eos_id]]).astype(np.int32)
-    lengths = np.add.reduceat(sentences.ids.lengths + follows_document, firsts) + 2
-    return RaggedArray.from_lengths(flat, lengths)
+    ids = np.insert(sentences.ids.ids, sentences.ids.offsets[:-1][follows_document], eos_id)
+    lengths = np.add.reduceat(sentences.ids.lengths + follows_document, firsts)
+    return RaggedArray.from_lengths(ids, lengths).wrap(tokenizer.bos_id, eos_id)
 
 
 @dataclass(eq=False)
@@ -100,10 +94,10 @@ def masked_batch(
         mask: (B, T) bool, True = real token.
         rows: (B,) numbers of the sequences in the split, from which the masks are computed.
         epoch: Number of the epoch.
-        position: Number of batches of the epoch that all ranks together have trained after the step
-            of this batch.
-        block_cross_document_attention: Put the document number of each token into the batch: the
-            number of EOS tokens before the token in its sequence, since a document ends with EOS.
+        position: Number of batches of the epoch, over all ranks, that are trained once the step
+            that contains this batch is done.
+        block_cross_document_attention: Put the document number of each token into the batch. The
+            document number of a token is the number of EOS tokens before it in its sequence.
     """
     inputs, targets = masking(ids, rows, epoch)
     documents = None
@@ -127,13 +121,14 @@ class SegmentPairDataset(BatchedDataset):
 
     A pair is made from a chunk, which is several consecutive sentences of one document. A random
     boundary between two sentences of the chunk divides the chunk into the segments A and B. With a
-    probability of one half, B is then replaced by consecutive sentences of another document that
-    have at least as many tokens, unless that document ends earlier. A chunk of a single sentence
-    has no continuation, so its segment B is always sampled from another document.
+    probability of one half, B is then replaced by consecutive sentences of another document. These
+    sentences have at least as many tokens as the replaced B, unless the other document ends
+    earlier. A chunk of a single sentence has no continuation, so its segment B is always sampled
+    from another document.
 
-    As in BERT's own code, the last sentence of a chunk may exceed the maximum length, and the pair
-    is then truncated. Without this sentence, pairs whose B follows A would be shorter than other
-    pairs, and the model could infer the label from the length.
+    As in BERT's own code, a chunk may become longer than the maximum length by its last sentence.
+    The pair is then truncated. If this sentence were left out, pairs in which B follows A would be
+    shorter than other pairs, and the model could infer the label from the length.
 
     Args:
         sentences: Encoded sentences of all documents.
@@ -141,7 +136,7 @@ class SegmentPairDataset(BatchedDataset):
         masking: Function that selects the targets and masks them.
         single: Make each segment a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
             otherwise a chunk has as many sentences as are needed to reach the maximum length.
-        order: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
+        order_options: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
 
     Raises:
         InputError: If there are fewer than two documents.
@@ -154,7 +149,7 @@ class SegmentPairDataset(BatchedDataset):
         masking: Masking,
         *,
         single: bool = False,
-        **order: Any,
+        **order_options: Any,
     ) -> None:
         self.sentences = sentences
         self.max_tokens = max_len - 3  # without BOS and two EOS
@@ -170,7 +165,7 @@ class SegmentPairDataset(BatchedDataset):
         if len(starts) < 2:
             message = "must give each split at least two documents for next-sentence prediction"
             raise InputError(f"{message}, got {len(starts)}", option="documents")
-        self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order)
+        self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order_options)
 
     @property
     def has_static_shape(self) -> bool:
@@ -185,10 +180,7 @@ class SegmentPairDataset(BatchedDataset):
         numbers = uniform(masking.seed, masking.mask_epoch(epoch), rows, 4, _PAIR_STREAM)
         pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
         a, b, is_next = zip(*pairs, strict=True)
-        columns = [
-            RaggedArray.from_lengths(np.concatenate(side), np.array([len(ids) for ids in side]))
-            for side in (a, b)
-        ]
+        columns = [RaggedArray.from_rows(a), RaggedArray.from_rows(b)]
         joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_length, 1)
         ids, mask = joined.padded(np.arange(len(rows)), masking.tokenizer.pad_id)  # (B, T)
         batch = masked_batch(masking, ids.numpy(), mask.numpy(), rows, epoch, position)
@@ -214,13 +206,12 @@ class SegmentPairDataset(BatchedDataset):
         flat = self.sentences.ids.ids
         offsets = self.sentences.ids.offsets
         a = flat[offsets[begin] : offsets[middle]]
-        if is_next:
-            b = flat[offsets[middle] : offsets[end]]
-        else:
+        start, stop = middle, end
+        if not is_next:
             n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
             document = int(self.sentences.document[begin])
             start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
-            b = flat[offsets[start] : offsets[stop]]
+        b = flat[offsets[start] : offsets[stop]]
         # Truncate the beginning of A and the end of B, the longer segment first.
         a = a[-max(self.max_tokens // 2, self.max_tokens - len(b)) :]
         return a, b[: self.max_tokens - len(a)], is_next
@@ -262,24 +253,24 @@ class MaskedTextData(DocumentDataModule):
     compared.
 
     Args:
-        source: builtin (Python's documentation, no network), files (which `train`, `val` and `test`
-            name) or hub (splits of a Hugging Face dataset).
-        sentences: Boundary between sentences, line (the end of a line) or punctuation (an empty
+        source: "builtin" (Python's documentation, no network), "files" (which `train`, `val` and
+            `test` name) or "hub" (splits of a Hugging Face dataset).
+        sentences: Boundary between sentences: "line" (the end of a line) or "punctuation" (an empty
             line, or white space after a full stop, question mark or exclamation mark).
         max_len: Maximum number of tokens of a sequence, special tokens included.
-        layout: Content of a sequence: full_sentences (whole sentences, possibly of several
-            documents, as in RoBERTa), doc_sentences (whole sentences of one document),
-            segment_pairs (two segments of several sentences with a next-sentence label, as in
-            BERT), sentence_pairs (two single sentences with a next-sentence label) or documents
-            (one document). A sentence longer than a sequence is divided, except in layout
-            documents.
+        layout: Content of a sequence: "full_sentences" (whole sentences, possibly of several
+            documents, as in RoBERTa), "doc_sentences" (whole sentences of one document),
+            "segment_pairs" (two segments of several sentences with a next-sentence label, as in
+            BERT), "sentence_pairs" (two single sentences with a next-sentence label) or "documents"
+            (one document). A sentence longer than a sequence is divided, except in the layout
+            "documents".
         masking: Options for the selection and replacement of tokens.
         options: Arguments of `DocumentDataModule`.
 
     Raises:
-        InputError: If an option is invalid; when the data are read, if text is missing, empty or
-            corrupted, or if a split has only one document in the layouts segment_pairs and
-            sentence_pairs, which need a segment of another document.
+        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
+            corrupted, or if a split has only one document in the layouts "segment_pairs" and
+            "sentence_pairs", which need a segment of another document.
     """
 
     batch_class = MaskedBatch
@@ -329,8 +320,6 @@ class MaskedTextData(DocumentDataModule):
                 shuffle=name == "train",
             )
         cross = self.layout == "full_sentences"
-        rows = pack_sentences(
-            sentences, self.max_len, tokenizer.bos_id, tokenizer.eos_id, cross_documents=cross
-        )
+        rows = pack_sentences(sentences, self.max_len, tokenizer, cross_documents=cross)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_size)
         return MaskedRowDataset(rows, masking, order, self.block_cross_document_attention)

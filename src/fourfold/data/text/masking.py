@@ -56,8 +56,7 @@ class Masking:
         seed: Seed of the data.
 
     Raises:
-        InputError: If an option is out of range, if the tokenizer has no mask token, or if all
-            tokens of the tokenizer are special.
+        InputError: If an option is out of range, or if the tokenizer has no mask token.
     """
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
@@ -65,10 +64,8 @@ class Masking:
         for name in ("dupe_factor", "mask_replace_prob", "random_replace_prob"):
             check_range(f"masking.{name}", getattr(config, name), minimum=0.0)
         if config.mask_replace_prob + config.random_replace_prob > 1:
-            message = (
-                "and masking.random_replace_prob must add up to at most 1,"
-                f" got {config.mask_replace_prob} and {config.random_replace_prob}"
-            )
+            given = f"{config.mask_replace_prob} and {config.random_replace_prob}"
+            message = f"and masking.random_replace_prob must add up to at most 1, got {given}"
             raise InputError(message, option="masking.mask_replace_prob")
         if tokenizer.mask_id is None:
             raise InputError("must have a mask token", option="tokenizer")
@@ -79,8 +76,6 @@ class Masking:
         self.is_special = np.zeros(tokenizer.vocab_size, bool)
         self.is_special[tokenizer.special_ids] = True
         self.ordinary_ids = np.flatnonzero(~self.is_special)
-        if len(self.ordinary_ids) == 0:
-            raise InputError("must have tokens that are not special", option="tokenizer")
 
     def mask_epoch(self, epoch: int) -> int:
         """Return the number of the epoch whose masks are used in `epoch`.
@@ -122,14 +117,14 @@ class Masking:
 
 
 def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Select the n allowed tokens with the smallest `order` in each sequence.
+    """Select the n allowed tokens with the smallest random numbers in each sequence.
 
     The number n is the given fraction of the allowed tokens of the sequence, rounded, and at least
-    1. Tokens with equal `order` form a word and are selected together, in ascending `order`. If
-    only a part of the next word is needed to reach n tokens, the complete word is selected if this
-    part is more than half of its tokens. If the part is exactly half, a bit of the word's random
-    number in `order` decides, so that the fraction is right on average. The word with the smallest
-    `order` is always selected.
+    1. Tokens with equal random numbers form a word. Words are selected in ascending order of their
+    random numbers, until n tokens are reached. If only a part of the last word is needed, the
+    complete word is selected if the part is more than half of its tokens. If the part is exactly
+    half, a bit of the word's random number decides, so that the expected number of selected tokens
+    is n. The first word is always selected.
 
     Args:
         allowed: (B, T) bool, False where a token must not be selected.

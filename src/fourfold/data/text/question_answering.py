@@ -234,11 +234,9 @@ class QuestionData(LabelledDataModule):
     def encode(self, name: str, raw: Sequence[Question], tokenizer: Tokenizer) -> SpanDataset:
         unanswered = [question.id for question in raw if not question.answers]
         if unanswered and not self.allow_no_answer:
-            raise InputError(
-                f"must be true, since {len(unanswered)} questions of the {name} split have no"
-                f" answer, such as {unanswered[0]}",
-                option="allow_no_answer",
-            )
+            message = f"must be true, since {len(unanswered)} questions of the {name} split"
+            message = f"{message} have no answer, such as {unanswered[0]}"
+            raise InputError(message, option="allow_no_answer")
         queries = tokenizer.encode_batch([question.text for question in raw])
         contexts = list(dict.fromkeys(question.context for question in raw))
         encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))

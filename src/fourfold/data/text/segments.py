@@ -29,18 +29,19 @@ def join_segments(
     """Join single texts to sequences BOS A EOS, or pairs of texts to sequences BOS A EOS B EOS.
 
     Texts are truncated at their ends so that a sequence has at most `max_len` tokens. In a pair,
-    the longer text is truncated first, and both texts once they are equally long, as in BERT.
+    the longer text is shortened until both are equally long, and then both are shortened in turn,
+    as in BERT.
 
     Args:
-        columns: One array with the token ids of single texts, or two arrays with those of the texts
-            A and of the texts B.
+        columns: Token ids of the texts: one array for single texts, or two arrays for pairs, one
+            with the texts A and one with the texts B.
         tokenizer: Tokenizer with the special tokens.
         max_len: Maximum number of tokens of a sequence, special tokens included.
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
         Token ids of each sequence, and number of tokens of its segment A, (sequences,). In a pair,
-        BOS and every EOS before B belong to segment A; a single text is all segment A.
+        BOS and every EOS before B belong to segment A. A single text belongs entirely to segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id

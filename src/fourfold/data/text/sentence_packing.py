@@ -76,7 +76,8 @@ class Sentences:
                 caller must truncate the sequence; otherwise that sentence begins the next sequence.
 
         Returns:
-            Index of the first sentence of each sequence except sequence 0.
+            (sequences - 1,) indices of the sentences at which a new sequence begins, as np.split
+            expects.
         """
         borders = []
         remaining = limit
@@ -99,7 +100,7 @@ class Sentences:
         If a document has an odd number of sentences, its last sentence is a group by itself.
 
         Returns:
-            Index of the first sentence of each group except group 0.
+            (groups - 1,) indices of the sentences at which a new group begins, as np.split expects.
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]
