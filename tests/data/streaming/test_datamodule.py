@@ -183,7 +183,7 @@ def test_tokenizer_with_additional_tokens_reads_the_same_ids(folder, tmp_path):
     [
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"max_cache_gb": 0.0}, "max_cache_gb must be above 0, got 0.0"),
-        ({"train": None}, "data.train must be given for its tokenizer.json"),
+        ({"train": None}, "data.train must be given for its tokenizer"),
         ({"train": "/nowhere"}, "/nowhere/index.json: there is no such file"),
         ({"shuffle_chunks": 0}, "shuffle_chunks must be at least 1, got 0"),
     ],

@@ -29,6 +29,11 @@ def stream_of(lengths):
     return TokenStream(documents, texts, EOS)
 
 
+def blocks(stream, block_size, context=0, **order_options):
+    order = LengthBucketedOrder(np.ones(stream.n_blocks(block_size, context)), **order_options)
+    return BlockDataset(stream, block_size, order, context)
+
+
 def epoch(dataset, number=0):
     sampler = EpochSampler(dataset.order)
     sampler.set_epoch(number)
@@ -39,7 +44,7 @@ def epoch(dataset, number=0):
 @settings(max_examples=120, deadline=None)
 def test_blocks_contain_every_token_and_count_every_byte_once(lengths, block, context, shuffle):
     context = min(context, block - 1)
-    dataset = BlockDataset(stream_of(lengths), block, context=context, max_rows=2, shuffle=shuffle)
+    dataset = blocks(stream_of(lengths), block, context, max_rows=2, shuffle=shuffle)
     batches = epoch(dataset)
     counted = torch.cat([b.targets[b.targets != IGNORE_INDEX] for b in batches]).tolist()
     tokens = list(range(10, 10 + sum(lengths)))
@@ -56,7 +61,7 @@ def test_blocks_contain_every_token_and_count_every_byte_once(lengths, block, co
 def test_targets_are_next_tokens_and_context_is_input(lengths, block, context):
     context = min(context, block - 1)
     stream = stream_of(lengths)
-    dataset = BlockDataset(stream, block, context=context, max_rows=1, shuffle=False)
+    dataset = blocks(stream, block, context, max_rows=1, shuffle=False)
     flat = stream.ids.tolist()
     for number, batch in enumerate(epoch(dataset)):
         begin = number * (block - context)
@@ -70,9 +75,8 @@ def test_targets_are_next_tokens_and_context_is_input(lengths, block, context):
 @given(documents_of, st.integers(2, 9))
 @settings(max_examples=80, deadline=None)
 def test_document_includes_separator_before_its_first_token(lengths, block):
-    dataset = BlockDataset(
-        stream_of(lengths), block, block_cross_document_attention=True, max_rows=3, shuffle=False
-    )
+    dataset = blocks(stream_of(lengths), block, max_rows=3, shuffle=False)
+    dataset.block_cross_document_attention = True
     document_of = np.repeat(np.arange(len(lengths)), lengths)  # document of token 10, 11, ...
     for batch in epoch(dataset):
         for ids, targets, documents in zip(batch.ids, batch.targets, batch.documents, strict=True):
@@ -88,7 +92,8 @@ def test_document_includes_separator_before_its_first_token(lengths, block):
 
 
 def test_crops_start_at_random_positions_in_every_epoch():
-    dataset = BlockDataset(stream_of([200]), 8, crops=True, seed=1, max_rows=4)
+    dataset = blocks(stream_of([200]), 8, seed=1, max_rows=4)
+    dataset.crops = True
     rows = [
         (row[0].item(), targets.tolist())
         for number in range(8)

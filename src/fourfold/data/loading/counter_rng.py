@@ -10,13 +10,11 @@ import numpy as np
 
 # SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * _MULTIPLIER_1
-    x = (x ^ (x >> np.uint64(27))) * _MULTIPLIER_2
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 

@@ -4,6 +4,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,15 +35,15 @@ class BatchedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self.order.n_rows
 
-    @property
+    @cached_property
     def has_static_shape(self) -> bool:
         """True if all batches, except perhaps the last, have the same shape (for torch.compile)."""
         return self.order.equal_lengths
 
-    @property
+    @cached_property
     def max_length(self) -> int:
         """Number of tokens of the longest example."""
-        # Datasets with another order override this property.
+        # Datasets with another order set this attribute.
         assert isinstance(self.order, LengthBucketedOrder)
         return int(self.order.lengths.max(initial=0))
 
@@ -63,10 +64,8 @@ class BatchedDataset(Dataset[Any]):
                 step that contains this batch is done.
         """
 
-    def __getitem__(self, key: SampleKey) -> NamedTuple:
-        return self.__getitems__([key])
-
     def __getitems__(self, keys: Sequence[SampleKey]) -> NamedTuple:
+        # torch's DataLoader passes the keys of one batch to this method.
         rows = np.array([key.row for key in keys], dtype=np.int64)
         return self.batch(rows, keys[0].epoch, keys[0].position)
 
@@ -276,11 +275,9 @@ class ResumableDataModule(LightningDataModule):
         trainer = self.trainer
         if trainer and trainer.ckpt_path and trainer.state.fn == "fit":
             if self._resume_from is None:
-                raise InputError(
-                    f"the checkpoint holds no position in {type(self).__qualname__}: it was written"
-                    " with other data, so its training cannot be resumed exactly",
-                    file=trainer.ckpt_path,
-                )
+                message = f"the checkpoint holds no position in {type(self).__qualname__}: it was"
+                message += " written with other data, so its training cannot be resumed exactly"
+                raise InputError(message, file=trainer.ckpt_path)
             # The sampler resumes, but Lightning looks only for a state of the loader.
             warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
         return self._loader("train", self._resume_from or Position())
@@ -333,11 +330,9 @@ class ResumableDataModule(LightningDataModule):
             message = f"must be {state_dict['seed']}, as in the checkpoint to resume"
             raise InputError(f"{message}, got {self.seed}", option="data.seed")
         if state_dict["order"] != self.split("train").order.fingerprint():
-            raise InputError(
-                "must be those of the checkpoint to resume, got other training data or batch sizes:"
-                " restore the options of `data`, or set another --run_dir",
-                option="data",
-            )
+            message = "must be those of the checkpoint to resume, got other training data or batch"
+            message += " sizes: restore the options of `data`, or set another --run_dir"
+            raise InputError(message, option="data")
         self.position = Position(state_dict["epoch"], state_dict["batch"])
         self._resume_from = self.position
 

@@ -118,11 +118,11 @@ class EpochSampler(Sampler[list[SampleKey]]):
         starts = self._step_starts(self.start.batch if self.epoch == self.start.epoch else 0)
         # All ranks raise, or those with rows would wait for the others forever.
         if self.order.shuffle and sum(map(len, batches[starts[-1] :])) < self.world_size:
-            raise InputError(
+            message = (
                 f"must be at most the rows in the last step of an epoch, got {self.world_size}"
-                " processes: use fewer devices or smaller batches",
-                option="trainer.devices",
             )
+            message += " processes: use fewer devices or smaller batches"
+            raise InputError(message, option="trainer.devices")
         for start in starts:
             end = len(batches) if start == starts[-1] else start + self.world_size
             rows = self._rows_of_rank(batches[start:end])

@@ -9,7 +9,6 @@ chunk as one sequence of ids, which is divided into training examples ("rows") o
 Shapes: B rows of a batch, W ids of a row.
 """
 
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -77,8 +76,7 @@ class ChunkCache:
             except FileNotFoundError:
                 self._download(address, size, copy)
             else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.utime(copy)
+                os.utime(opened.fileno())
                 return opened
 
     def _download(self, address: str, size: int, copy: Path) -> None:
@@ -210,12 +208,11 @@ class TokenChunks:
         vocabulary = Tokenizer.from_str(text, path).vocabulary
         if differences := vocabulary.items() - tokenizer.vocabulary.items():
             token, i = min(differences, key=lambda entry: entry[1])
-            raise InputError(
-                f"id {i} of these chunks is {token!r}, but the tokenizer of the data has"
-                f" {tokenizer.backend.id_to_token(i)!r}: set data.tokenizer.file to this file, or"
-                " encode the text anew",
-                file=path,
+            message = f"id {i} of these chunks is {token!r}, but the tokenizer of the data has"
+            message += (
+                f" {tokenizer.backend.id_to_token(i)!r}: set data.tokenizer.file to this file,"
             )
+            raise InputError(f"{message} or encode the text anew", file=path)
 
     def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
         """Read sequences of ids from a chunk.
@@ -295,6 +292,7 @@ class ChunkedRows(BatchedDataset):
         self.chunks = chunks
         self.step = step
         self.width = step + self.overlap
+        self.max_length = step
         self.tokenizer = tokenizer
         self.block_cross_document_attention = block_cross_document_attention
         chunk_rows = -(-np.maximum(chunks.n_tokens - self.overlap, 0) // step)
@@ -307,7 +305,7 @@ class ChunkedRows(BatchedDataset):
         if chunks.is_remote and window_bytes > chunks.cache.limit:
             largest = f"the shuffle_chunks={self.order.shuffle_chunks} largest chunks"
             message = f"must be at least {window_bytes / 1e9:.3g}, the size of {largest} of"
-            message = f"{message} {chunks.address}, got {chunks.cache.limit / 1e9:g}"
+            message += f" {chunks.address}, got {chunks.cache.limit / 1e9:g}"
             raise InputError(message, option="max_cache_gb")
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

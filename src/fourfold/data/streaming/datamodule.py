@@ -23,7 +23,6 @@ from fourfold.data.streaming.chunks import TOKENIZER_FILE, ChunkCache, ChunkedRo
 from fourfold.data.text.base import TextDataModule
 from fourfold.data.text.masked_lm import MIN_LEN, masked_batch
 from fourfold.data.text.masking import Masking, MaskingConfig
-from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -48,10 +47,6 @@ class StreamedBlocks(ChunkedRows):
     """
 
     overlap = 1
-
-    @property
-    def max_length(self) -> int:
-        return self.step
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
         tokens, counts = self.read(rows)  # (B, T+1), (B,)
@@ -85,10 +80,7 @@ class StreamedMaskedRows(ChunkedRows):
     def __init__(self, chunks: TokenChunks, max_len: int, masking: Masking, **options: Any) -> None:
         super().__init__(chunks, max_len - 2, masking.tokenizer, **options)
         self.masking = masking
-
-    @property
-    def max_length(self) -> int:
-        return self.width + 2
+        self.max_length = max_len
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         tokens, counts = self.read(rows)  # (B, T-2), (B,)
@@ -161,11 +153,8 @@ class StreamedTextDataModule(TextDataModule):
         raise AssertionError("chunks have no text, and their tokenizer is never trained")
 
     def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
-        if self._tokenizer_config.file is not None:
+        if self._tokenizer_config.file is not None or "train" not in raw:
             return super()._make_tokenizer(raw)
-        if "train" not in raw:
-            message = "must be given for its tokenizer.json, or set tokenizer.file"
-            raise InputError(message, option="data.train")
         chunks: TokenChunks = raw["train"]
         text = chunks.read_text(TOKENIZER_FILE)
         return Tokenizer.from_str(text, f"{chunks.address}/{TOKENIZER_FILE}")

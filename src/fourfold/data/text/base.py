@@ -20,8 +20,6 @@ from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
-PATH_FIELDS = ("file", "merges")  # fields of TokenizerConfig that may change when files are moved
-
 
 class TextDataModule(ResumableDataModule):
     """Base class of the text DataModules, which load or train a tokenizer and encode the text.
@@ -123,7 +121,7 @@ class TextDataModule(ResumableDataModule):
     def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
         config = self._tokenizer_config
         if config.file is None and "train" not in raw:
-            message = "must be given to train a tokenizer, or set tokenizer.file to load one"
+            message = "must be given for its tokenizer, or set tokenizer.file to load one"
             raise InputError(message, option="data.train")
         texts = [] if config.file else self.training_texts(raw["train"])
         tokenizer = make_tokenizer(config, texts, mask=self.needs_mask, special=self.special)
@@ -181,7 +179,8 @@ class TextDataModule(ResumableDataModule):
         text = state_dict["tokenizer"]
         if config["file"] is None:
             for key, value in config.items():
-                if key not in PATH_FIELDS and saved.get(key) != value:
+                # Paths may change when files are moved.
+                if key not in ("file", "merges") and saved.get(key) != value:
                     message = f"must be {saved.get(key)!r}, as in the checkpoint, got {value!r}"
                     raise InputError(message, option=f"data.tokenizer.{key}")
         elif text != self.tokenizer.to_str():

@@ -52,16 +52,9 @@ class TokenStream:
         """Return the number of targets."""
         return len(self.ids) - 1
 
-    def document(self, positions: np.ndarray) -> np.ndarray:
-        """Return the number of the document to which each position belongs.
-
-        Args:
-            positions: Positions in the stream, in any shape.
-
-        Returns:
-            Document numbers from 0, in the shape of `positions`.
-        """
-        return np.searchsorted(self.offsets, positions, side="right") - 1
+    def n_blocks(self, block_size: int, context: int) -> int:
+        """Return the number of blocks that cover the stream, if blocks overlap by `context`."""
+        return max(1, -(-(len(self) - context) // (block_size - context)))
 
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
         """Return the number of bytes and of words in the text of all targets of a batch.
@@ -94,30 +87,20 @@ class BlockDataset(BatchedDataset):
     Args:
         stream: Tokens of all documents.
         block_size: Number T of tokens in a block.
+        order: Division of the blocks into batches; its seed is also the seed of the crops.
         context: Number of tokens at the beginning of a block that repeat the end of the previous
             block, as inputs without a target.
         crops: Sample the positions of the blocks in every epoch, instead of covering the stream.
         block_cross_document_attention: Put the document number of each token into the batches, so
             that the model can prevent attention between documents.
-        max_rows: Maximum number of blocks in a batch.
-        seed: Seed of the shuffling and of the crops, combined with the number of the epoch.
-        shuffle: Shuffle the blocks in each epoch.
     """
 
     stream: TokenStream
     block_size: int
+    order: LengthBucketedOrder
     context: int = 0
     crops: bool = False
     block_cross_document_attention: bool = False
-    max_rows: int = 1
-    seed: int = 0
-    shuffle: bool = True
-
-    def __post_init__(self) -> None:
-        n_rows = max(1, -(-(len(self.stream) - self.context) // (self.block_size - self.context)))
-        self.order = LengthBucketedOrder(
-            np.ones(n_rows), max_rows=self.max_rows, seed=self.seed, shuffle=self.shuffle
-        )
 
     @property
     def max_length(self) -> int:
@@ -126,7 +109,7 @@ class BlockDataset(BatchedDataset):
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
         n_targets = len(self.stream)
         if self.crops:
-            begins = integers(self.seed, epoch, rows, n_targets - self.block_size + 1)
+            begins = integers(self.order.seed, epoch, rows, n_targets - self.block_size + 1)
         else:
             begins = rows * (self.block_size - self.context)
         positions = begins[:, None] + np.arange(self.block_size)  # (B, T)
@@ -138,7 +121,8 @@ class BlockDataset(BatchedDataset):
         targets = np.where(ignored, IGNORE_INDEX, targets)
         documents = None
         if self.block_cross_document_attention:
-            documents = torch.from_numpy(self.stream.document(positions))
+            numbers = np.searchsorted(self.stream.offsets, positions, side="right") - 1
+            documents = torch.from_numpy(numbers)
         return CausalBatch(
             torch.from_numpy(ids.astype(np.int64)),
             torch.from_numpy(targets.astype(np.int64)),
@@ -235,24 +219,18 @@ class CausalTextData(DocumentDataModule):
             tokenizer: Tokenizer of the text.
         """
         documents = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))
-        shuffle = name == "train"
         if self.batching == "documents":
             return self._document_dataset(name, raw, documents, tokenizer.eos_id)
         stream = TokenStream(documents, raw.columns[0], tokenizer.eos_id)
-        crops = self.batching == "crops" and shuffle
+        crops = self.batching == "crops" and name == "train"
         if crops and len(stream) < self.block_size:
             message = f"the training split has {len(stream)} tokens, fewer than"
             raise InputError(f"{message} block_size={self.block_size}", file=raw.location(0))
-        return BlockDataset(
-            stream,
-            self.block_size,
-            context=0 if shuffle else self.eval_context,
-            crops=crops,
-            block_cross_document_attention=self.block_cross_document_attention,
-            max_rows=self.batch_size,
-            seed=self.seed,
-            shuffle=shuffle,
-        )
+        context = 0 if name == "train" else self.eval_context
+        lengths = np.ones(stream.n_blocks(self.block_size, context))
+        order = self.batch_order(name, lengths, max_rows=self.batch_size)
+        block = self.block_cross_document_attention
+        return BlockDataset(stream, self.block_size, order, context, crops, block)
 
     def _document_dataset(
         self, name: str, raw: TextTable, documents: RaggedArray, eos_id: int

@@ -151,6 +151,8 @@ class SegmentPairDataset(BatchedDataset):
         single: bool = False,
         **order_options: Any,
     ) -> None:
+        self.has_static_shape = False  # a batch is as long as its longest pair
+        self.max_length = max_len
         self.sentences = sentences
         self.max_tokens = max_len - 3  # without BOS and two EOS
         self.masking = masking
@@ -166,14 +168,6 @@ class SegmentPairDataset(BatchedDataset):
             message = "must give each split at least two documents for next-sentence prediction"
             raise InputError(f"{message}, got {len(starts)}", option="documents")
         self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order_options)
-
-    @property
-    def has_static_shape(self) -> bool:
-        return False  # a batch is as long as its longest pair
-
-    @property
-    def max_length(self) -> int:
-        return self.max_tokens + 3
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         masking = self.masking
@@ -310,15 +304,9 @@ class MaskedTextData(DocumentDataModule):
         if len(sentences) == 0:
             raise InputError(f"the {name} split has no sentence", file=raw.location(0))
         if has_pairs:
-            return SegmentPairDataset(
-                sentences,
-                self.max_len,
-                masking,
-                single=self.layout == "sentence_pairs",
-                max_rows=self.batch_size,
-                seed=self.seed,
-                shuffle=name == "train",
-            )
+            single = self.layout == "sentence_pairs"
+            options = {"max_rows": self.batch_size, "seed": self.seed, "shuffle": name == "train"}
+            return SegmentPairDataset(sentences, self.max_len, masking, single=single, **options)
         cross = self.layout == "full_sentences"
         rows = pack_sentences(sentences, self.max_len, tokenizer, cross_documents=cross)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_size)

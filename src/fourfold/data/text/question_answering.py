@@ -68,17 +68,13 @@ def _parse_question(path: str, record: Any, context: str) -> Question:
     name = str(_field(record, "id", str | int, path))
     location = f"{path}, question {name}"
     text = _field(record, "question", str, location)
-    is_impossible = bool(record.get("is_impossible"))
-    answers = []
-    starts = []
-    for item in [] if is_impossible else _field(record, "answers", list, location):
-        start = _field(item, "answer_start", int, location)
-        answer = _field(item, "text", str, location)
-        if not answer or start < 0 or context[start : start + len(answer)] != answer:
+    records = [] if record.get("is_impossible") else _field(record, "answers", list, location)
+    answers = [_field(answer, "text", str, location) for answer in records]
+    starts = [_field(answer, "answer_start", int, location) for answer in records]
+    for answer, start in zip(answers, starts, strict=True):
+        if not answer or start < 0 or not context.startswith(answer, start):
             message = f"the answer {answer!r} is not in the context at character {start}"
             raise InputError(message, file=location)
-        answers.append(answer)
-        starts.append(start)
     return Question(name, text, context, answers, starts[0] if starts else -1)
 
 
@@ -234,9 +230,8 @@ class QuestionData(LabelledDataModule):
     def encode(self, name: str, raw: Sequence[Question], tokenizer: Tokenizer) -> SpanDataset:
         unanswered = [question.id for question in raw if not question.answers]
         if unanswered and not self.allow_no_answer:
-            message = f"must be true, since {len(unanswered)} questions of the {name} split"
-            message = f"{message} have no answer, such as {unanswered[0]}"
-            raise InputError(message, option="allow_no_answer")
+            message = f"must be true, since {len(unanswered)} questions of the {name} split have no"
+            raise InputError(f"{message} answer, such as {unanswered[0]}", option="allow_no_answer")
         queries = tokenizer.encode_batch([question.text for question in raw])
         contexts = list(dict.fromkeys(question.context for question in raw))
         encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))

@@ -74,32 +74,30 @@ def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Senten
     # In a file with tabs, a comment has no tab; without this rule the word "#" would be a comment.
     has_tabs = any("\t" in line for line in lines if not line.startswith("#"))
     has_word_numbers = 0 not in (word, tag)
-    words: list[str] = []
-    tags: list[str] = []
+    pairs: list[tuple[str, str]] = []
     first_line = 1
     for number, line in enumerate([*lines, ""], start=1):
         line = line.strip("\ufeff")  # concatenated files have byte order marks between them
         # Only spaces: a no-break space may be part of a word.
         fields = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
         if not line.strip() or fields[0] == "-DOCSTART-":
-            if words:
+            if pairs:
+                words, tags = map(list, zip(*pairs, strict=True))
                 yield Sentence(words, tags, f"{path}:{first_line}")
-            words = []
-            tags = []
+            pairs = []
             continue
         if line.startswith("#") and has_tabs != ("\t" in line):  # comment (CoNLL-U, MultiCoNER)
             continue
         # Ranges of words and words that are not in the text (CoNLL-U), or a source (GermEval).
         if has_word_numbers and re.fullmatch(r"\d+[-.]\d+|#", fields[0]):
             continue
-        first_line = first_line if words else number
+        first_line = first_line if pairs else number
         try:
-            words.append(fields[int(word)].strip())
-            tags.append(fields[int(tag)].strip())
+            pairs.append((fields[int(word)].strip(), fields[int(tag)].strip()))
         except (IndexError, ValueError) as error:
             message = f"the line has no columns {word!r} and {tag!r}, numbered from 0: {line!r}"
             raise InputError(message, file=path, line=number) from error
-        if len(fields) < 2 or not words[-1] or not tags[-1]:
+        if len(fields) < 2 or not all(pairs[-1]):
             raise InputError(f"the word has no tag: {line!r}", file=path, line=number)
 
 

@@ -49,11 +49,10 @@ def read_pairs(
         return TextTable.concat([read_aligned_lines(pair) for pair in pairs])
     if len(sources) == 2:
         return read_aligned_lines(sources)
-    raise InputError(
-        "must be [source file, target file], a name with {lang} in it, or a table together with"
-        f" `columns`, got {sources}",
-        option="train, val and test",
+    message = (
+        "must be [source file, target file], a name with {lang} in it, or a table with `columns`"
     )
+    raise InputError(f"{message}, got {sources}", option="train, val and test")
 
 
 @dataclass(eq=False)
