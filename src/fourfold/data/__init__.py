@@ -35,6 +35,4 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'fourfold.data' has no attribute {name!r}")
-    value = getattr(import_module(f"fourfold.data.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(import_module(f"fourfold.data.{_MODULES[name]}"), name)

@@ -117,7 +117,7 @@ def test_document_rows_run_from_eos_to_eos(lengths, shuffle):
     documents, _ = make_stream(lengths)
     sizes = np.array(lengths)
     order = LengthBucketedOrder(sizes + 1, max_tokens=40, shuffle=shuffle)
-    dataset = DocumentDataset(documents.wrap(EOS, EOS), 4 * sizes, sizes, EOS, order)
+    dataset = DocumentDataset(documents.wrap(EOS, EOS), np.stack([4 * sizes, sizes]), EOS, order)
     seen = []
     for batch in epoch(dataset):
         assert batch.ids.numel() <= 40

@@ -222,17 +222,15 @@ class ResumableDataModule(LightningDataModule):
     def _rank_and_size(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def _max_train_steps(self) -> int | None:
-        """Return the maximum number of steps that the Trainer takes in an epoch; None if unlimited.
+    def _max_train_steps(self) -> int:
+        """Return the maximum number of steps that the Trainer takes in an epoch.
 
         The Trainer's option `limit_train_batches` is a number of batches of each rank, or a float,
         the fraction of all batches of a rank. Each rank takes one batch in each step, so a limit of
         n batches is a limit of n steps.
         """
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
-        if isinstance(limit, int):
-            return limit
-        return None if limit == 1.0 else int(self.n_train_batches() * limit)
+        return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
 
     def _loader(self, name: str, start: Position) -> DataLoader[Any]:
         dataset = self.split(name)

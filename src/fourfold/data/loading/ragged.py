@@ -54,16 +54,15 @@ class RaggedArray:
         """Length of each row."""
         return np.diff(self.offsets)
 
-    def _gather(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Concatenate the slices of the flat array with the given starts and lengths."""
+    def _slices(self, starts: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
+        """Return the slices of the flat array with the given starts and lengths as rows."""
         first = np.cumsum(lengths) - lengths
         steps = np.arange(int(lengths.sum())) - np.repeat(first, lengths)
-        return self.ids[np.repeat(starts, lengths) + steps]
+        return RaggedArray.from_lengths(self.ids[np.repeat(starts, lengths) + steps], lengths)
 
     def take(self, rows: np.ndarray) -> "RaggedArray":
         """Return an array of the rows with the given numbers, in the given order."""
-        lengths = self.lengths[rows]
-        return RaggedArray.from_lengths(self._gather(self.offsets[:-1][rows], lengths), lengths)
+        return self._slices(self.offsets[:-1][rows], self.lengths[rows])
 
     def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
         """Return an array with only the first `max_len` elements of every row.
@@ -71,8 +70,7 @@ class RaggedArray:
         Args:
             max_len: Maximum length of all rows, or an array (rows,) with one maximum for each row.
         """
-        lengths = np.minimum(self.lengths, max_len)
-        return RaggedArray.from_lengths(self._gather(self.offsets[:-1], lengths), lengths)
+        return self._slices(self.offsets[:-1], np.minimum(self.lengths, max_len))
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
         """Return an array with one id added at the start, at the end, or at both ends of every row.
@@ -93,8 +91,8 @@ class RaggedArray:
         starts = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
         lengths = np.stack([self.lengths, other.lengths], axis=1)
         both = RaggedArray(np.concatenate([self.ids, other.ids]), self.offsets)
-        ids = both._gather(starts.ravel(), lengths.ravel())
-        return RaggedArray.from_lengths(ids, lengths.sum(1))
+        parts = both._slices(starts.ravel(), lengths.ravel())
+        return RaggedArray(parts.ids, parts.offsets[::2])
 
     def padded(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor]:
         """Return the rows with the given numbers as a batch with padding on the right.
@@ -106,8 +104,8 @@ class RaggedArray:
         Returns:
             Ids (B, T) long, and mask (B, T) bool, True = real token.
         """
-        lengths = self.lengths[rows]
-        mask = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, T)
+        taken = self.take(rows)
+        mask = np.arange(taken.lengths.max(initial=0)) < taken.lengths[:, None]  # (B, T)
         ids = np.full(mask.shape, pad_id, np.int64)
-        ids[mask] = self._gather(self.offsets[:-1][rows], lengths)
+        ids[mask] = taken.ids
         return torch.from_numpy(ids), torch.from_numpy(mask)

@@ -208,11 +208,12 @@ class TokenChunks:
         vocabulary = Tokenizer.from_str(text, path).vocabulary
         if differences := vocabulary.items() - tokenizer.vocabulary.items():
             token, i = min(differences, key=lambda entry: entry[1])
-            message = f"id {i} of these chunks is {token!r}, but the tokenizer of the data has"
-            message += (
-                f" {tokenizer.backend.id_to_token(i)!r}: set data.tokenizer.file to this file,"
+            other = tokenizer.backend.id_to_token(i)
+            message = (
+                f"id {i} of these chunks is {token!r}, but the tokenizer of the data has {other!r}"
             )
-            raise InputError(f"{message} or encode the text anew", file=path)
+            hint = "set data.tokenizer.file to this file, or encode the text anew"
+            raise InputError(f"{message}: {hint}", file=path)
 
     def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
         """Read sequences of ids from a chunk.

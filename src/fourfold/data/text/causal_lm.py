@@ -142,23 +142,21 @@ class DocumentDataset(BatchedDataset):
 
     Args:
         documents: Token ids of the documents, including the EOS before and after each document.
-        n_bytes: (documents,) number of UTF-8 bytes in the text of each document.
-        n_words: (documents,) number of words in the text of each document.
+        sizes: (2, documents) number of UTF-8 bytes and number of words in the text of each
+            document.
         eos_id: Id of EOS, which is also the padding.
         order: Division of the documents into batches.
     """
 
     documents: RaggedArray
-    n_bytes: np.ndarray
-    n_words: np.ndarray
+    sizes: np.ndarray
     eos_id: int
     order: LengthBucketedOrder
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
         ids, mask = self.documents.padded(rows, self.eos_id)  # (B, T+1)
         targets = ids[:, 1:].masked_fill(~mask[:, 1:], IGNORE_INDEX)
-        n_bytes = int(self.n_bytes[rows].sum())
-        n_words = int(self.n_words[rows].sum())
+        n_bytes, n_words = self.sizes[:, rows].sum(1).tolist()
         return CausalBatch(ids[:, :-1], targets, None, n_bytes, n_words, epoch, position)
 
 
@@ -242,10 +240,8 @@ class CausalTextData(DocumentDataModule):
         # With as many rows as before, documents may be truncated; otherwise long ones are dropped.
         full = documents if len(documents) == len(kept) else kept
         kept_fraction = kept.lengths / np.maximum(full.lengths, 1)
-        n_bytes, n_words = (
-            np.round(np.array(size) * kept_fraction).astype(np.int64)
-            for size in count_bytes_and_words(rows.columns[0])
-        )
+        sizes = np.array(count_bytes_and_words(rows.columns[0])) * kept_fraction
+        sizes = sizes.round().astype(np.int64)
         max_tokens = self.batch_size * self.block_size
         order = self.batch_order(name, kept.lengths + 1, max_tokens=max_tokens)
-        return DocumentDataset(kept.wrap(eos_id, eos_id), n_bytes, n_words, eos_id, order)
+        return DocumentDataset(kept.wrap(eos_id, eos_id), sizes, eos_id, order)

@@ -192,11 +192,9 @@ class SegmentPairDataset(BatchedDataset):
         Returns:
             Token ids of A, token ids of B, and True if B follows A in the document.
         """
-        begin = self.chunks[row]
-        end = self.chunks[row + 1]
-        n_sentences = end - begin
-        middle = begin + 1 + int(random[0] * (n_sentences - 1))
-        is_next = bool(n_sentences > 1 and random[1] < 0.5)
+        begin, end = self.chunks[row : row + 2]
+        middle = begin + 1 + int(random[0] * (end - begin - 1))
+        is_next = bool(end - begin > 1 and random[1] < 0.5)
         flat = self.sentences.ids.ids
         offsets = self.sentences.ids.offsets
         a = flat[offsets[begin] : offsets[middle]]
@@ -226,8 +224,7 @@ class SegmentPairDataset(BatchedDataset):
         """
         other = int(random[0] * (len(self.documents) - 2))
         other += other >= document
-        first = int(self.documents[other])
-        last = int(self.documents[other + 1])
+        first, last = self.documents[other : other + 2].tolist()
         start = first + int(random[1] * (last - first))
         if self.single:
             return start, start + 1

@@ -13,11 +13,6 @@ from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 
-# Streams of the counter-based random numbers, one for each random choice.
-_ORDER_STREAM = 1
-_ACTION_STREAM = 2
-_TOKEN_STREAM = 3
-
 
 @dataclass(frozen=True)
 class MaskingConfig:
@@ -101,9 +96,9 @@ class Masking:
         """
         config = self.config
         epoch = self.mask_epoch(epoch)
+        # One stream of random numbers for each random choice.
         order, action, token = (
-            uniform(self.seed, epoch, rows, ids.shape[1], stream)
-            for stream in (_ORDER_STREAM, _ACTION_STREAM, _TOKEN_STREAM)
+            uniform(self.seed, epoch, rows, ids.shape[1], stream) for stream in (1, 2, 3)
         )
         if config.whole_words:
             words = self.tokenizer.word_starts(ids).cumsum(1) - 1  # (B, T)

@@ -33,7 +33,6 @@ from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 
 BUILTIN_LANGUAGES = ("en", "de")
-BUILTIN_ROWS = 2000
 
 
 @dataclass(eq=False)
@@ -169,15 +168,11 @@ class SequenceData(LabelledDataModule):
             raw: Sentences and, in the last column, labels of the split.
             tokenizer: Tokenizer of the sentences.
         """
-        columns = [
-            RaggedArray.from_lengths(*tokenizer.encode_corpus(column))
-            for column in raw.columns[:-1]
-        ]
-        lengths = np.sum([column.lengths for column in columns], axis=0)
-        lengths += n_special_tokens(len(columns), self.n_separators)
-        columns, raw = limit_lengths(
-            columns, raw, self.max_len, self.too_long, name, lengths=lengths
-        )
+        encoded = map(tokenizer.encode_corpus, raw.columns[:-1])
+        columns = [RaggedArray.from_lengths(*texts) for texts in encoded]
+        sizes = np.sum([column.lengths for column in columns], axis=0)
+        sizes += n_special_tokens(len(columns), self.n_separators)
+        columns, raw = limit_lengths(columns, raw, self.max_len, self.too_long, name, lengths=sizes)
         rows, first_lengths = join_segments(columns, tokenizer, self.max_len, self.n_separators)
         if self.regression:
             labels = parse_floats(raw.columns[-1], raw)
@@ -201,7 +196,7 @@ class SequenceData(LabelledDataModule):
 def _builtin() -> dict[str, TextTable]:
     """Return the sentences of the built-in translation pairs, with the language as the class."""
     splits = {}
-    for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, BUILTIN_ROWS).items():
+    for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
         tables = [
             replace(pairs, columns=[texts, [language] * len(texts)])
             for language, texts in zip(BUILTIN_LANGUAGES, pairs.columns, strict=True)

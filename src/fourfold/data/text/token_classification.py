@@ -6,6 +6,7 @@ Shapes: B sentences (or chunks of long sentences), T tokens of the longest of th
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -184,11 +185,8 @@ class TokenData(LabelledDataModule):
 
     def read(self) -> dict[str, list[Sentence]]:
         """Read the sentences of each split."""
-        raw = read_rows(
-            self.split_sources,
-            lambda file: read_tagged_sentences(file, self.word_column, self.tag_column),
-            lambda sentence: " ".join(sentence.words),
-        )
+        read = partial(read_tagged_sentences, word=self.word_column, tag=self.tag_column)
+        raw = read_rows(self.split_sources, read, lambda sentence: " ".join(sentence.words))
         if self._class_names is None:
             tags = {tag for sentence in raw["train"] for tag in sentence.tags}
             self._class_names = sorted(tags, key=lambda tag: (tag != "O", tag))

@@ -5,6 +5,7 @@ Shapes: B sentence pairs, S source tokens, T target tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -150,13 +151,8 @@ class TranslationData(TextDataModule):
 
     def read(self) -> dict[str, TextTable]:
         """Read the sentence pairs of each split."""
-        raw = read_tables(
-            self.source,
-            self.split_sources,
-            lambda: synthetic_pairs(self.src_lang, self.tgt_lang, self.rows),
-            self._read_split,
-            hold_out,
-        )
+        builtin = partial(synthetic_pairs, self.src_lang, self.tgt_lang, self.rows)
+        raw = read_tables(self.source, self.split_sources, builtin, self._read_split, hold_out)
         raw["train"] = drop_blank(raw["train"])
         return raw
 
@@ -171,11 +167,10 @@ class TranslationData(TextDataModule):
         return raw.columns[0] + raw.columns[1]
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> PairDataset:
-        encoded = [
-            RaggedArray.from_lengths(*tokenizer.encode_corpus(column)) for column in raw.columns
-        ]
+        encoded = map(tokenizer.encode_corpus, raw.columns)
+        columns = [RaggedArray.from_lengths(*texts) for texts in encoded]
         limit = self.max_len - 1 - (tokenizer.prepended_id is not None)
-        (src, tgt), texts = limit_lengths(encoded, raw, limit, self.too_long, name)
+        (src, tgt), texts = limit_lengths(columns, raw, limit, self.too_long, name)
         # The template of some tokenizers (BART) puts a token before a text.
         src = src.wrap(before=tokenizer.prepended_id, after=tokenizer.eos_id)
         tgt = tgt.wrap(before=tokenizer.bos_id, after=tokenizer.eos_id)
