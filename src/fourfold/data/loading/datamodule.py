@@ -3,9 +3,8 @@
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -153,7 +152,6 @@ class ResumableDataModule(LightningDataModule):
     """
 
     batch_class: ClassVar[type]
-    split_sources: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
@@ -161,6 +159,7 @@ class ResumableDataModule(LightningDataModule):
         check_range("num_workers", num_workers, minimum=0)
         self.seed = seed
         self.num_workers = num_workers
+        self.split_sources: dict[str, Any] = {}
         self.splits: dict[str, BatchedDataset] = {}
         self.position = Position()
         self._resume_from: Position | None = None

@@ -125,17 +125,16 @@ class LengthBucketedOrder:
         """
         boundaries = []
         start = 0
-        n_rows = len(ascending)
-        while start < n_rows:
-            rows = n_rows - start if self.max_rows is None else self.max_rows
+        while start < len(ascending):
+            boundaries.append(start)
+            rows = self.max_rows or len(ascending)
             if self.max_tokens is not None:
                 rows = min(rows, self.max_tokens // max(1, int(ascending[start])))
                 candidates = ascending[start : start + rows]
                 padded_tokens = candidates * np.arange(1, len(candidates) + 1)
                 rows = int(np.searchsorted(padded_tokens, self.max_tokens, side="right"))
             start += rows
-            boundaries.append(start)
-        return np.array(boundaries[:-1], dtype=np.int64)
+        return np.array(boundaries[1:], dtype=np.int64)
 
     @property
     def n_rows(self) -> int:

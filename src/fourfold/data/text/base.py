@@ -59,7 +59,7 @@ class TextDataModule(ResumableDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.split_sources: dict[str, Any] = {"train": train, "val": val, "test": test}
+        self.split_sources = {"train": train, "val": val, "test": test}
         self._tokenizer_config = tokenizer
         self._tokenizer: Tokenizer | None = None
 

@@ -233,9 +233,8 @@ class CausalTextData(DocumentDataModule):
     def _document_dataset(
         self, name: str, raw: TextTable, documents: RaggedArray, eos_id: int
     ) -> DocumentDataset:
-        limit = self.block_size - 1
         (kept,), rows = limit_lengths(
-            [documents], raw, limit, self.too_long, name, option="block_size"
+            [documents], raw, self.block_size - 1, self.too_long, name, option="block_size"
         )
         # With as many rows as before, documents may be truncated; otherwise long ones are dropped.
         full = documents if len(documents) == len(kept) else kept

@@ -139,7 +139,6 @@ def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarr
     starts_word[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
     begin = np.maximum.accumulate(np.where(starts_word, rank, 0), 1)  # first rank of the word
     next_begin = np.where(np.roll(starts_word, -1, 1), rank + 1, order.shape[1])
-    next_begin[:, -1] = order.shape[1]
     end = np.minimum.accumulate(next_begin[:, ::-1], 1)[:, ::-1]  # rank after the word
     middle = (begin + end) / 2
     coin = (ascending * 1024) % 1 < 0.5  # the same for all tokens of a word
