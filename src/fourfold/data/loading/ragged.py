@@ -62,7 +62,8 @@ class RaggedArray:
 
     def take(self, rows: np.ndarray) -> "RaggedArray":
         """Return an array of the rows with the given numbers, in the given order."""
-        return self._slices(self.offsets[:-1][rows], self.lengths[rows])
+        starts = self.offsets[rows]
+        return self._slices(starts, self.offsets[rows + 1] - starts)
 
     def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
         """Return an array with only the first `max_len` elements of every row.

@@ -203,13 +203,13 @@ class DocumentDataModule(TextDataModule):
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training documents, sampled from all training documents; None takes
             all of them.
-        batch_size: Number of sequences in a batch. In layouts with one document per sequence this
-            number varies: the tokens of a batch, padding included, are at most `batch_size` times
-            the maximum length of a document.
+        batch_size: Number of sequences in a batch. If each sequence is one document, the number
+            varies. Then a batch has at most `batch_size` times the maximum length of a document in
+            tokens, padding included.
         block_cross_document_attention: Prevent attention between documents of one sequence.
-        too_long: Treatment of documents that exceed the maximum length, in layouts with one
-            document per sequence: "error", "truncate", or "drop" (training documents only;
-            validation and test documents are truncated).
+        too_long: Treatment of documents that exceed the maximum length, if each sequence is one
+            document: "error", "truncate", or "drop" (training documents only; validation and test
+            documents are truncated).
         options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .json, .csv or .tsv
             are tables. If `val` or `test` is a fraction, whole documents are held out; if there is
             only one document, its end is held out.
