@@ -123,7 +123,7 @@ def test_split_leaves_an_image_of_every_class() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
 def test_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(InputError, match=f"between 0 and 1, got {fraction}"):
+    with pytest.raises(InputError, match=f"must be above 0 and below 1, got {fraction}"):
         stratified_split(random_images([0, 1], 2), fraction, seed=0)
 
 
@@ -138,11 +138,9 @@ def test_label_out_of_range(label: int) -> None:
         random_images([0, 1, label], 2)
 
 
-def test_no_images_and_missing_labels() -> None:
+def test_no_images() -> None:
     with pytest.raises(InputError, match="array: there are no images"):
         random_images([], 2)
-    with pytest.raises(InputError, match="3 images, but 2 labels"):
-        ImageStore([Image.new("L", (2, 2))] * 3, [0, 1], ["a", "b"], "array")
 
 
 def test_incomplete_jpeg_is_not_filled_with_gray(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
@@ -78,16 +78,14 @@ class ImageDataset(BatchedDataset):
         decoded = torch.empty(len(self.images), *first.shape, dtype=torch.uint8)
         for row in range(len(self.images)):
             pixels = self._pixels(row)
-            if pixels.shape != first.shape:
-                if self.cache == "auto":
-                    return
-                sizes = " and ".join(f"{p.shape[2]}x{p.shape[1]}" for p in (first, pixels))
-                location = self.images.location(row)
-                raise InputError(
-                    f"must not be memory for images of different sizes: {sizes} ({location})",
-                    option="data.cache",
-                )
-            decoded[row] = pixels
+            if pixels.shape == first.shape:
+                decoded[row] = pixels
+            elif self.cache == "auto":
+                return
+            else:
+                message = "must not be memory for images of different sizes, such as"
+                locations = f"{self.images.location(0)} and {self.images.location(row)}"
+                raise InputError(f"{message} {locations}", option="data.cache")
         self.decoded = decoded
 
     def _pixels(self, row: int) -> Tensor:
@@ -97,22 +95,21 @@ class ImageDataset(BatchedDataset):
         """Return a batch of transformed images with their labels.
 
         Args:
-            rows: (B,) numbers of the images in the split. With repeated augmentation, i + k N is
-                copy k of image i, and each copy has its own random transforms.
+            rows: (B,) numbers of the images in the split. With repeated augmentation, the number
+                i + k N means copy k of image i, and each copy has its own random transforms.
             epoch: Number of the epoch, from 0, on which the random transforms depend.
-            position: Number of batches of the epoch, over all ranks, that are trained once this
-                batch is trained; stored in the returned batch.
+            position: Number of batches of the epoch that all ranks together have trained after the
+                step of this batch; copied into the returned batch, for resuming.
         """
         transform = self._mixed if self.mix else self._transformed
         images, labels = transform(rows, epoch)
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
     def _transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the images number `rows` after the transform, (B, C, H, W), and their labels."""
+        """Return the transformed images with the numbers `rows` (B, C, H, W), and labels (B,)."""
         stored = torch.from_numpy(rows % len(self.images))
-        pixels: Tensor | list[Tensor]
         if self.decoded is None:
-            pixels = [self._pixels(row) for row in stored.tolist()]
+            pixels: Tensor | list[Tensor] = [self._pixels(row) for row in stored.tolist()]
         else:
             pixels = self.decoded[stored]
         return self.transform(pixels, epoch, rows), self.images.labels[stored]
@@ -176,17 +173,20 @@ def make_transforms(
 class ImageData(ResumableDataModule):
     """DataModule for images with one class each.
 
-    If the source has no validation split, a share of the training split is held out for validation.
-    If the source has neither a validation nor a test split, shares for both are held out. If the
-    source has a validation split and no test split, the validation split is tested, as is common
-    for ImageNet.
+    Splits that the source lacks are made as follows:
+
+    - Without a validation split, a share of the training split is held out for validation.
+    - Without a validation and a test split, shares of the training split are held out for both.
+    - With a validation split and no test split, the validation split is tested, as is common for
+      ImageNet.
 
     Args:
-        source: "digits" (built in), "torchvision:NAME", "datasets:NAME" (Hugging Face), or the path
-            of a Parquet file or a folder, also under $FOURFOLD_DATA. The folder holds Parquet files
-            (train.parquet or train-*.parquet, likewise for val and test), or the folders train, val
-            and test with a subfolder for each class, or class folders only. MNIST's IDX files are
-            read with "torchvision:MNIST".
+        source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
+            "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
+            path may also lie under $FOURFOLD_DATA. A folder contains Parquet files (train.parquet
+            or train-*.parquet, likewise for val and test), or folders train, val and test with a
+            subfolder for each class, or only a subfolder for each class. A single Parquet file and
+            a folder with only class folders are training splits.
         batch_size: Images per training batch.
         eval_batch_size: Images per validation or test batch; None means `batch_size`.
         transform: Image transforms; None means the defaults of `TransformConfig`.
@@ -196,8 +196,8 @@ class ImageData(ResumableDataModule):
             split.
         test_fraction: Share of each class that is held out for the test, if there is neither a
             validation nor a test split.
-        n_train: Approximate number of training images to keep after other splits are held out, with
-            about the same share of each class; None keeps all images.
+        n_train: Approximate number of training images to keep after other splits are held out. The
+            proportions of the classes are kept. None keeps all images.
         aug_repeats: Number of copies of each sampled training image in an epoch, each with its own
             random transforms (repeated augmentation). The length of an epoch does not change, so
             fewer distinct images are sampled.
@@ -205,8 +205,8 @@ class ImageData(ResumableDataModule):
         cache: "memory" decodes all images once and keeps their pixels; all images must then have
             the same size. "none" decodes an image each time the image is used. "auto" means
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
-        image_column: Name of the image column of Parquet files and of datasets of `datasets`.
-        label_column: Name of the label column of Parquet files and of datasets of `datasets`.
+        image_column: Name of the image column of Parquet files and Hugging Face datasets.
+        label_column: Name of the label column of Parquet files and Hugging Face datasets.
         download: Let torchvision download a missing dataset.
         seed: Seed of the order of the images, the augmentation and the mixing, all of which also
             depend on the epoch.
@@ -241,10 +241,9 @@ class ImageData(ResumableDataModule):
         super().__init__(seed=seed, num_workers=num_workers)
         check_channels(n_channels)
         check_positive("data.aug_repeats", aug_repeats)
-        self.source = source
+        self.source_options = (source, image_column, label_column, download)
         self.download = download
         self.cache = cache
-        self.columns = (image_column, label_column)
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -257,19 +256,18 @@ class ImageData(ResumableDataModule):
     def prepare_data(self) -> None:
         """Download the dataset if `download` is True; Lightning calls this once per node."""
         if self.download:
-            open_source(self.source, *self.columns, self.download)
+            open_source(*self.source_options)
 
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
 
-        If the source lacks the validation or test split, training images are held out for that
-        split, or the validation split is tested, as the docstring of `ImageData` describes.
+        For splits that the source lacks, see `ImageData`.
 
         Raises:
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        opened = open_source(self.source, *self.columns, self.download)
+        opened = open_source(*self.source_options)
         _check_classes(opened["train"])
         stores = self._complete_splits(opened)
         train = stores["train"]
@@ -285,7 +283,6 @@ class ImageData(ResumableDataModule):
             mix = MixupCutmix(config, len(train.class_names), self.seed)
         options = (sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
         splits["train"] = ImageDataset(train, augmentation, *options)
-        self._class_names = train.class_names
         self.split_sources = stores
         return splits
 
@@ -298,23 +295,17 @@ class ImageData(ResumableDataModule):
             val_fraction /= 1 - self.test_fraction  # as a share of the remaining images
         if val is None:
             train, val = stratified_split(train, val_fraction, self.split_seed + 1)
-        return {"train": self._subset(train), "val": val, "test": test}
-
-    def _subset(self, train: ImageStore) -> ImageStore:
-        if self.n_train is None or self.n_train == len(train):
-            return train
-        if not 1 <= self.n_train < len(train):
-            allowed = f"must be from 1 to the {len(train)} training images of {train.origin}"
-            raise InputError(f"{allowed}, got {self.n_train}", option="data.n_train")
-        _, subset = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
-        _check_classes(subset)
-        return subset
+        if self.n_train is not None and self.n_train != len(train):
+            check_range("data.n_train", self.n_train, minimum=1, below=len(train) + 1)
+            _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
+            _check_classes(train)
+        return {"train": train, "val": val, "test": test}
 
     @property
     def class_names(self) -> list[str]:
         """Names of the K classes."""
         self.setup()
-        return self._class_names
+        return self.split_sources["train"].class_names
 
     @property
     def n_classes(self) -> int:
