@@ -240,7 +240,7 @@ def test_uneven_lines_raise_except_in_glue(
     assert len(found.split("train")) == 2
     assert sum("dropped 1 rows" in message for message in caplog.messages) == 3
     options = {"text": ["question1", "question2"], "label": "is_duplicate"}
-    with pytest.raises(InputError, match=r"dev.tsv.*3: .*3 columns, but the header has 6"):
+    with pytest.raises(InputError, match=r"dev.tsv.*3: .*3 columns instead of 6"):
         data(train=str(file), **options).setup()
 
 

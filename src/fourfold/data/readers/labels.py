@@ -1,4 +1,4 @@
-"""Functions for labels: class names, class indices, regression targets and stratified subsets."""
+"""Functions for labels: class names, class indices, regression targets and balanced subsets."""
 
 import math
 from collections.abc import Sequence
@@ -33,12 +33,13 @@ def find_classes(labels: Sequence[str], location: str) -> list[str]:
 
 
 def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:
-    """Return the class number of each label.
+    """Return the class index of each label.
 
     Args:
         labels: Class name of each example.
-        table: Table of the examples, which gives the location of a wrong label for the message.
-        names: Names of all classes, in the order of their numbers.
+        table: Table of the examples; used only for the location of an invalid label in the error
+            message.
+        names: Names of all classes, in the order of their indices.
 
     Returns:
         (examples,) int64.
@@ -47,11 +48,12 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
         InputError: If a label is not in `names`.
     """
     indices = {name: index for index, name in enumerate(names)}
-    for row, label in enumerate(labels):
-        if label not in indices:
-            message = f"the label must be one of {', '.join(names[:20])}, got {label!r}"
-            raise InputError(message, file=table.location(row))
-    return np.array([indices[label] for label in labels], np.int64)
+    try:
+        return np.array([indices[label] for label in labels], np.int64)
+    except KeyError as error:
+        label = error.args[0]
+        message = f"the label must be one of {', '.join(names[:20])}, got {label!r}"
+        raise InputError(message, file=table.location(labels.index(label))) from error
 
 
 def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
@@ -59,7 +61,8 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
     Args:
         labels: Label of each example, as text.
-        table: Table of the examples, which gives the location of a wrong label for the message.
+        table: Table of the examples; used only for the location of an invalid label in the error
+            message.
 
     Returns:
         (examples,) float32.
@@ -80,10 +83,11 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
-    """Sample training examples, with as equal numbers of each class as possible.
+    """Sample a class-balanced subset of the training examples.
 
-    The frequencies of the classes in the data do not matter, unless a class has too few examples.
-    With the same seed, a larger subset contains all examples of a smaller subset.
+    The subset has as equal numbers of examples of each class as possible. A class with too few
+    examples contributes all of them, and the other classes fill the rest. With the same seed, a
+    larger subset contains all examples of a smaller subset.
 
     Args:
         labels: (examples,) class of each training example; all zeros if there are no classes.
