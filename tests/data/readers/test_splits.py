@@ -41,7 +41,7 @@ def test_holdout_has_the_fraction_and_is_stable_when_data_grow() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 7.0])
 def test_fractions_outside_the_unit_interval_are_rejected(fraction: float) -> None:
     with pytest.raises(InputError, match=f"^val must be above 0 and below 1, got {fraction:g}"):
-        hold_out(TextTable.from_columns([["a"]], "x:"), fraction, "val")
+        read_rows({"train": "a", "val": fraction}, list, str)
 
 
 def test_too_few_rows_are_rejected() -> None:

@@ -63,9 +63,9 @@ def test_invalid_parquet_labels(tmp_path: Path) -> None:
     cell = write_png(tmp_path / "a.png", 10)
     cases = [
         ([cell, cell], [0, 5], ["a", "b"], r"x\.parquet, row 1: .* got 5"),
-        ([cell, cell], [0, None], ["a", "b"], "label must hold only class numbers or"),
-        ([cell, cell], ["a", None], None, "label must hold only class numbers or"),
-        ([cell, cell], [0.5, 1.5], None, "label must hold only class numbers or"),
+        ([cell, cell], [0, None], ["a", "b"], "label must hold class numbers or names"),
+        ([cell, cell], ["a", None], None, "label must hold class numbers or names"),
+        ([cell, cell], [0.5, 1.5], None, "label must hold class numbers or names"),
     ]
     for images, labels, names, message in cases:
         path = write_parquet(tmp_path / "x.parquet", images, labels, names)
@@ -96,12 +96,13 @@ def test_test_split_without_labels_is_skipped(
     for split, labels in (("train", [0, 1]), ("validation", [1, 0]), ("test", [-1, -1])):
         write_parquet(tmp_path / f"{split}.parquet", cells, labels, ["a", "b"])
     assert list(open_path(tmp_path)) == ["train", "val"]
-    assert "all of them are -1; the test split is skipped" in caplog.text
+    assert "the test split has no labels and is skipped" in caplog.text
     write_parquet(tmp_path / "test.parquet", cells, [-1, 0], ["a", "b"])
     with pytest.raises(InputError, match=r"split test, row 0: .* got -1"):
         open_path(tmp_path)
-    write_parquet(tmp_path / "validation.parquet", cells, [-1, -1], ["a", "b"])
-    with pytest.raises(InputError, match="split val: there are no labels"):
+    write_parquet(tmp_path / "train.parquet", cells, [-1, -1], ["a", "b"])
+    (tmp_path / "test.parquet").unlink()
+    with pytest.raises(InputError, match="there are no training images with labels"):
         open_path(tmp_path)
 
 
@@ -152,7 +153,7 @@ def test_missing_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write_png(tmp_path / "val" / "a" / "1.png", 3)
     with pytest.raises(InputError, match="there are no training images"):
         open_path(tmp_path)
-    with pytest.raises(InputError, match=r"data\.source must .*, got torchvision:CIFAR11"):
+    with pytest.raises(InputError, match=r"data\.source must .*, got CIFAR11"):
         open_source("torchvision:CIFAR11", "image", "label", False)
     with pytest.raises(InputError, match=r"torchvision:CIFAR10, split train: .*not found"):
         open_source("torchvision:CIFAR10", "image", "label", False)

@@ -12,6 +12,7 @@ import re
 import sysconfig
 from bisect import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_choice
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
 from fourfold.data.readers.labels import stratified_subset
 from fourfold.data.readers.splits import SplitSource, hold_out, read_tables, unit_hash
@@ -59,11 +60,9 @@ def _named_documents() -> Iterator[tuple[str, str]]:
     for name, text in sorted(topics.items()):
         yield f"topic {name}", inspect.cleandoc(text)
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        try:
+        with suppress(SyntaxError, ValueError):  # distributions put files for other versions there
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # distributions put files for other versions there
-            continue
-        yield f"module {path.stem}", "\n\n".join(_docstrings(tree))
+            yield f"module {path.stem}", "\n\n".join(_docstrings(tree))
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
@@ -73,12 +72,6 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
     for block in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, block, []):
             yield from _docstrings(child)
-
-
-def _lines_and_sentences(paragraph: str) -> set[str]:
-    """Return the lines and the sentences of a paragraph, with normalized white space."""
-    sentences = re.split(r"(?<=[.!?:;])\s+", paragraph)
-    return {" ".join(unit.split()) for unit in (*paragraph.split("\n"), *sentences)} - {""}
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
@@ -103,7 +96,8 @@ def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTabl
     for text in documents:
         kept = []
         for paragraph in re.split(r"\n\s*\n", text):
-            units = _lines_and_sentences(paragraph)
+            sentences = re.split(r"(?<=[.!?:;])\s+", paragraph)
+            units = {" ".join(unit.split()) for unit in (*paragraph.split("\n"), *sentences)} - {""}
             normalized = " ".join(paragraph.split())
             if units and normalized not in seen_paragraphs and seen.isdisjoint(units):
                 seen_paragraphs.add(normalized)
@@ -152,11 +146,10 @@ class TextSource:
                 `source` is "builtin" and `split_sources` names a split; if there are fewer training
                 documents than `train_rows`; or if files or the dataset cannot be read.
         """
-        # A single document is divided from its end: the test split is the last part of the text.
-        sources = {name: self.split_sources[name] for name in ("train", "test", "val")}
         splits = read_tables(
             self.source,
-            sources,
+            # A single document is divided from its end, and the test split is its last part.
+            {name: self.split_sources[name] for name in ("train", "test", "val")},
             lambda: dict(read_python_docs()),
             lambda names: drop_blank(self._read_split(names)),
             _divide,
@@ -179,12 +172,11 @@ class TextSource:
         check_choice("data.documents", self.documents, get_args(DocumentUnit))
         if self.documents == "file":
             return TextTable.from_columns([[text]], f"{name}, document ")
-        if self.documents == "line":
-            lines = [line for line in text.split("\n") if line.strip()]
-            return TextTable.from_columns([lines], f"{name}, non-empty line ")
-        paragraphs = re.split(r"\n(?:[^\S\n]*\n)+", text)
-        texts = [paragraph.strip("\n") for paragraph in paragraphs if paragraph.strip()]
-        return TextTable.from_columns([texts], f"{name}, paragraph ")
+        is_line = self.documents == "line"
+        parts = text.split("\n") if is_line else re.split(r"\n(?:[^\S\n]*\n)+", text)
+        texts = [part.strip("\n") for part in parts if part.strip()]
+        unit = "non-empty line" if is_line else "paragraph"
+        return TextTable.from_columns([texts], f"{name}, {unit} ")
 
 
 def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, TextTable]:
@@ -203,7 +195,6 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
     """
     if len(table) > 1:
         return hold_out(table, fraction, name)
-    check_range(name, fraction, above=0.0, below=1.0)
     text = table.columns[0][0]
     border = len(text) - round(len(text) * fraction)
     if not 0 < border < len(text):

@@ -68,8 +68,7 @@ def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str])
             a column is missing, or if the split is empty.
     """
     if config is None:
-        message = "must be given for source: hub as {path: ...}, with names of splits"
-        raise InputError(message, option="data.hub")
+        raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
     label = f"{config.path}, split {split}"
     texts: list[list[str]] = [[] for _ in columns]
     with loading(label):

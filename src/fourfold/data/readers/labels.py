@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
+from fourfold.core.validation import check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
@@ -70,12 +72,10 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
     Raises:
         InputError: If a label is not a finite number.
     """
-    values = np.zeros(len(labels), np.float32)
+    values = np.full(len(labels), math.nan, np.float32)
     for row, label in enumerate(labels):
-        try:
+        with suppress(ValueError):
             values[row] = float(label)
-        except ValueError:
-            values[row] = math.nan
         if not math.isfinite(values[row]):
             message = f"the label must be a finite number, got {label!r}"
             raise InputError(message, file=table.location(row))
@@ -100,9 +100,7 @@ def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
     Raises:
         InputError: If `n_rows` is below 1 or exceeds the number of examples.
     """
-    if not 1 <= n_rows <= len(labels):
-        message = f"must lie between 1 and the {len(labels)} training rows, got {n_rows}"
-        raise InputError(message, option="data.train_rows")
+    check_range("data.train_rows", n_rows, minimum=1, maximum=len(labels))
     order = np.random.default_rng([seed, 0x5EED]).permutation(len(labels))
     rank_in_class = np.empty(len(labels), np.int64)
     for value in np.unique(labels):

@@ -49,8 +49,7 @@ def read_tables(
     named = {name: given for name, given in split_sources.items() if given is not None}
     if source == "builtin":
         for name, given in named.items():
-            message = f"must be null for source: builtin, which has its own splits, got {given}"
-            raise InputError(message, option=name)
+            raise InputError(f"must be null for source: builtin, got {given}", option=name)
         return builtin()
     if "train" not in named and (needs_train or not named):
         raise InputError(f"must be given for source: {source}", option="data.train")
@@ -84,6 +83,7 @@ def read_splits(
     splits: dict[str, T] = {}
     for name, source in sources.items():
         if isinstance(source, float) and "train" in splits:
+            check_range(name, source, above=0.0, below=1.0)
             splits["train"], splits[name] = divide(splits["train"], source, name)
         elif isinstance(source, float) or source == []:
             message = f"must name files without a training split, got {source}"
@@ -142,9 +142,8 @@ def hold_out(
         Table of the remaining rows, and table of the held-out rows.
 
     Raises:
-        InputError: If no row would remain or be held out, or if `fraction` is out of range.
+        InputError: If no row would remain or be held out.
     """
-    check_range(name, fraction, above=0.0, below=1.0)
     held_out = np.array([unit_hash(name + text) < fraction for text in table.columns[0]])
     leaks = np.zeros(len(table), bool)
     for column in table.columns[:n_columns]:

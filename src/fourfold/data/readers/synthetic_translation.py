@@ -60,8 +60,7 @@ def _spell(number: int, lang: str, to: str = "cardinal") -> str:
     """Return a number in words; `to` is the form of the number in num2words, such as "ordinal"."""
     from num2words import num2words
 
-    text: str = num2words(number, lang=lang, to=to)
-    return text
+    return str(num2words(number, lang=lang, to=to))
 
 
 def _day(rng: random.Random) -> datetime.date:
@@ -139,8 +138,7 @@ def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter
 
 
 def _name(category: str, code: str, lang: str) -> str:
-    name: str = getattr(_locale(lang), category)[code]
-    return name
+    return str(getattr(_locale(lang), category)[code])
 
 
 def _spelled(to: str, rng: random.Random) -> Formatter:
@@ -222,7 +220,6 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
             if seen.isdisjoint(sentences):
                 seen |= sentences
                 pairs.append(texts)
-        columns = [list(column) for column in zip(*pairs, strict=True)]
         source = f"built-in {src_lang}-{tgt_lang}, {split}, row "
-        splits[split] = TextTable.from_columns(columns, source)
+        splits[split] = TextTable.from_columns([list(c) for c in zip(*pairs, strict=True)], source)
     return {name: splits[name] for name in ("train", "val", "test")}

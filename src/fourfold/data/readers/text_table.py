@@ -243,8 +243,6 @@ def get_column(record: object, column: str, location: str) -> str:
             names = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
             raise InputError(f"there is no column {column!r}, only {names}", file=location)
         value = value[name]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"column {column!r} must be a text, got {value!r}", file=location)
-    return value
+    return str(value)

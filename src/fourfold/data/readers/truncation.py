@@ -70,6 +70,5 @@ def limit_lengths(
         return [column.truncate(limit) for column in columns], table
     kept = np.flatnonzero(lengths <= limit)
     if len(kept) == 0:
-        message = f"all rows from here on are longer than {limit} tokens"
-        raise InputError(message, file=table.location(0))
+        raise InputError(f"all rows are longer than {limit} tokens", file=table.location(0))
     return [column.take(kept) for column in columns], table.select(kept)

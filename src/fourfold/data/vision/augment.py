@@ -68,19 +68,18 @@ class Augmentation:
 
         config = self.config
         self.normalize = Normalize(config.mean, config.std, self.n_channels)
+        bilinear = InterpolationMode.BILINEAR
         steps: list[Callable[[Tensor], Tensor]] = []
         fill = (255 * self.normalize.mean).tolist()  # 0 after normalization
         if config.train_crop == "random_resized_crop":
             mode = InterpolationMode(config.interpolation)
-            scale = (config.scale_min, 1.0)
-            steps.append(v2.RandomResizedCrop(self.size, scale, interpolation=mode, antialias=True))
+            steps.append(v2.RandomResizedCrop(self.size, (config.scale_min, 1), interpolation=mode))
         if config.rand_augment:
             n_operations, magnitude = config.rand_augment
-            level = round(3 * magnitude)
-            steps.append(v2.RandAugment(n_operations, level, 31, InterpolationMode.BILINEAR, fill))
+            # Magnitude 10 is level 30 of torchvision's 31 levels.
+            steps.append(v2.RandAugment(n_operations, round(3 * magnitude), 31, bilinear, fill))
         elif config.aa:
-            policy = v2.AutoAugmentPolicy(config.aa)
-            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
+            steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(config.aa), bilinear, fill))
         if strength := config.color_jitter:
             steps.append(v2.ColorJitter(strength, strength, strength))
         self.per_image = v2.Compose(steps) if steps else None
@@ -175,10 +174,8 @@ class MixupCutmix:
         shares = self._shares(pairs, epoch, *images.shape[-2:])  # (B, 1, H, W)
         own_share = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
         targets = F.one_hot(labels, self.n_classes).to(own_share.dtype)
-        return (
-            torch.lerp(images[partners], images[own], shares),
-            torch.lerp(targets[partners], targets[own], own_share),
-        )
+        mixed = torch.lerp(images[partners], images[own], shares)
+        return mixed, torch.lerp(targets[partners], targets[own], own_share)
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
         """Return, for each pixel, the weight with which an image enters its mixed image.

@@ -17,15 +17,16 @@ import torch
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.text_table import TextTable, get_column, read_json_lines
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule
-from fourfold.data.vision.image_classification import ImageDataset, check_channels, make_transforms
+from fourfold.data.vision.augment import Augmentation
+from fourfold.data.vision.image_classification import ImageDataset, make_transforms
 from fourfold.data.vision.image_stores import FileStore, ImageStore, ZipStore, open_zip
 from fourfold.data.vision.sources import SPLITS, digits
-from fourfold.data.vision.transforms import TransformConfig
+from fourfold.data.vision.transforms import TransformConfig, check_channels
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -86,11 +87,8 @@ def read_captions(
     splits = {}
     for split, of_split in records.items():
         names, texts_of_images, lines = zip(*of_split, strict=True)
-        labels = np.zeros(len(names))
-        if is_zip:
-            images: ImageStore = ZipStore(names, labels, None, str(root))
-        else:
-            images = FileStore([root / name for name in names], labels, None, source)
+        open_store = ZipStore if is_zip else FileStore
+        images = open_store(names, np.zeros(len(names)), None, str(root))
         counts = np.array([len(texts) for texts in texts_of_images])
         captions = [list(chain(*texts_of_images))]
         rows = TextTable.from_columns(captions, f"{path}:", np.repeat(lines, counts))
@@ -113,8 +111,7 @@ def _parse_record(
     """
     image, name = (get_column(record, column, location) for column in columns[:2])
     if name not in SPLITS:
-        message = f"the split must be one of train, val, test, got {name!r}"
-        raise InputError(message, file=location)
+        raise InputError(f"the split must be train, val or test, got {name!r}", file=location)
     texts = record.get(columns[2])
     texts = [texts] if isinstance(texts, str) else texts
     is_list = isinstance(texts, list) and texts
@@ -135,7 +132,8 @@ def digit_captions() -> dict[str, CaptionedImages]:
     terciles = np.quantile(_ink_and_slant(splits["train"]), [1 / 3, 2 / 3], axis=0)  # (2, 2)
     captioned = {}
     for name, images in splits.items():
-        ink, slant = map(np.searchsorted, terciles.T, _ink_and_slant(images).T)
+        measured = zip(terciles.T, _ink_and_slant(images).T, strict=True)
+        ink, slant = (np.searchsorted(borders, values) for borders, values in measured)
         texts = []
         for label, i, j in zip(images.labels.tolist(), ink, slant, strict=True):
             number, stroke, direction = NUMBERS[label], STROKES[i], SLANTS[j]
@@ -169,27 +167,25 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
 _CAPTION_STREAM = 5  # of random numbers; image transforms use stream 0
 
 
-@dataclass(eq=False)
-class CaptionDataset(BatchedDataset):
+@dataclass(eq=False, kw_only=True)
+class CaptionDataset(ImageDataset):
     """Dataset of the images of one split, each with one of its captions.
 
+    In each epoch, one caption of each image is sampled if the transform is an `Augmentation`.
+    Otherwise the first caption is used.
+
     Args:
-        images: Dataset of the images, which also determines the images of each batch.
         ids: Token ids of all captions in the order of the images, each caption with BOS and EOS.
         captioned: Captions as texts, for evaluation, and number of captions of each image.
         pad_id: Id of the padding token.
-        seed: Seed of the random choice of a caption of each image in each epoch; None always
-            chooses the first caption.
     """
 
-    images: ImageDataset
     ids: RaggedArray
     captioned: CaptionedImages
     pad_id: int
-    seed: int | None
 
     def __post_init__(self) -> None:
-        self.order = self.images.order
+        super().__post_init__()
         counts = self.captioned.counts
         self.first = np.cumsum(counts) - counts  # row of each image's first caption
 
@@ -203,10 +199,6 @@ class CaptionDataset(BatchedDataset):
         """Number of tokens of the longest caption, BOS and EOS included."""
         return int(self.ids.lengths.max())
 
-    def prepare(self) -> None:
-        """Decode all images into memory, if the `cache` option of the images requires it."""
-        self.images.prepare()
-
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
         """Return a batch of images, each with the caption that is chosen for this epoch.
 
@@ -217,12 +209,12 @@ class CaptionDataset(BatchedDataset):
                 step of this batch; copied into the returned batch, for resuming.
         """
         captions = self.first[rows]
-        if self.seed is not None:
+        if isinstance(self.transform, Augmentation):
             counts = self.captioned.counts[rows]
             captions = captions + integers(self.seed, epoch, rows, counts, _CAPTION_STREAM)
         ids, mask = self.ids.padded(captions, self.pad_id)  # (B, T)
-        batch = self.images.batch(rows, epoch, position)
-        return CaptionBatch(batch.images, ids, mask, batch.rows, epoch, position)
+        images, _ = self.transformed(rows, epoch)
+        return CaptionBatch(images, ids, mask, torch.from_numpy(rows), epoch, position)
 
 
 class CaptionData(TextDataModule):
@@ -290,11 +282,10 @@ class CaptionData(TextDataModule):
         super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         self.transform = transform or TransformConfig()
         check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
-        check_channels(n_channels)
+        check_channels("data.n_channels", n_channels)
         check_choice("data.too_long", too_long, ("error", "truncate"))
         if self.transform.mixup or self.transform.cutmix:
-            message = "must be 0, since captions cannot be mixed"
-            raise InputError(message, option="data.transform.mixup and cutmix")
+            raise InputError("must have mixup 0 and cutmix 0 for captions", option="data.transform")
         self.source = source
         self.layout = (captions, images, (image_column, split_column, caption_column))
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
@@ -335,18 +326,18 @@ class CaptionData(TextDataModule):
             InputError: The tokenizer uses the same token for BOS and EOS, or a caption is too long.
         """
         if tokenizer.bos_id == tokenizer.eos_id:
-            message = f"must have different tokens for BOS and EOS, got id {tokenizer.eos_id}"
-            raise InputError(f"{message} for both", option="data.tokenizer")
+            raise InputError("must have different tokens for BOS and EOS", option="data.tokenizer")
         encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.texts.columns[0]))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
-        is_train = name == "train"
-        transform = self._augmentation if is_train else self._evaluation
         return CaptionDataset(
-            ImageDataset(raw.images, transform, self.batch_sizes[name], self.seed, self.cache),
-            ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
-            raw,
-            tokenizer.pad_id,
-            self.seed if is_train else None,
+            raw.images,
+            self._augmentation if name == "train" else self._evaluation,
+            self.batch_sizes[name],
+            self.seed,
+            self.cache,
+            ids=ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
+            captioned=raw,
+            pad_id=tokenizer.pad_id,
         )
 
     def references(self, split: str) -> list[list[str]]:
@@ -363,4 +354,4 @@ class CaptionData(TextDataModule):
         and the settings of the evaluation transform.
         """
         text_artifacts = super().artifacts()  # reads the data
-        return {**text_artifacts, "max_len": self.max_len, **self._evaluation.artifacts()}
+        return text_artifacts | {"max_len": self.max_len} | self._evaluation.artifacts()

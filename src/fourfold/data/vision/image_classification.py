@@ -4,7 +4,7 @@ Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
-from fourfold.data.vision.image_stores import PIL_MODES, ImageStore, stratified_split
-from fourfold.data.vision.sources import Splits, open_source
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig
+from fourfold.data.vision.image_stores import ImageStore, stratified_split
+from fourfold.data.vision.sources import open_source
+from fourfold.data.vision.transforms import EvalTransform, TransformConfig, check_channels
 from fourfold.errors import InputError
 
 AUTO_CACHE_BYTES = 2 << 30  # largest cache with cache="auto"
@@ -53,12 +53,11 @@ class ImageDataset(BatchedDataset):
         self.decoded: Tensor | None = None
         bounds = {"max_rows": self.batch_size, "seed": self.seed}
         self.order: LengthBucketedOrder
-        if self.aug_repeats > 1:
-            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
+        if self.aug_repeats == 1:
+            shuffle = isinstance(self.transform, Augmentation)
+            self.order = LengthBucketedOrder(np.ones(len(self.images)), shuffle=shuffle, **bounds)
         else:
-            is_train = isinstance(self.transform, Augmentation)
-            ones = np.ones(len(self.images))
-            self.order = LengthBucketedOrder(ones, shuffle=is_train, **bounds)
+            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
 
     def prepare(self) -> None:
         """Decode all images into memory that worker processes share, if `cache` requires it.
@@ -83,16 +82,20 @@ class ImageDataset(BatchedDataset):
             elif self.cache == "auto":
                 return
             else:
-                message = "must not be memory for images of different sizes, such as"
-                locations = f"{self.images.location(0)} and {self.images.location(row)}"
-                raise InputError(f"{message} {locations}", option="data.cache")
+                message = f"must not be memory, since {self.images.location(row)} has another size"
+                raise InputError(message, option="data.cache")
         self.decoded = decoded
 
     def _pixels(self, row: int) -> Tensor:
         return self.images.pixels(row, self.transform.n_channels)
 
-    def batch(self, rows: np.ndarray, epoch: int, position: int) -> ImageBatch:
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
         """Return a batch of transformed images with their labels.
+
+        With MixUp or CutMix, each image is mixed with its neighbour in the shuffled order of the
+        epoch: the first image with the second, the third with the fourth, and so on. If the batch
+        size is odd, the neighbour may be in another batch, and is then read for this batch, too.
+        The labels are then class probabilities (B, K) instead of class numbers (B,).
 
         Args:
             rows: (B,) numbers of the images in the split. With repeated augmentation, the number
@@ -101,47 +104,30 @@ class ImageDataset(BatchedDataset):
             position: Number of batches of the epoch that all ranks together have trained after the
                 step of this batch; copied into the returned batch, for resuming.
         """
-        transform = self._mixed if self.mix else self._transformed
-        images, labels = transform(rows, epoch)
+        if self.mix is None:
+            images, labels = self.transformed(rows, epoch)
+        else:
+            # The random numbers of a pair depend on the pair, and not on the batch size.
+            partners = self.order.mix_partners(rows, epoch)
+            needed = np.concatenate([rows, np.setdiff1d(partners, rows)])
+            index = {row: i for i, row in enumerate(needed.tolist())}
+            partner_index = torch.tensor([index[row] for row in partners.tolist()])
+            all_images, classes = self.transformed(needed, epoch)
+            pairs = np.minimum(rows, partners)
+            images, labels = self.mix(all_images, classes, partner_index, pairs, epoch)
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
-    def _transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the transformed images with the numbers `rows` (B, C, H, W), and labels (B,)."""
+    def transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return the transformed images with the numbers `rows` (B, C, H, W), and labels (B,).
+
+        The arguments are those of `batch`.
+        """
         stored = torch.from_numpy(rows % len(self.images))
         if self.decoded is None:
             pixels: Tensor | list[Tensor] = [self._pixels(row) for row in stored.tolist()]
         else:
             pixels = self.decoded[stored]
         return self.transform(pixels, epoch, rows), self.images.labels[stored]
-
-    def _mixed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return a batch of images after MixUp or CutMix, and their class probabilities.
-
-        Each image is mixed with its neighbour in the shuffled order of the epoch: the first image
-        with the second, the third with the fourth, and so on. If the batch size is odd, the
-        neighbour may be in another batch, and is then read for this batch, too. Therefore the mixed
-        images do not depend on the batch size.
-
-        Args:
-            rows: (B,) numbers of the images in the split.
-            epoch: Number of the epoch, from 0.
-
-        Returns:
-            Images (B, C, H, W) and class probabilities (B, K).
-        """
-        partners = self.order.mix_partners(rows, epoch)
-        needed = np.concatenate([rows, np.setdiff1d(partners, rows)])
-        index = {row: i for i, row in enumerate(needed.tolist())}
-        partner_index = torch.tensor([index[row] for row in partners.tolist()])
-        images, labels = self._transformed(needed, epoch)
-        assert self.mix is not None
-        return self.mix(images, labels, partner_index, np.minimum(rows, partners), epoch)
-
-
-def check_channels(n_channels: int | None) -> None:
-    """Raise InputError unless the number of channels is None, 1 or 3."""
-    if n_channels not in (None, *PIL_MODES):
-        raise InputError(f"must be 1 or 3, got {n_channels}", option="data.n_channels")
 
 
 def make_transforms(
@@ -239,7 +225,7 @@ class ImageData(ResumableDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(seed=seed, num_workers=num_workers)
-        check_channels(n_channels)
+        check_channels("data.n_channels", n_channels)
         check_positive("data.aug_repeats", aug_repeats)
         self.source_options = (source, image_column, label_column, download)
         self.download = download
@@ -267,26 +253,8 @@ class ImageData(ResumableDataModule):
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        opened = open_source(*self.source_options)
-        _check_classes(opened["train"])
-        stores = self._complete_splits(opened)
-        train = stores["train"]
-        config = self.transform
-        augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
-        sizes = self.batch_sizes
-        splits: dict[str, BatchedDataset] = {
-            name: ImageDataset(store, self._evaluation, sizes[name], self.seed, self.cache)
-            for name, store in stores.items()
-        }
-        mix = None
-        if config.mixup or config.cutmix:
-            mix = MixupCutmix(config, len(train.class_names), self.seed)
-        options = (sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
-        splits["train"] = ImageDataset(train, augmentation, *options)
-        self.split_sources = stores
-        return splits
-
-    def _complete_splits(self, splits: Splits) -> Splits:
+        splits = open_source(*self.source_options)
+        _check_classes(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
         test = test or val
@@ -296,10 +264,22 @@ class ImageData(ResumableDataModule):
         if val is None:
             train, val = stratified_split(train, val_fraction, self.split_seed + 1)
         if self.n_train is not None and self.n_train != len(train):
-            check_range("data.n_train", self.n_train, minimum=1, below=len(train) + 1)
+            check_range("data.n_train", self.n_train, minimum=1, maximum=len(train))
             _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
             _check_classes(train)
-        return {"train": train, "val": val, "test": test}
+        self.split_sources = {"train": train, "val": val, "test": test}
+
+        config = self.transform
+        augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
+        mixes = config.mixup > 0 or config.cutmix > 0
+        mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
+        options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
+        eval_options = (self._evaluation, self.batch_sizes["val"], self.seed, self.cache)
+        return {
+            "train": ImageDataset(train, augmentation, *options),
+            "val": ImageDataset(val, *eval_options),
+            "test": ImageDataset(test, *eval_options),
+        }
 
     @property
     def class_names(self) -> list[str]:
@@ -326,8 +306,8 @@ class ImageData(ResumableDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return the values that inference needs: class names and evaluation transform settings."""
-        class_names = self.class_names  # reads the data
-        return {"class_names": list(class_names), **self._evaluation.artifacts()}
+        names = {"class_names": list(self.class_names)}  # reads the data
+        return names | self._evaluation.artifacts()
 
 
 def _check_classes(train: ImageStore) -> None:

@@ -71,8 +71,7 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
         if isinstance(error, Image.UnidentifiedImageError):
             reason = "it is not in an image format"
         raise UnreadableImage(f"the image cannot be read: {reason}", file=location) from error
-    tensor = torch.from_numpy(pixels)
-    return tensor[None] if n_channels == 1 else tensor.permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1).contiguous()
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
@@ -83,10 +82,6 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # otherwise Pillow warns
     return image.convert(mode)  # reads all pixels, which detects incomplete files
-
-
-class UnlabelledImages(InputError):
-    """Error for a split whose labels are all -1, as in test splits with unpublished labels."""
 
 
 class ImageStore:
@@ -120,8 +115,6 @@ class ImageStore:
         self.rows = np.arange(len(self.labels))  # index in `images` of each image
         if not len(self):
             raise InputError("there are no images", file=origin)
-        if (self.labels == -1).all():
-            raise UnlabelledImages("there are no labels, all of them are -1", file=origin)
         self.class_names = class_names or [str(n) for n in range(int(self.labels.max()) + 1)]
         invalid = (self.labels < 0) | (self.labels >= len(self.class_names))
         if invalid.any():
@@ -159,14 +152,6 @@ class ImageStore:
         """
         return decode(self.encoded(row), n_channels, self.location(row))
 
-    def quick_hash(self, row: int) -> int:
-        """Return a hash of image number `row` that is computed without reading the image.
-
-        Identical images have equal hashes, but different images may also have equal hashes. This
-        class returns 0 for all images.
-        """
-        return 0
-
     def digest(self, row: int) -> bytes:
         """Return a 16-byte hash of image number `row`, by which copies of an image are found.
 
@@ -181,21 +166,17 @@ class ImageStore:
 
 
 class FileStore(ImageStore):
-    """Store of images, each in a separate file; `images` is the list of the paths."""
-
-    def location(self, row: int) -> str:
-        return str(self.images[self.rows[row]])
-
-    def quick_hash(self, row: int) -> int:
-        """Return the file size of image number `row` in bytes, equal for identical images."""
-        return self.images[self.rows[row]].stat().st_size
-
-
-class ZipStore(ImageStore):
-    """Store of images in the zip archive `origin`; `images` is the list of the members' names."""
+    """Store of images in separate files; `images` is the list of paths relative to `origin`."""
 
     def location(self, row: int) -> str:
         return f"{self.origin}/{self.images[self.rows[row]]}"
+
+    def encoded(self, row: int) -> bytes | Path:
+        return Path(self.location(row))
+
+
+class ZipStore(FileStore):
+    """Store of images in the zip archive `origin`; `images` is the list of the members' names."""
 
     def encoded(self, row: int) -> bytes:
         return open_zip(self.origin, os.getpid()).read(self.images[self.rows[row]])
@@ -237,9 +218,7 @@ class DatasetStore(ImageStore):
         return self.images[int(self.rows[row])][0]
 
 
-def stratified_split(
-    images: ImageStore, fraction: float, seed: int
-) -> tuple[ImageStore, ImageStore]:
+def stratified_split(images: ImageStore, share: float, seed: int) -> tuple[ImageStore, ImageStore]:
     """Hold out about the same share of each class of a store.
 
     Identical images, which are frequent in photo collections, are all held out or all kept, even if
@@ -247,7 +226,7 @@ def stratified_split(
 
     Args:
         images: Store to split.
-        fraction: Share of each class to hold out, above 0 and below 1.
+        share: Share of each class to hold out, above 0 and below 1.
         seed: Seed of the random choice of the held-out images.
 
     Returns:
@@ -255,30 +234,30 @@ def stratified_split(
         `images`.
 
     Raises:
-        InputError: `fraction` is out of range, or no image would be held out.
+        InputError: `share` is out of range, or no image would be held out.
     """
-    check_range("the share of images to hold out", fraction, above=0.0, below=1.0)
-    quick_hashes = [images.quick_hash(row) for row in range(len(images))]
-    n_equal = Counter(quick_hashes)
+    check_range("the share of images to hold out", share, above=0.0, below=1.0)
+    sizes = [0] * len(images)
+    if type(images) is FileStore:  # only files of equal size can be identical and need to be read
+        sizes = [Path(images.location(row)).stat().st_size for row in range(len(images))]
+    n_equal = Counter(sizes)
     copies: dict[tuple[int, bytes], list[int]] = defaultdict(list)
-    for row, quick_hash in enumerate(quick_hashes):
-        digest = images.digest(row) if n_equal[quick_hash] > 1 else b""
-        copies[quick_hash, digest].append(row)
+    for row, size in enumerate(sizes):
+        digest = images.digest(row) if n_equal[size] > 1 else b""
+        copies[size, digest].append(row)
     by_class: dict[int, list[list[int]]] = defaultdict(list)
     for rows in copies.values():
         by_class[int(images.labels[rows[0]])].append(rows)
     rng = np.random.default_rng(seed)
     held_out = np.zeros(len(images), dtype=bool)
     for _, groups in sorted(by_class.items()):
-        missing = round(fraction * sum(map(len, groups)))
+        missing = round(share * sum(map(len, groups)))
         for k in rng.permutation(len(groups))[1:]:  # one image of each class is never held out
             if missing <= 0:
                 break
             held_out[groups[k]] = True
             missing -= len(groups[k])
     if not held_out.any():
-        message = (
-            f"{len(images)} images are too few to hold out a share of {fraction} of each class"
-        )
+        message = f"{len(images)} images are too few to hold out a share of {share} of each class"
         raise InputError(message, file=images.origin)
     return images.subset(np.flatnonzero(~held_out)), images.subset(np.flatnonzero(held_out))

@@ -23,7 +23,6 @@ from fourfold.data.vision.image_stores import (
     DatasetStore,
     FileStore,
     ImageStore,
-    UnlabelledImages,
     stratified_split,
 )
 from fourfold.errors import InputError
@@ -33,11 +32,9 @@ log = logging.getLogger(__name__)
 
 # Split of each name of a folder, file or Hugging Face split. If a source has several names of one
 # split, the last of these names is used.
-SPLITS = (
-    dict.fromkeys(("training", "train"), "train")
-    | dict.fromkeys(("dev", "validation", "valid", "val"), "val")
-    | dict.fromkeys(("testing", "test"), "test")
-)
+SPLITS = {"training": "train", "train": "train"}
+SPLITS |= dict.fromkeys(("dev", "validation", "valid", "val"), "val")
+SPLITS |= {"testing": "test", "test": "test"}
 
 Splits = dict[str, ImageStore]
 
@@ -51,8 +48,7 @@ def digits() -> Splits:
         from sklearn.datasets import load_digits
     data = load_digits()
     array = np.round(data.images * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
-    images = [Image.fromarray(pixels) for pixels in array]
-    complete = ImageStore(images, data.target, None, "digits")
+    complete = ImageStore(list(map(Image.fromarray, array)), data.target, None, "digits")
     complete.n_channels = 1
     rest, test = stratified_split(complete, 0.2, seed=0)
     train, val = stratified_split(rest, 0.125, seed=0)
@@ -82,54 +78,49 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
         return digits()
     if library == "torchvision" and name:
         return _from_torchvision(name, download)
-    columns = (image_column, label_column)
     if library == "datasets" and name:
         with loading(source):
             loaded = _import_datasets().load_dataset(*name.split(":"))
-        return _from_datasets(loaded, source, columns)
+        return _from_datasets(loaded, source, image_column, label_column)
     path = resolve(source)
     if loaded := _read_parquet(path):
-        return _from_datasets(loaded, str(path), columns)
+        return _from_datasets(loaded, str(path), image_column, label_column)
     folders = {split: path / name for name, split in SPLITS.items() if (path / name).is_dir()}
     return _open_each(str(path), folders or {"train": path}, _class_folders)
 
 
 def _open_each(
-    origin: str,
-    sources: Mapping[str, Any],
-    open_split: Callable[[Any, list[str] | None], ImageStore],
+    origin: str, sources: Mapping[str, Any], open_split: Callable[..., ImageStore | None]
 ) -> Splits:
     """Open several splits, and check that all have the classes of the training split.
 
-    A test split without labels, such as ImageNet's, is skipped with a warning.
+    A split without labels, such as ImageNet's test split, is skipped with a warning.
 
     Args:
         origin: Folder or dataset that contains the splits, for error messages.
         sources: Source of each split, by name, with "train" first.
         open_split: Function that opens the source of one split. The second argument of the function
             is the list of the training split's class names, or None for the training split itself.
+            The function returns None if the split has no labels.
 
     Raises:
-        InputError: There is no training split, or the classes of another split differ from those of
-            the training split.
+        InputError: There is no training split with labels, or the classes of another split differ
+            from those of the training split.
     """
-    if "train" not in sources:
-        raise InputError("there are no training images", file=origin)
     splits: Splits = {}
     names = None
     for split, source in sources.items():
-        try:
-            images = open_split(source, names)
-        except UnlabelledImages as error:
-            if split != "test":
-                raise
-            log.warning("%s; the test split is skipped", error)
+        images = open_split(source, names)
+        if images is None:
+            log.warning("%s: the %s split has no labels and is skipped", origin, split)
             continue
         names = names or images.class_names
         if images.class_names != names:
             message = f"the classes must be those of the training split, {names}"
             raise InputError(f"{message}, got {images.class_names}", file=images.origin)
         splits[split] = images
+    if "train" not in splits:
+        raise InputError("there are no training images with labels", file=origin)
     return splits
 
 
@@ -150,8 +141,7 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
 
     def is_image(file: str) -> bool:
         parts = Path(file).relative_to(folder).parts
-        is_hidden = any(part.startswith(".") for part in parts)
-        return file.lower().endswith(IMG_EXTENSIONS) and not is_hidden
+        return file.lower().endswith(IMG_EXTENSIONS) and not any(p.startswith(".") for p in parts)
 
     found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
@@ -162,7 +152,7 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
         raise InputError(message, file=folder / unknown[0])
     numbers = {name: number for number, name in enumerate(names)}
     samples = make_dataset(str(folder), numbers, is_valid_file=is_image, allow_empty=True)
-    files = [Path(file) for file, _ in samples]
+    files = [os.path.relpath(file, folder) for file, _ in samples]
     return FileStore(files, [label for _, label in samples], names, str(folder))
 
 
@@ -199,25 +189,26 @@ def _import_datasets() -> Any:
     return datasets
 
 
-def _from_datasets(loaded: Mapping[str, Any], origin: str, columns: tuple[str, str]) -> Splits:
+def _from_datasets(loaded: Mapping[str, Any], origin: str, image: str, label: str) -> Splits:
     names = {split: name for name, split in SPLITS.items() if name in loaded}
 
-    def open_split(name: str, class_names: list[str] | None) -> ColumnStore:
+    def open_split(name: str, class_names: list[str] | None) -> ColumnStore | None:
         location = f"{origin}, split {name}" if len(loaded) > 1 else origin
         table = loaded[name].data.table
-        for option, column in zip(("image_column", "label_column"), columns, strict=True):
-            check_choice(f"data.{option}", column, table.column_names)
-        images, labels = table[columns[0]], table[columns[1]].to_pylist()
+        check_choice("data.image_column", image, table.column_names)
+        check_choice("data.label_column", label, table.column_names)
+        images, labels = table[image], table[label].to_pylist()
         if not {"bytes", "path"} <= {field.name for field in getattr(images.type, "fields", [])}:
-            raise InputError(f"the column {columns[0]} must hold encoded images", file=location)
-        known = getattr(loaded[name].features[columns[1]], "names", None) or class_names
+            raise InputError(f"the column {image} must hold encoded images", file=location)
+        if set(labels) == {-1}:
+            return None
+        known = getattr(loaded[name].features[label], "names", None) or class_names
         if all(isinstance(value, str) for value in labels):
             known = known or sorted(set(labels))
             rows = TextTable.from_columns([labels], f"{location}, row ", 0)
             labels = encode_labels(labels, rows, known)
         elif not all(isinstance(value, int) for value in labels):
-            message = f"the column {columns[1]} must hold only class numbers or only class names"
-            raise InputError(message, file=location)
+            raise InputError(f"the column {label} must hold class numbers or names", file=location)
         return ColumnStore(images, labels, known, location)
 
     return _open_each(origin, names, open_split)
@@ -229,10 +220,9 @@ def _from_datasets(loaded: Mapping[str, Any], origin: str, columns: tuple[str, s
 def _from_torchvision(name: str, download: bool) -> Splits:
     from torchvision import datasets
 
-    dataset_class = getattr(datasets, name, None)
-    if not isinstance(dataset_class, type):
-        message = f"must name a dataset of torchvision, got torchvision:{name}"
-        raise InputError(message, option="data.source")
+    if name not in datasets.__all__:
+        raise InputError(f"must name a dataset of torchvision, got {name}", option="data.source")
+    dataset_class = getattr(datasets, name)
     parameters = inspect.signature(dataset_class).parameters
     options: dict[str, Any] = {"download": download} if "download" in parameters else {}
     root = os.environ.get("FOURFOLD_DATA", ".")
@@ -248,10 +238,8 @@ def _from_torchvision(name: str, download: bool) -> Splits:
 
 def _torchvision_store(source: tuple[Any, str], class_names: list[str] | None) -> DatasetStore:
     dataset, origin = source
-    attributes = (getattr(dataset, name, None) for name in ("targets", "_labels", "labels"))
-    labels = next((values for values in attributes if values is not None), None)
-    if labels is None:
-        labels = [item[1] for item in dataset]
+    attributes = [name for name in ("targets", "_labels", "labels") if hasattr(dataset, name)]
+    labels = getattr(dataset, attributes[0]) if attributes else [item[1] for item in dataset]
     classes = getattr(dataset, "classes", None) or []
     # ImageNet's classes have several names each.
     names = [name if isinstance(name, str) else ", ".join(name) for name in classes]

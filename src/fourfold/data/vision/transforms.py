@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_types
+from fourfold.core.validation import check_positive, check_range, check_types
 from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
 
@@ -90,24 +90,16 @@ class TransformConfig:
     def __post_init__(self) -> None:
         check_types(self, prefix="transform.")
         check_positive("transform.size", self.size)
-        has_policy = self.aa in (None, "imagenet", "cifar10") or self.rand_augment
-        crop_pct = self.effective_crop_pct
         policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
-        requirements = {
-            "scale_min": (0 < self.scale_min <= 1, "above 0 and at most 1"),
-            "aa": (has_policy, policies),
-            "color_jitter": (self.color_jitter >= 0, "at least 0"),
-            "reprob": (0 <= self.reprob <= 1, "between 0 and 1"),
-            "mixup": (self.mixup >= 0, "at least 0"),
-            "cutmix": (self.cutmix >= 0, "at least 0"),
-            "mixup_switch": (0 <= self.mixup_switch <= 1, "between 0 and 1"),
-            "crop_pct": (0 < crop_pct <= 1, "above 0 and at most 1"),
-            "std": (min(self.std, default=0) > 0, "above 0"),
-        }
-        for name, (is_valid, allowed) in requirements.items():
-            if not is_valid:
-                message = f"must be {allowed}, got {getattr(self, name)!r}"
-                raise InputError(message, option=f"transform.{name}")
+        if self.aa not in (None, "imagenet", "cifar10") and not self.rand_augment:
+            raise InputError(f"must be {policies}, got {self.aa!r}", option="transform.aa")
+        check_range("transform.scale_min", self.scale_min, above=0.0, maximum=1.0)
+        check_range("transform.crop_pct", self.effective_crop_pct, above=0.0, maximum=1.0)
+        check_range("transform.std", min(self.std, default=0.0), above=0.0)
+        for name in ("color_jitter", "mixup", "cutmix"):
+            check_range(f"transform.{name}", getattr(self, name), minimum=0.0)
+        for name in ("reprob", "mixup_switch"):
+            check_range(f"transform.{name}", getattr(self, name), minimum=0.0, maximum=1.0)
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
@@ -118,9 +110,14 @@ class TransformConfig:
     @property
     def effective_crop_pct(self) -> float:
         """Value of `crop_pct`, or the default that follows from `train_crop` if that is None."""
-        if self.crop_pct is not None:
-            return self.crop_pct
-        return 0.875 if self.train_crop == "random_resized_crop" else 1.0
+        default = 0.875 if self.train_crop == "random_resized_crop" else 1.0
+        return default if self.crop_pct is None else self.crop_pct
+
+
+def check_channels(name: str, n_channels: int | None) -> None:
+    """Raise InputError for the option `name` unless its value `n_channels` is None, 1 or 3."""
+    if n_channels not in (None, *PIL_MODES):
+        raise InputError(f"must be 1 or 3, got {n_channels}", option=name)
 
 
 class Normalize:
@@ -183,8 +180,7 @@ def resize_and_crop(
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-    mode = InterpolationMode(interpolation)
-    pixels = F.resize(pixels, resized, interpolation=mode, antialias=True)
+    pixels = F.resize(pixels, resized, InterpolationMode(interpolation), antialias=True)
     return F.center_crop(pixels, [size, size])
 
 
@@ -259,14 +255,8 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
         if key not in artifacts:
             raise InputError("must be in the checkpoint to prepare images", option=key)
     n_channels = artifacts["n_channels"]
-    if n_channels not in PIL_MODES:
-        message = f"must be 1 or 3 to read image files, got {n_channels}"
-        raise InputError(message, option="n_channels")
+    check_channels("n_channels", n_channels)
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
     transform = EvalTransform(config, artifacts["image_size"], n_channels)
 
-    def prepare(image: str | Path | Image.Image) -> Tensor:
-        location = "opened image" if isinstance(image, Image.Image) else str(image)
-        return transform([decode(image, n_channels, location)])[0]
-
-    return prepare
+    return lambda image: transform([decode(image, n_channels, str(image))])[0]
