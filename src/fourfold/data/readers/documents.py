@@ -75,7 +75,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop paragraphs that repeat one of this split, or share a line or sentence with another.
+    """Drop the repeated paragraphs of a split and those that share text with an earlier split.
 
     A paragraph is dropped if the same paragraph was kept before in this split, or if one of its
     lines or sentences is in an earlier split. A document is dropped if fewer than 40 characters of
@@ -191,7 +191,7 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
         Table of the remaining documents, and table of the documents that are held out.
 
     Raises:
-        InputError: If `fraction` does not lie between 0 and 1, or if there is too little text.
+        InputError: If there is too little text.
     """
     if len(table) > 1:
         return hold_out(table, fraction, name)

@@ -33,9 +33,9 @@ class HubConfig:
 
 @contextmanager
 def loading(origin: str) -> Iterator[None]:
-    """Return a context manager that converts errors of a library into InputError.
+    """Return a context manager that converts the errors that a library raises into InputError.
 
-    A package that is not installed is reported with the command that installs it.
+    The message for a package that is not installed contains the command that installs the package.
 
     Args:
         origin: Dataset, file or split that the library loads, for the error message.

@@ -73,7 +73,7 @@ def _number(rng: random.Random, digits: int) -> int:
 
 
 def _babel(module: str, function: str, *values: Any, **options: Any) -> Formatter:
-    """Return a formatter that calls a function of Babel with the locale of its language.
+    """Return a function that takes a language code and returns the text that Babel produces.
 
     Args:
         module: Module of Babel, such as "dates".
