@@ -243,7 +243,7 @@ def test_checkpoint_is_exported_and_imported_again(tmp_path: Path) -> None:
     export_checkpoint(tmp_path / "x.ckpt", tmp_path / "there")
     model = hf.CLIPModel.from_pretrained(tmp_path / "there").eval()
     processor = hf.CLIPProcessor.from_pretrained(tmp_path / "there")
-    split = data.split("test").images.images
+    split = data.split("test").images
     images = [split.encoded(row) for row in range(3)]
     texts = ["a bold handwritten three, upright", "the digit nine in thin strokes, leaning left"]
     given = processor(text=texts, images=images, padding=True, return_tensors="pt")

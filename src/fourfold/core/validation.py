@@ -86,6 +86,7 @@ def check_range(
     *,
     minimum: float | None = None,
     above: float | None = None,
+    maximum: float = math.inf,
     below: float = math.inf,
 ) -> None:
     """Raise InputError unless `value` is finite and within the given bounds.
@@ -95,12 +96,14 @@ def check_range(
         value: The value.
         minimum: Smallest allowed value; None means no such bound.
         above: Number that the value must exceed; None means no such bound.
+        maximum: Largest allowed value.
         below: Number that the value must be less than.
     """
-    in_range = value < below and (minimum is None or value >= minimum)
+    in_range = value <= maximum and value < below and (minimum is None or value >= minimum)
     if not in_range or (above is not None and not value > above):
         low = f"at least {minimum:g}" if minimum is not None else f"above {above or 0.0:g}"
-        high = f" and below {below:g}" if below < math.inf else ""
+        high = f" and at most {maximum:g}" if maximum < math.inf else ""
+        high = f" and below {below:g}" if below < math.inf else high
         high = high or " and finite" * (not math.isfinite(value))
         raise InputError(f"must be {low}{high}, got {value}", option=name)
 

@@ -54,7 +54,7 @@ def test_language_model_reads_one_column(local: Local) -> None:
 
 
 def test_missing_splits_and_columns_are_rejected(local: Local) -> None:
-    with pytest.raises(InputError, match="json, split nowhere: the split cannot be loaded"):
+    with pytest.raises(InputError, match="json, split nowhere: the dataset cannot be loaded"):
         read_hub_split(local(), "nowhere", ["translation.de"])
     with pytest.raises(InputError, match=r"row 0: .*no column 'text', only translation"):
         read_hub_split(local(), "train", ["text"])
@@ -67,7 +67,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def import_without_datasets(name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "datasets":
-            raise ImportError(name)
+            raise ModuleNotFoundError(name=name)
         return original_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", import_without_datasets)

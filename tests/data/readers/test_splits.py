@@ -41,17 +41,21 @@ def test_holdout_has_the_fraction_and_is_stable_when_data_grow() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 7.0])
 def test_fractions_outside_the_unit_interval_are_rejected(fraction: float) -> None:
     with pytest.raises(InputError, match=f"^val must be above 0 and below 1, got {fraction:g}"):
-        hold_out(TextTable.from_columns([["a"]], "x:"), fraction, "val")
+        read_rows({"train": "a", "val": fraction}, list, str)
 
 
 def test_too_few_rows_are_rejected() -> None:
-    with pytest.raises(InputError, match=r"x:1: 1 rows are too few to hold out 0\.01"):
+    with pytest.raises(
+        InputError, match=r"x:1: 1 rows have too few different texts to hold out 0\.01"
+    ):
         hold_out(TextTable.from_columns([["a"], ["b"]], "x:"), 0.01, "val")
 
 
 def test_a_text_shared_by_all_rows_leaves_no_training_row() -> None:
     table = TextTable.from_columns([[f"s{i}" for i in range(99)], ["yes"] * 99], "x:")
-    with pytest.raises(InputError, match=r"no training row is left if 0\.1 are held out"):
+    with pytest.raises(
+        InputError, match=r"too few different texts to hold out 0\.1 of them as val"
+    ):
         hold_out(table, 0.1, "val")
     rest, held_out = hold_out(table, 0.1, "val", n_columns=1)
     assert len(rest) + len(held_out) == 99

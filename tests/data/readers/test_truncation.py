@@ -57,7 +57,7 @@ def test_rows_within_the_limit_give_no_warning(caplog: pytest.LogCaptureFixture)
 
 
 def test_no_remaining_row_and_unknown_choice_are_rejected() -> None:
-    with pytest.raises(InputError, match="all rows from here on are longer than 0 tokens"):
+    with pytest.raises(InputError, match="all rows are longer than 0 tokens"):
         limit_lengths(columns(), TABLE, 0, "drop", "train")
     with pytest.raises(InputError, match="too_long must be one of error, truncate, drop"):
         limit_lengths(columns(), TABLE, 9, "cut", "train")  # type: ignore[arg-type]

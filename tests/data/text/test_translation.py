@@ -204,7 +204,7 @@ def test_unknown_source_raises():
 
 def test_named_split_of_builtin_source_raises():
     for split in ({"train": "mine.{lang}"}, {"val": 0.1}):
-        with pytest.raises(InputError, match="must be null for source: builtin, which has"):
+        with pytest.raises(InputError, match="must be null for source: builtin, got"):
             TranslationData(**split).setup()
 
 

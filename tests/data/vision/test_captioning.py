@@ -240,7 +240,7 @@ def corrupt(folder: Path, defect: str) -> None:
     [
         ("image", r"captions\.jsonl:5: there is no image images/04\.png in"),
         ("broken", r"captions\.jsonl:5: .*JSON"),
-        ("split", r"jsonl:5: the split must be one of train, val, test, got 'trian'"),
+        ("split", r"jsonl:5: the split must be train, val or test, got 'trian'"),
         ("column", r"jsonl:5: column 'captions' must be .*, got None"),
         ("none", r"jsonl:5: column 'captions' must be .*, got \[\]"),
         ("number", r"jsonl:5: column 'captions' must be .*, got \[7\]"),
@@ -288,7 +288,7 @@ def test_equal_bos_and_eos_are_rejected(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"transform": TransformConfig(mixup=0.5)}, "cannot be mixed"),
+        ({"transform": TransformConfig(mixup=0.5)}, "must have mixup 0 and cutmix 0"),
         ({"max_len": 2}, "max_len must be at least 3, got 2"),
         ({"n_channels": 2}, "n_channels must be 1 or 3, got 2"),
     ],

@@ -217,9 +217,7 @@ def test_images_of_different_sizes_are_not_cached(tmp_path: Path) -> None:
     assert next(iter(data.train_dataloader())).images.shape == (20, 3, 8, 8)
     assert data.split("train").decoded is None
     data = ImageData(str(tmp_path), transform=config, cache="memory")
-    with pytest.raises(
-        InputError, match=r"data.cache must not be memory .*16x16 and 10x20 .*b/00\.png"
-    ):
+    with pytest.raises(InputError, match=r"data.cache must not be memory, since .*b/00\.png"):
         data.train_dataloader()
 
 

@@ -110,9 +110,6 @@ def test_split_reads_only_files_that_may_be_identical(
     assert set(map(int, complete_reads)) == {*range(10), *range(30, 40)}
     assert not digests(stores[0]) & digests(stores[1])
     assert len(stratified_split(stores[0], 0.3, seed=0)[1])
-    monkeypatch.setattr(FileStore, "quick_hash", ImageStore.quick_hash)
-    for store, expected in zip(stores, stratified_split(images, 0.3, seed=0), strict=True):
-        assert np.array_equal(store.rows, expected.rows)
 
 
 def test_split_leaves_an_image_of_every_class() -> None:
@@ -123,7 +120,7 @@ def test_split_leaves_an_image_of_every_class() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
 def test_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(InputError, match=f"between 0 and 1, got {fraction}"):
+    with pytest.raises(InputError, match=f"must be above 0 and below 1, got {fraction}"):
         stratified_split(random_images([0, 1], 2), fraction, seed=0)
 
 
@@ -138,18 +135,16 @@ def test_label_out_of_range(label: int) -> None:
         random_images([0, 1, label], 2)
 
 
-def test_no_images_and_missing_labels() -> None:
+def test_no_images() -> None:
     with pytest.raises(InputError, match="array: there are no images"):
         random_images([], 2)
-    with pytest.raises(InputError, match="3 images, but 2 labels"):
-        ImageStore([Image.new("L", (2, 2))] * 3, [0, 1], ["a", "b"], "array")
 
 
 def test_incomplete_jpeg_is_not_filled_with_gray(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     file = tmp_path / "x.jpg"
     Image.fromarray(noise).save(file)
-    images = FileStore([file], [0], ["a"], str(tmp_path))
+    images = FileStore([file.name], [0], ["a"], str(tmp_path))
     assert images.pixels(0, 3).shape == (3, 64, 64)
     complete = file.read_bytes()
     file.write_bytes(complete[: len(complete) // 2])

@@ -1,24 +1,26 @@
-"""TextSource: reader of documents for language models; read_python_docs: the built-in text.
+"""Documents for language models, from files or built in (TextSource and read_python_docs).
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
-built-in text is the language reference of Python (`pydoc_data.topics`) and the docstrings of the
-standard library, whose source files are parsed but not imported. The built-in text depends on the
-Python version only.
+built-in documents are the language reference of Python (`pydoc_data.topics`) and the docstrings of
+the standard library, whose source files are parsed but not imported. The built-in documents depend
+on the Python version only.
 """
 
 import ast
 import inspect
 import re
 import sysconfig
+from bisect import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_choice
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
 from fourfold.data.readers.labels import stratified_subset
 from fourfold.data.readers.splits import SplitSource, hold_out, read_tables, unit_hash
@@ -27,76 +29,60 @@ from fourfold.errors import InputError
 from fourfold.text_files import read_text
 from fourfold.tokenization.tokenizer import split_for_workers
 
-_HOLDOUT_FRACTION = 0.06
+_HOLDOUT_BORDERS = (0.06, 0.12)  # hashes of names below 0.06: test; from 0.06 to 0.12: val
 _MIN_DOCUMENT_CHARS = 40
-_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
 def read_python_docs() -> dict[str, TextTable]:
     """Return the built-in documents, Python's documentation, divided into three splits.
 
-    A hash of a document's name determines its split. Repeated paragraphs are kept once. A
-    validation paragraph that shares a line or a sentence with the training split is dropped, and so
-    is a test paragraph that shares one with the training or validation split.
+    A hash of a document's name determines its split. Repeated paragraphs are kept once. A paragraph
+    is removed from a validation or test document if one of its lines or sentences also occurs in an
+    earlier split. The order of the splits is train, val, test.
 
     Returns:
         Tables of the splits "train", "val" and "test", whose only column has the documents.
     """
     documents: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    for name, text in (*_read_topics(), *_read_docstrings()):
-        documents[_split_of(name)].append(text)
+    for name, text in _named_documents():
+        split = ("test", "val", "train")[bisect(_HOLDOUT_BORDERS, unit_hash(name))]
+        documents[split].append(text)
     seen: set[str] = set()
     return {split: _without_leaks(split, texts, seen) for split, texts in documents.items()}
 
 
-def _split_of(name: str) -> str:
-    share = unit_hash(name)
-    if share < _HOLDOUT_FRACTION:
-        return "test"
-    return "val" if share < 2 * _HOLDOUT_FRACTION else "train"
-
-
-def _read_topics() -> Iterator[tuple[str, str]]:
+def _named_documents() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each topic and of each top-level module of the library."""
     from pydoc_data.topics import topics
 
     for name, text in sorted(topics.items()):
         yield f"topic {name}", inspect.cleandoc(text)
-
-
-def _read_docstrings() -> Iterator[tuple[str, str]]:
-    """Yield a document name and the joined docstrings of each top-level stdlib module."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        try:
+        with suppress(SyntaxError, ValueError):  # distributions put files for other versions there
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # distributions put files for other versions there
-            continue
-        texts = [ast.get_docstring(node) for node in _definitions(tree)]
-        yield f"module {path.stem}", "\n\n".join(text for text in texts if text)
+            yield f"module {path.stem}", "\n\n".join(_docstrings(tree))
 
 
-def _definitions(node: ast.AST) -> Iterator[_Documented]:
-    """Yield the modules, classes and functions at or below a syntax node, in source order."""
-    if isinstance(node, _Documented):
-        yield node
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    """Yield the docstrings of the modules, classes and functions at or below a syntax node."""
+    if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+        yield text
     for block in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, block, []):
-            yield from _definitions(child)
-
-
-def _lines_and_sentences(paragraph: str) -> set[str]:
-    """Return the lines and the sentences of a paragraph, with normalized white space."""
-    sentences = re.split(r"(?<=[.!?:;])\s+", paragraph)
-    return {" ".join(unit.split()) for unit in (*paragraph.split("\n"), *sentences)} - {""}
+            yield from _docstrings(child)
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop repeated paragraphs, and paragraphs that share a line or sentence with an earlier split.
+    """Drop the repeated paragraphs of a split and those that share text with an earlier split.
 
-    Documents of which fewer than 40 characters remain are dropped, too.
+    A paragraph is dropped if the same paragraph was kept before in this split, or if one of its
+    lines or sentences is in an earlier split. A document is dropped if fewer than 40 characters of
+    the document remain.
 
     Args:
-        split: Name of the split, for the locations in the table.
+        split: Name of the split, which the locations of the rows in the returned table contain.
         documents: Texts of the documents of this split.
         seen: Lines and sentences of the earlier splits. The function changes this set in place: it
             adds the lines and sentences that this split keeps.
@@ -110,7 +96,8 @@ def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTabl
     for text in documents:
         kept = []
         for paragraph in re.split(r"\n\s*\n", text):
-            units = _lines_and_sentences(paragraph)
+            sentences = re.split(r"(?<=[.!?:;])\s+", paragraph)
+            units = {" ".join(unit.split()) for unit in (*paragraph.split("\n"), *sentences)} - {""}
             normalized = " ".join(paragraph.split())
             if units and normalized not in seen_paragraphs and seen.isdisjoint(units):
                 seen_paragraphs.add(normalized)
@@ -131,15 +118,16 @@ class TextSource:
     """Source of the documents of a language model.
 
     Args:
-        source: builtin (Python's documentation), files or hub.
-        split_sources: Source of each split, with the keys "train", "val" and "test": one or several
-            files, the name of a split of the Hugging Face dataset, or None if there is no such
-            split; for "val" and "test" also a fraction of the training documents to hold out.
+        source: "builtin" (Python's documentation), "files" or "hub" (a Hugging Face dataset).
+        split_sources: Source of each split, with the keys "train", "val" and "test". If `source` is
+            "files", one or several files. If `source` is "hub", the name of a split of the dataset.
+            For "val" and "test" also a fraction of the training documents to hold out. None means
+            that there is no such split; with "builtin", all must be None.
         column: Column with the text in tables (.jsonl, .json, .csv, .tsv) and in a Hugging Face
             dataset, where each row is a document.
-        documents: Unit of plain text that is one document: the file, a line, or a paragraph between
-            blank lines.
-        hub: Hugging Face dataset; required if `source` is hub, otherwise ignored.
+        documents: Unit of plain text that is one document: "file", "line", or "paragraph" (text
+            between blank lines).
+        hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training documents to sample; None takes all training documents.
     """
 
@@ -154,23 +142,21 @@ class TextSource:
         """Read the documents of each split, as a table with one column.
 
         Raises:
-            InputError: If `split_sources` names no split, or names a split although `source` is
-                builtin; if there are fewer training documents than `train_rows`; or if files or the
-                Hugging Face dataset cannot be read.
+            InputError: If `source` is "files" or "hub" and `split_sources` names no split; if
+                `source` is "builtin" and `split_sources` names a split; if there are fewer training
+                documents than `train_rows`; or if files or the dataset cannot be read.
         """
-        # A single document is divided from its end: the test split is the last part of the text.
-        sources = {name: self.split_sources[name] for name in ("train", "test", "val")}
         splits = read_tables(
             self.source,
-            sources,
+            # A single document is divided from its end, and the test split is its last part.
+            {name: self.split_sources[name] for name in ("train", "test", "val")},
             lambda: dict(read_python_docs()),
             lambda names: drop_blank(self._read_split(names)),
             _divide,
             needs_train=False,
         )
         if self.train_rows is not None and "train" in splits:
-            one_class = np.zeros(len(splits["train"]), np.int64)
-            chosen = stratified_subset(one_class, self.train_rows, 0)
+            chosen = stratified_subset(np.zeros(len(splits["train"])), self.train_rows, 0)
             splits["train"] = splits["train"].select(chosen)
         return splits
 
@@ -183,15 +169,14 @@ class TextSource:
         if is_table(name):
             return read_table(name, [self.column])
         text = read_text(name).replace("\r\n", "\n")
-        check_choice("data.documents", self.documents, ["file", "line", "paragraph"])
+        check_choice("data.documents", self.documents, get_args(DocumentUnit))
         if self.documents == "file":
             return TextTable.from_columns([[text]], f"{name}, document ")
-        if self.documents == "line":
-            lines = [line for line in text.split("\n") if line.strip()]
-            return TextTable.from_columns([lines], f"{name}, non-empty line ")
-        paragraphs = re.split(r"\n(?:[^\S\n]*\n)+", text)
-        texts = [paragraph.strip("\n") for paragraph in paragraphs if paragraph.strip()]
-        return TextTable.from_columns([texts], f"{name}, paragraph ")
+        is_line = self.documents == "line"
+        parts = text.split("\n") if is_line else re.split(r"\n(?:[^\S\n]*\n)+", text)
+        texts = [part.strip("\n") for part in parts if part.strip()]
+        unit = "non-empty line" if is_line else "paragraph"
+        return TextTable.from_columns([texts], f"{name}, {unit} ")
 
 
 def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, TextTable]:
@@ -206,11 +191,10 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
         Table of the remaining documents, and table of the documents that are held out.
 
     Raises:
-        InputError: If `fraction` does not lie between 0 and 1, or if there is too little text.
+        InputError: If there is too little text.
     """
     if len(table) > 1:
         return hold_out(table, fraction, name)
-    check_range(name, fraction, above=0.0, below=1.0)
     text = table.columns[0][0]
     border = len(text) - round(len(text) * fraction)
     if not 0 < border < len(text):

@@ -1,6 +1,7 @@
 """HubConfig and read_hub_split: text columns of datasets that `datasets.load_dataset` loads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -30,41 +31,55 @@ class HubConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+@contextmanager
+def loading(origin: str) -> Iterator[None]:
+    """Return a context manager that converts the errors that a library raises into InputError.
+
+    The message for a package that is not installed contains the command that installs the package.
+
+    Args:
+        origin: Dataset, file or split that the library loads, for the error message.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # datasets, pyarrow, networks and archives raise many types
+        reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
+        message = f"the dataset cannot be loaded: {reason}"
+        if isinstance(error, ModuleNotFoundError):
+            extra = "data" if error.name == "datasets" else "demo"
+            message = f"needs the package {error.name}: pip install 'fourfold[{extra}]'"
+        raise InputError(message, file=origin) from error
+
+
 def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str]) -> TextTable:
     """Read text columns of one split of a Hugging Face dataset.
 
     Args:
-        config: Dataset to load; None, if the user has given none, raises InputError.
+        config: Dataset to load, or None if the user has configured none. With None, the function
+            raises InputError.
         split: Split in the notation of `load_dataset`, such as "train", "train[:1%]" or
             "train+test".
         columns: Names of the columns; "translation.de" is the column "de" of a nested record.
 
     Raises:
-        InputError: If no dataset is given, if `datasets` is not installed or cannot load the split,
-            if a column is missing, or if the split is empty.
+        InputError: If `config` is None, if `datasets` is not installed or cannot load the split, if
+            a column is missing, or if the split is empty.
     """
     if config is None:
-        message = "must be given for source: hub as {path: ...}, with names of splits"
-        raise InputError(message, option="data.hub")
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        message = "cannot be hub without the package datasets: pip install 'fourfold[data]'"
-        raise InputError(message, option="data.source") from error
+        raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
     label = f"{config.path}, split {split}"
     texts: list[list[str]] = [[] for _ in columns]
-    try:
+    with loading(label):
+        from datasets import load_dataset
+
         data = load_dataset(
             config.path, config.name, split=split, streaming=config.streaming, **config.options
         )
         for number, record in enumerate(islice(data, config.rows)):
             for name, column in zip(columns, texts, strict=True):
                 column.append(get_column(record, name, f"{label}, row {number}"))
-    except InputError:
-        raise
-    except Exception as error:  # datasets, fsspec, pyarrow and network libraries have many types
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(f"the split cannot be loaded: {reason}", file=label) from error
     if not texts[0]:
         raise InputError("the split is empty", file=label)
     return TextTable.from_columns(texts, f"{label}, row ", 0)

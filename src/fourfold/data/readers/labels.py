@@ -1,10 +1,12 @@
-"""Functions for labels: class names, class indices, regression targets and stratified subsets."""
+"""Functions for labels: class names, class indices, regression targets and balanced subsets."""
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
+from fourfold.core.validation import check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
@@ -33,12 +35,13 @@ def find_classes(labels: Sequence[str], location: str) -> list[str]:
 
 
 def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:
-    """Return the class number of each label.
+    """Return the class index of each label.
 
     Args:
         labels: Class name of each example.
-        table: Table of the examples, which gives the location of a wrong label for the message.
-        names: Names of all classes, in the order of their numbers.
+        table: Table of the examples; used only for the location of an invalid label in the error
+            message.
+        names: Names of all classes, in the order of their indices.
 
     Returns:
         (examples,) int64.
@@ -47,11 +50,12 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
         InputError: If a label is not in `names`.
     """
     indices = {name: index for index, name in enumerate(names)}
-    for row, label in enumerate(labels):
-        if label not in indices:
-            message = f"the label must be one of {', '.join(names[:20])}, got {label!r}"
-            raise InputError(message, file=table.location(row))
-    return np.array([indices[label] for label in labels], np.int64)
+    try:
+        return np.array([indices[label] for label in labels], np.int64)
+    except KeyError as error:
+        label = error.args[0]
+        message = f"the label must be one of {', '.join(names[:20])}, got {label!r}"
+        raise InputError(message, file=table.location(labels.index(label))) from error
 
 
 def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
@@ -59,7 +63,8 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
     Args:
         labels: Label of each example, as text.
-        table: Table of the examples, which gives the location of a wrong label for the message.
+        table: Table of the examples; used only for the location of an invalid label in the error
+            message.
 
     Returns:
         (examples,) float32.
@@ -67,12 +72,10 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
     Raises:
         InputError: If a label is not a finite number.
     """
-    values = np.zeros(len(labels), np.float32)
+    values = np.full(len(labels), math.nan, np.float32)
     for row, label in enumerate(labels):
-        try:
+        with suppress(ValueError):
             values[row] = float(label)
-        except ValueError:
-            values[row] = math.nan
         if not math.isfinite(values[row]):
             message = f"the label must be a finite number, got {label!r}"
             raise InputError(message, file=table.location(row))
@@ -80,10 +83,11 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
-    """Sample training examples, with as equal numbers of each class as possible.
+    """Sample a class-balanced subset of the training examples.
 
-    The frequencies of the classes in the data do not matter, unless a class has too few examples.
-    With the same seed, a larger subset contains all examples of a smaller subset.
+    The subset has as equal numbers of examples of each class as possible. A class with too few
+    examples contributes all of them, and the other classes fill the rest. With the same seed, a
+    larger subset contains all examples of a smaller subset.
 
     Args:
         labels: (examples,) class of each training example; all zeros if there are no classes.
@@ -96,9 +100,7 @@ def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
     Raises:
         InputError: If `n_rows` is below 1 or exceeds the number of examples.
     """
-    if not 1 <= n_rows <= len(labels):
-        message = f"must lie between 1 and the {len(labels)} training rows, got {n_rows}"
-        raise InputError(message, option="data.train_rows")
+    check_range("data.train_rows", n_rows, minimum=1, maximum=len(labels))
     order = np.random.default_rng([seed, 0x5EED]).permutation(len(labels))
     rank_in_class = np.empty(len(labels), np.int64)
     for value in np.unique(labels):

@@ -49,11 +49,7 @@ def read_tables(
     named = {name: given for name, given in split_sources.items() if given is not None}
     if source == "builtin":
         for name, given in named.items():
-            raise InputError(
-                f"must be null for source: builtin, which has its own splits, got {given}:"
-                " set source to files or hub",
-                option=name,
-            )
+            raise InputError(f"must be null for source: builtin, got {given}", option=name)
         return builtin()
     if "train" not in named and (needs_train or not named):
         raise InputError(f"must be given for source: {source}", option="data.train")
@@ -80,12 +76,14 @@ def read_splits(
         Examples of each split, in the type of the return value of `read`.
 
     Raises:
-        InputError: If the list of files of a split is empty, if a fraction is given although
-            `sources` has no training split before the fraction, or if `read` or `divide` raises it.
+        InputError: If the list of files of a split is empty, if a fraction comes before the
+            training split in `sources`, or there is no training split, or if `read` or `divide`
+            raises it.
     """
     splits: dict[str, T] = {}
     for name, source in sources.items():
         if isinstance(source, float) and "train" in splits:
+            check_range(name, source, above=0.0, below=1.0)
             splits["train"], splits[name] = divide(splits["train"], source, name)
         elif isinstance(source, float) or source == []:
             message = f"must name files without a training split, got {source}"
@@ -127,39 +125,33 @@ def hold_out(
     """Divide a table into remaining and held-out rows, by a hash of the text in the first column.
 
     A row is held out if the hash, a number in [0, 1), is below `fraction`. A row therefore stays in
-    its split when other rows are added to the data. Remaining rows that share a text with a
-    held-out row are dropped, so that no text is in both splits.
+    its split when other rows are added to the data. A remaining row is dropped if it has the same
+    text as a held-out row in one of the first `n_columns` columns.
 
     Args:
         table: Training examples, one in each row.
         fraction: Approximate fraction of the distinct texts in the first column to hold out, above
             0 and below 1.
-        name: Name of the new split, which is hashed together with the text: another name holds out
-            other rows.
+        name: Name of the new split. The name is hashed together with the text, so with a different
+            name, different rows are held out.
         n_columns: Number of columns, from the first, whose texts must not be in both splits; None
-            means all columns. Other columns, such as labels, may have equal texts in both splits.
+            means all columns. The other columns may have equal texts in both splits, such as
+            labels.
 
     Returns:
         Table of the remaining rows, and table of the held-out rows.
 
     Raises:
-        InputError: If one side has no rows, or if `fraction` does not lie between 0 and 1.
+        InputError: If no row would remain or be held out.
     """
-    check_range(name, fraction, above=0.0, below=1.0)
     held_out = np.array([unit_hash(name + text) < fraction for text in table.columns[0]])
     leaks = np.zeros(len(table), bool)
     for column in table.columns[:n_columns]:
         taken = {text for text, is_out in zip(column, held_out, strict=True) if is_out}
         leaks |= np.array([text in taken for text in column])
-    if not held_out.any() or held_out.all():
-        message = f"{len(table)} rows are too few to hold out {fraction:g} of them as {name}"
-        raise InputError(message, file=table.location(0))
-    if leaks.all():
-        raise InputError(
-            f"no training row is left if {fraction:g} are held out as {name}, since each of the"
-            " others shares a text with a held-out row",
-            file=table.location(0),
-        )
+    if not held_out.any() or leaks.all():
+        message = f"{len(table)} rows have too few different texts to hold out {fraction:g} of them"
+        raise InputError(f"{message} as {name}", file=table.location(0))
     if n_dropped := int((leaks & ~held_out).sum()):
         log.warning("dropped %d training rows that share a text with a held-out row", n_dropped)
     return table.select(np.flatnonzero(~leaks)), table.select(np.flatnonzero(held_out))

@@ -1,20 +1,22 @@
 """Built-in translation pairs: dates, durations, money, names and numbers, from Babel and num2words.
 
-Babel (with the rules of the Unicode CLDR) and num2words express the same value in many languages,
-which order the words differently ("March 5, 2024" and "5. März 2024", "forty-two" and
-"zweiundvierzig"). A target sentence always has the values of its source sentence, so a perfect
-score is possible.
+Babel (with the rules of the Unicode CLDR) and num2words express the same value in many languages.
+The languages order the parts of a value differently, as in "March 5, 2024" and "5. März 2024", or
+"forty-two" and "zweiundvierzig". Source and target express the same values in fixed forms, so a
+model can reach a perfect score.
 """
 
 import datetime
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import Any
 
 from fourfold.core.validation import check_positive
+from fourfold.data.readers.hf_datasets import loading
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
@@ -27,14 +29,12 @@ _MEASURES = (
 )
 _NOT_A_PLACE = {"XA", "XB", "ZZ", "QO", "mul", "und", "zxx"}
 _TIME_UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
-_SECONDS = dict(
-    zip(_TIME_UNITS, (31_536_000, 2_592_000, 604_800, 86_400, 3600, 60, 1), strict=True)
-)
+_SECONDS = (31_536_000, 2_592_000, 604_800, 86_400, 3600, 60, 1)  # of each time unit
 
 
-# Function that writes one sampled value in a language, given its code, such as "de".
+# Function that takes the code of a language, such as "de", and returns a value as text.
 Formatter = Callable[[str], str]
-# Function that samples a value, and returns the formatter of this value.
+# Function that samples a value with a random generator, and returns the formatter of this value.
 Sampler = Callable[[random.Random], Formatter]
 
 
@@ -60,16 +60,7 @@ def _spell(number: int, lang: str, to: str = "cardinal") -> str:
     """Return a number in words; `to` is the form of the number in num2words, such as "ordinal"."""
     from num2words import num2words
 
-    text: str = num2words(number, lang=lang, to=to)
-    return text
-
-
-def _can_spell(lang: str, to: str) -> bool:
-    """Return True if num2words supports the form `to`, such as "ordinal", in a language."""
-    try:
-        return bool(_spell(1984, lang, to))
-    except (NotImplementedError, TypeError, ValueError):
-        return False
+    return str(num2words(number, lang=lang, to=to))
 
 
 def _day(rng: random.Random) -> datetime.date:
@@ -82,7 +73,7 @@ def _number(rng: random.Random, digits: int) -> int:
 
 
 def _babel(module: str, function: str, *values: Any, **options: Any) -> Formatter:
-    """Return a formatter, a function of the language code, that calls a function of Babel.
+    """Return a function that takes a language code and returns the text that Babel produces.
 
     Args:
         module: Module of Babel, such as "dates".
@@ -109,8 +100,8 @@ def _interval(rng: random.Random) -> Formatter:
 
 
 def _ago(rng: random.Random) -> Formatter:
-    unit = rng.choice(_TIME_UNITS)
-    span = datetime.timedelta(seconds=_SECONDS[unit] * rng.randint(2, 99) * rng.choice([-1, 1]))
+    unit, seconds = rng.choice(list(zip(_TIME_UNITS, _SECONDS, strict=True)))
+    span = datetime.timedelta(seconds=seconds * rng.randint(2, 99) * rng.choice([-1, 1]))
     options = {"granularity": unit, "threshold": 1e9, "add_direction": True}
     return _babel("dates", "format_timedelta", span, **options)
 
@@ -134,7 +125,7 @@ def _money(rng: random.Random) -> Formatter:
 
 
 def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter:
-    """Sample several languages or territories, and return the formatter of the list of their names.
+    """Sample several languages or territories, and return a formatter of the list of their names.
 
     Args:
         category: Attribute of `babel.Locale` with the names: "languages" or "territories".
@@ -147,8 +138,7 @@ def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter
 
 
 def _name(category: str, code: str, lang: str) -> str:
-    name: str = getattr(_locale(lang), category)[code]
-    return name
+    return str(getattr(_locale(lang), category)[code])
 
 
 def _spelled(to: str, rng: random.Random) -> Formatter:
@@ -157,9 +147,7 @@ def _spelled(to: str, rng: random.Random) -> Formatter:
 
 
 def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter:
-    """Return a formatter that joins the texts of several formatters as a list in their language.
-
-    A formatter is a function that writes a value in the language with the given code.
+    """Return a formatter that calls several formatters, and joins their texts as a list.
 
     Args:
         formatters: Formatters of the items of the list.
@@ -169,7 +157,10 @@ def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter
 
 
 def _samplers(langs: Sequence[str]) -> list[Sampler]:
-    """Return the functions that sample a value which can be written in all languages of `langs`."""
+    """Return one sampler for each kind of value, such as dates or amounts of money.
+
+    Kinds of values that Babel or num2words cannot write in all languages of `langs` are left out.
+    """
     samplers: list[Sampler] = [_date, _interval, _ago, _money]
     durations = [f"duration-{unit}" for unit in _TIME_UNITS]
     for sampler, units in ((_duration, durations), (_measure, _MEASURES)):
@@ -182,8 +173,11 @@ def _samplers(langs: Sequence[str]) -> list[Sampler]:
         # Longer codes are dialects and continents.
         codes = sorted(code for code in known if len(code) <= length and code not in _NOT_A_PLACE)
         samplers.append(partial(_names, category, codes))
-    forms = [to for to in ("cardinal", "ordinal", "year") if all(_can_spell(x, to) for x in langs)]
-    return samplers + [partial(_spelled, to) for to in forms]
+    for to in ("cardinal", "ordinal", "year"):
+        with suppress(NotImplementedError, TypeError, ValueError):  # a language lacks this form
+            if all(_spell(1984, lang, to) for lang in langs):
+                samplers.append(partial(_spelled, to))
+    return samplers
 
 
 @lru_cache(maxsize=4)
@@ -211,27 +205,21 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
         raise InputError(f"must be two languages, got {src_lang} twice", option="data.langs")
     check_positive("data.rows", n_train)
     langs = (src_lang, tgt_lang)
-    try:
+    with loading(f"built-in {src_lang}-{tgt_lang}"):
         samplers = _samplers(langs)
-    except ImportError as error:
-        message = f"cannot be builtin without the package {error.name}"
-        raise InputError(
-            f"{message}: pip install 'fourfold[demo]'", option="data.source"
-        ) from error
     rng = random.Random(f"{src_lang}-{tgt_lang}")
-    seen: list[set[str]] = [set(), set()]
+    seen: set[tuple[str, str]] = set()  # languages and sentences
     splits = {}
     for split, size in (("test", _EVAL_ROWS), ("val", _EVAL_ROWS), ("train", n_train)):
-        columns: list[list[str]] = [[], []]
-        while len(columns[0]) < size:
+        pairs: list[list[str]] = []
+        while len(pairs) < size:
             formatter = _list([rng.choice(samplers)(rng) for _ in range(rng.choice(_N_VALUES))])
             # The CLDR contains several kinds of spaces, which look alike.
-            pair = [re.sub(r"\s+", " ", formatter(lang)) for lang in langs]
-            if pair[0] in seen[0] or pair[1] in seen[1]:
-                continue
-            for text, column, known in zip(pair, columns, seen, strict=True):
-                column.append(text)
-                known.add(text)
+            texts = [re.sub(r"\s+", " ", formatter(lang)) for lang in langs]
+            sentences = set(zip(langs, texts, strict=True))
+            if seen.isdisjoint(sentences):
+                seen |= sentences
+                pairs.append(texts)
         source = f"built-in {src_lang}-{tgt_lang}, {split}, row "
-        splits[split] = TextTable.from_columns(columns, source)
+        splits[split] = TextTable.from_columns([list(c) for c in zip(*pairs, strict=True)], source)
     return {name: splits[name] for name in ("train", "val", "test")}

@@ -5,6 +5,7 @@ import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class TextTable:
 
     @classmethod
     def from_columns(
-        cls, columns: list[list[str]], source: str, number: int | Sequence[int] = 1
+        cls, columns: list[list[str]], source: str, number: int | Sequence[int] | np.ndarray = 1
     ) -> "TextTable":
         """Return a table whose rows come from one source.
 
@@ -46,8 +47,8 @@ class TextTable:
             columns: Texts of each column.
             source: Source of all rows, a prefix such as "train.en:" to which `location` appends the
                 number.
-            number: Number of the first row in the source, from which the other rows are counted; or
-                the number of each row.
+            number: Number of the first row in the source, if the other rows follow consecutively;
+                otherwise the number of every row.
         """
         n_rows = len(columns[0])
         if isinstance(number, int):
@@ -68,11 +69,8 @@ class TextTable:
 
     @staticmethod
     def concat(tables: Sequence["TextTable"]) -> "TextTable":
-        """Concatenate the rows of several tables, which have the same columns."""
-        columns = [
-            [text for column in same for text in column]
-            for same in zip(*(table.columns for table in tables), strict=True)
-        ]
+        """Concatenate the rows of several tables with equal numbers of columns."""
+        columns = [list(chain(*same)) for same in zip(*(t.columns for t in tables), strict=True)]
         source = np.concatenate([table.source for table in tables])
         return TextTable(columns, source, np.concatenate([table.number for table in tables]))
 
@@ -110,11 +108,8 @@ def read_aligned_lines(paths: Sequence[str]) -> TextTable:
     columns = [read_lines(path) for path in paths]
     for path, lines in zip(paths[1:], columns[1:], strict=True):
         if len(lines) != len(columns[0]):
-            raise InputError(
-                f"the file has {len(lines)} lines, but {paths[0]} has {len(columns[0])}:"
-                " lines with equal numbers must belong together",
-                file=path,
-            )
+            message = f"the file has {len(lines)} lines, but {paths[0]} has {len(columns[0])}"
+            raise InputError(message, file=path)
     return TextTable.from_columns(columns, " + ".join(paths) + ":")
 
 
@@ -131,11 +126,11 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
-        columns: Columns to read. In a CSV or TSV file, names refer to its first line; if all
-            columns are numbers from 0, such as "3", the first line is data. In JSON lines, columns
-            are keys.
+        columns: Columns to read. For a CSV or TSV file, these are names in the header, which is the
+            first line. If the file has no header, they are indices from 0 as text, such as "3". For
+            JSON lines, they are keys of each object.
         drop_uneven: Skip rows of a CSV or TSV file with more or fewer fields than its header, and
-            log their number; otherwise such a row raises InputError.
+            log how many rows were skipped; otherwise such a row raises InputError.
 
     Raises:
         InputError: If the file cannot be read or has no rows, if a column is missing, or if a line
@@ -167,17 +162,17 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
 def _select_columns(
     records: Iterator[list[str]], columns: Sequence[str], path: str, source: str, drop_uneven: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each data row of a CSV or TSV file, and its fields in `columns`.
+    """Yield the line number, from 1, and the selected fields of each data row of a CSV or TSV file.
 
     Args:
         records: Fields of every line, the header included.
-        columns: Names in the header; or numbers from 0, such as "3", if there is no header.
+        columns: Names in the header; or indices from 0, such as "3", if there is no header.
         path: File, for messages.
         source: Prefix of a row's location, such as "train.tsv:", for messages.
-        drop_uneven: Skip rows with more or fewer fields than the header, and log their number.
+        drop_uneven: Skip rows with a wrong number of fields, and log how many rows were skipped.
 
     Raises:
-        InputError: If a column is missing, or if a row has more or fewer fields than the header and
+        InputError: If a column is missing, or if a row has a wrong number of fields and
             `drop_uneven` is False.
     """
     filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
@@ -188,19 +183,16 @@ def _select_columns(
             message = f"there is no column {missing[0]!r}, only {', '.join(header)}"
             raise InputError(message, file=path)
     indices = [header.index(column) if header else int(column) for column in columns]
+    n_fields = len(header) or max(indices) + 1
     n_dropped = 0
     for number, record in filled:
-        is_uneven = bool(header) and len(record) != len(header)
-        if is_uneven and drop_uneven:
-            n_dropped += 1
-        elif is_uneven:
-            message = f"the row has {len(record)} columns, but the header has {len(header)}"
-            raise InputError(message, file=f"{source}{number}")
-        elif max(indices) >= len(record):
-            message = f"there is no column {max(indices)}, the row has only {len(record)} columns"
-            raise InputError(message, file=f"{source}{number}")
-        else:
+        if len(record) == n_fields or (len(record) > n_fields and not header):
             yield number, [record[index] for index in indices]
+        elif drop_uneven:
+            n_dropped += 1
+        else:
+            message = f"the row has {len(record)} columns instead of {n_fields}"
+            raise InputError(message, file=f"{source}{number}")
     if n_dropped:
         log.warning("%s: dropped %d rows with other columns than the header", path, n_dropped)
 
@@ -251,8 +243,6 @@ def get_column(record: object, column: str, location: str) -> str:
             names = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
             raise InputError(f"there is no column {column!r}, only {names}", file=location)
         value = value[name]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"column {column!r} must be a text, got {value!r}", file=location)
-    return value
+    return str(value)

@@ -34,17 +34,17 @@ def limit_lengths(
         columns: Token ids of the texts; array i has text i of every example.
         table: Texts of the same examples.
         limit: Maximum number of tokens.
-        too_long: Treatment of longer examples: "error", "truncate" (every text to `limit` tokens)
-            or "drop", which truncates in validation and test, since a score must include all
-            examples.
-        split: "train", "val" or "test"; examples are dropped only in "train".
+        too_long: Treatment of longer examples. "error" raises InputError. "truncate" cuts every
+            text to `limit` tokens. "drop" drops the example from "train", but is the same as
+            "truncate" in "val" and "test", because a score must include all examples.
+        split: Name of the split: "train", "val" or "test".
         option: Name of the option that sets the limit, for error messages.
-        lengths: (examples,) number of tokens of each example, compared with `limit`; None means the
-            number of tokens of its longest text.
+        lengths: (examples,) number of tokens by which an example counts as too long. None means the
+            number of tokens of the longest text. If `lengths` are the sums over several texts, a
+            truncated example may remain longer than `limit`, and the caller must shorten it.
 
     Returns:
-        Token ids of the texts, and table of the texts, of the remaining examples. Truncation does
-        not change the table.
+        Token ids and table of the remaining examples. Truncation does not change the table.
 
     Raises:
         InputError: If an example is too long and `too_long` is "error", or if no example is left.
@@ -70,6 +70,5 @@ def limit_lengths(
         return [column.truncate(limit) for column in columns], table
     kept = np.flatnonzero(lengths <= limit)
     if len(kept) == 0:
-        message = f"all rows from here on are longer than {limit} tokens"
-        raise InputError(message, file=table.location(0))
+        raise InputError(f"all rows are longer than {limit} tokens", file=table.location(0))
     return [column.take(kept) for column in columns], table.select(kept)

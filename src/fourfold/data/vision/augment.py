@@ -1,9 +1,10 @@
 """Augmentation and MixupCutmix: random image transforms as functions of seed and epoch.
 
 The random numbers of an image are a function of the seed, the epoch and the number of the image.
-Crops and flips are computed for a whole batch at once. Transforms of torchvision run for each image
-under a seed of that image, and the state of the global generator is restored afterwards. The number
-of workers, the batch size and a resume can therefore not change an image.
+The augmented images are therefore the same for any number of workers, for any batch size, and in a
+resumed run. Crops and flips are computed for a whole batch at once. The transforms of torchvision
+draw from the global generator of the CPU. They run on one image at a time, after the generator is
+seeded for that image, and the state of the generator is restored afterwards.
 
 Shapes: B images, C channels, H height, W width, K classes.
 """
@@ -67,19 +68,18 @@ class Augmentation:
 
         config = self.config
         self.normalize = Normalize(config.mean, config.std, self.n_channels)
+        bilinear = InterpolationMode.BILINEAR
         steps: list[Callable[[Tensor], Tensor]] = []
         fill = (255 * self.normalize.mean).tolist()  # 0 after normalization
         if config.train_crop == "random_resized_crop":
             mode = InterpolationMode(config.interpolation)
-            scale = (config.scale_min, 1.0)
-            steps.append(v2.RandomResizedCrop(self.size, scale, interpolation=mode, antialias=True))
+            steps.append(v2.RandomResizedCrop(self.size, (config.scale_min, 1), interpolation=mode))
         if config.rand_augment:
             n_operations, magnitude = config.rand_augment
-            level = round(3 * magnitude)
-            steps.append(v2.RandAugment(n_operations, level, 31, InterpolationMode.BILINEAR, fill))
+            # Magnitude 10 is level 30 of torchvision's 31 levels.
+            steps.append(v2.RandAugment(n_operations, round(3 * magnitude), 31, bilinear, fill))
         elif config.aa:
-            policy = v2.AutoAugmentPolicy(config.aa)
-            steps.append(v2.AutoAugment(policy, InterpolationMode.BILINEAR, fill))
+            steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(config.aa), bilinear, fill))
         if strength := config.color_jitter:
             steps.append(v2.ColorJitter(strength, strength, strength))
         self.per_image = v2.Compose(steps) if steps else None
@@ -92,15 +92,15 @@ class Augmentation:
             pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
             epoch: Number of the epoch, from 0.
             rows: (B,) number of each image in the split. The random numbers of an image are a
-                function of this number. With repeated augmentation, i + k N is copy k of image i,
-                where N is the number of images in the split.
+                function of this number. With repeated augmentation, the number i + k N means copy k
+                of image i, where N is the number of images in the split.
 
         Returns:
             (B, C, size, size) float32.
         """
         numbers = bits(self.seed, epoch, rows, _N_NUMBERS)
         if self.config.train_crop != "random_resized_crop":
-            pixels = resize_and_crop(pixels, self.size, self.config.interpolation)
+            pixels = resize_and_crop(pixels, [self.size], self.size, self.config.interpolation)
             if self.config.train_crop == "pad_crop":
                 padding = max(1, self.size // 8)
                 offsets = unit(numbers[:, [_CROP_ROW, _CROP_COLUMN]]) * (2 * padding + 1)
@@ -121,13 +121,13 @@ def _apply_seeded(
 ) -> Tensor:
     """Transform each image with its own seed, and return the results as a batch.
 
-    The transforms draw from the CPU's global generator, which is seeded before each image. At the
-    end, the earlier state of the generator is restored. `torch.manual_seed` would also seed the
-    GPU's generator, which dropout uses.
+    The transforms draw from the global generator of the CPU. The generator is seeded before each
+    image, and has its earlier state again after the last image.
     """
     results = []
     with torch.random.fork_rng(devices=[]):
         for image, seed in zip(images, seeds.tolist(), strict=True):
+            # `torch.manual_seed` would also seed the GPU's generator, which dropout uses.
             torch.default_generator.manual_seed(seed)
             results.append(transform(image))
     return torch.stack(results)
@@ -153,18 +153,18 @@ class MixupCutmix:
     def __call__(
         self, images: Tensor, labels: Tensor, partners: Tensor, pairs: np.ndarray, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Apply MixUp or CutMix to each of the B images of a batch and the other image of its pair.
+        """Mix each of the B images of a batch with its partner, the other image of its pair.
 
-        The other image is called the partner. Pairs do not depend on the batch size, so a partner
-        may be in another batch. `images` holds such partners, too, but they are not returned.
+        Pairs do not depend on the batch size, so a partner may be in another batch. Such a partner
+        is read for this batch, too, but its mixed image is not returned.
 
         Args:
             images: (R, C, H, W), the B images of the batch, followed by the R - B partners that are
                 not in the batch.
             labels: (R,) long, class of each image in `images`.
             partners: (B,) long, index in `images` of the partner of each image of the batch.
-            pairs: (B,) number of the pair of each image of the batch, equal for both images of a
-                pair. The random numbers of a pair are a function of this number.
+            pairs: (B,) number of the pair of each image of the batch; two partners have the same
+                number. The random numbers of a pair are a function of this number.
             epoch: Number of the epoch, from 0.
 
         Returns:
@@ -174,18 +174,16 @@ class MixupCutmix:
         shares = self._shares(pairs, epoch, *images.shape[-2:])  # (B, 1, H, W)
         own_share = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
         targets = F.one_hot(labels, self.n_classes).to(own_share.dtype)
-        return (
-            torch.lerp(images[partners], images[own], shares),
-            torch.lerp(targets[partners], targets[own], own_share),
-        )
+        mixed = torch.lerp(images[partners], images[own], shares)
+        return mixed, torch.lerp(targets[partners], targets[own], own_share)
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """Return the weight of each image in each pixel of the mix of this image and its partner.
+        """Return, for each pixel, the weight with which an image enters its mixed image.
 
-        The weight of the partner is 1 minus this weight. With MixUp, all pixels have the weight
-        lam, which is drawn from a Beta distribution. With CutMix, the weight is 0 in a rectangle
-        and 1 elsewhere. The rectangle has 1 - lam times the area of the image, but is clipped at
-        the edges of the image.
+        The partner has 1 minus this weight. lam is drawn from a Beta distribution for each pair.
+        With MixUp, all pixels have the weight lam. With CutMix, the weight is 0 in a rectangle and
+        1 elsewhere. The rectangle has 1 - lam times the area of the image, but is clipped at the
+        edges of the image.
 
         Args:
             pairs: (B,) number of the pair of each image.
@@ -197,8 +195,7 @@ class MixupCutmix:
             (B, 1, H, W).
         """
         config = self.config
-        cutmix_probability = config.mixup_switch if config.mixup else 1.0
-        cutmix_probability *= config.cutmix > 0
+        cutmix_probability = (config.mixup_switch if config.mixup else 1.0) * (config.cutmix > 0)
         distinct, index = np.unique(pairs, return_inverse=True)
         shares = torch.ones(len(distinct), 1, height, width)
         for share, pair in zip(shares, distinct.tolist(), strict=True):

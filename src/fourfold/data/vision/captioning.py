@@ -1,12 +1,14 @@
-"""CaptionData: DataModule for images with captions from JSON lines, or digits with captions.
+"""CaptionData: DataModule for captioned images, from files or the built-in digit images.
 
 Shapes: N images, B images of a batch, T tokens.
 """
 
 import os
+import zipfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,15 +17,16 @@ import torch
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.text_table import TextTable, get_column, read_json_lines
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule
-from fourfold.data.vision.image_classification import ImageDataset, check_channels, make_transforms
+from fourfold.data.vision.augment import Augmentation
+from fourfold.data.vision.image_classification import ImageDataset, make_transforms
 from fourfold.data.vision.image_stores import FileStore, ImageStore, ZipStore, open_zip
-from fourfold.data.vision.sources import SPLIT_NAMES, digits
-from fourfold.data.vision.transforms import TransformConfig
+from fourfold.data.vision.sources import SPLITS, digits
+from fourfold.data.vision.transforms import TransformConfig, check_channels
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -58,8 +61,9 @@ def read_captions(
         source: Folder or zip archive; a relative path may also lie under $FOURFOLD_DATA.
         table: Path of the JSON-lines file in the source. The file has a line for each image.
         folder: Folder of the images in the source; "" means the source itself.
-        columns: Three keys of each line's JSON object: of the image's path in `folder`, of the name
-            of its split, and of its caption or list of captions.
+        columns: Names of three keys in each line's JSON object: the key with the image's path
+            relative to `folder`, the key with its split, and the key with its caption or list of
+            captions.
 
     Returns:
         Images of each split, by name: "train", and "val" and "test" if the file has such images.
@@ -70,30 +74,25 @@ def read_captions(
     root = resolve(source)
     path = f"{source}/{table}"
     is_zip = root.suffix == ".zip"
-    members = set(open_zip(str(root), os.getpid()).namelist()) if is_zip else set()
-    records: dict[str, list[tuple[str, list[str], int]]] = {}
+    top = zipfile.Path(open_zip(str(root), os.getpid())) if is_zip else root
+    records: dict[str, list[tuple[str, list[str], int]]] = defaultdict(list)
     for line, record in read_json_lines(path):
         image, split, texts = _parse_record(record, columns, f"{path}:{line}")
         image = f"{folder}/{image}" if folder else image
-        if not (image in members if is_zip else (root / image).is_file()):
+        if not (top / image).is_file():
             raise InputError(f"there is no image {image} in {source}", file=path, line=line)
-        records.setdefault(split, []).append((image, texts, line))
+        records[split].append((image, texts, line))
     if "train" not in records:
         raise InputError(f"there are no training images, only {', '.join(records)}", file=path)
     splits = {}
     for split, of_split in records.items():
         names, texts_of_images, lines = zip(*of_split, strict=True)
-        labels = np.zeros(len(names))
-        images: ImageStore
-        if is_zip:
-            images = ZipStore(names, labels, [""], str(root))
-        else:
-            images = FileStore([root / name for name in names], labels, [""], source)
+        open_store = ZipStore if is_zip else FileStore
+        images = open_store(names, np.zeros(len(names)), None, str(root))
         counts = np.array([len(texts) for texts in texts_of_images])
-        captions = TextTable.from_columns(
-            [list(chain(*texts_of_images))], f"{path}:", np.repeat(lines, counts).tolist()
-        )
-        splits[split] = CaptionedImages(images, captions, counts)
+        captions = [list(chain(*texts_of_images))]
+        rows = TextTable.from_columns(captions, f"{path}:", np.repeat(lines, counts))
+        splits[split] = CaptionedImages(images, rows, counts)
     return splits
 
 
@@ -110,19 +109,16 @@ def _parse_record(
     Raises:
         InputError: A key is missing, or a value is invalid.
     """
-    image = get_column(record, columns[0], location)
-    name = get_column(record, columns[1], location)
-    split = next((split for split, names in SPLIT_NAMES.items() if name in names), None)
-    if split is None:
-        message = f"the split must be one of {', '.join(SPLIT_NAMES)}, got {name!r}"
-        raise InputError(message, file=location)
+    image, name = (get_column(record, column, location) for column in columns[:2])
+    if name not in SPLITS:
+        raise InputError(f"the split must be train, val or test, got {name!r}", file=location)
     texts = record.get(columns[2])
     texts = [texts] if isinstance(texts, str) else texts
     is_list = isinstance(texts, list) and texts
     if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
         message = f"column {columns[2]!r} must be a text or a list of texts, got {texts!r}"
         raise InputError(message, file=location)
-    return image, split, texts
+    return image, SPLITS[name], texts
 
 
 def digit_captions() -> dict[str, CaptionedImages]:
@@ -133,11 +129,11 @@ def digit_captions() -> dict[str, CaptionedImages]:
     give each of the three strokes, and each of the three slants, a third of the training images.
     """
     splits = digits()
-    measured = {name: _ink_and_slant(images) for name, images in splits.items()}
-    terciles = np.quantile(measured["train"], [1 / 3, 2 / 3], axis=0)  # (2, 2)
+    terciles = np.quantile(_ink_and_slant(splits["train"]), [1 / 3, 2 / 3], axis=0)  # (2, 2)
     captioned = {}
     for name, images in splits.items():
-        ink, slant = (np.searchsorted(terciles[:, k], measured[name][:, k]) for k in (0, 1))
+        measured = zip(terciles.T, _ink_and_slant(images).T, strict=True)
+        ink, slant = (np.searchsorted(borders, values) for borders, values in measured)
         texts = []
         for label, i, j in zip(images.labels.tolist(), ink, slant, strict=True):
             number, stroke, direction = NUMBERS[label], STROKES[i], SLANTS[j]
@@ -146,9 +142,8 @@ def digit_captions() -> dict[str, CaptionedImages]:
                 f"the digit {number} in {stroke} strokes, {direction}",
                 f"{direction} and {stroke}: a {number}",
             ]
-        counts = np.full(len(images), 3)
         table = TextTable.from_columns([texts], f"digits, {name}, text ")
-        captioned[name] = CaptionedImages(images, table, counts)
+        captioned[name] = CaptionedImages(images, table, np.full(len(images), 3))
     return captioned
 
 
@@ -156,8 +151,9 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
     """Measure the amount of ink and the slant of each image.
 
     Returns:
-        (N, 2): the mean brightness from 0 to 255, and the number of pixels by which the ink moves
-        to the right from one pixel row to the row below.
+        (N, 2): the mean brightness from 0 to 255, and the horizontal shift of the stroke in pixels
+        per row downwards. The shift is positive to the right, so a digit that leans right has a
+        negative shift.
     """
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
@@ -171,34 +167,31 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
 _CAPTION_STREAM = 5  # of random numbers; image transforms use stream 0
 
 
-@dataclass(eq=False)
-class CaptionDataset(BatchedDataset):
+@dataclass(eq=False, kw_only=True)
+class CaptionDataset(ImageDataset):
     """Dataset of the images of one split, each with one of its captions.
 
+    In each epoch, one caption of each image is sampled if the transform is an `Augmentation`.
+    Otherwise the first caption is used.
+
     Args:
-        images: Dataset of the images, whose batch order this dataset uses, too.
         ids: Token ids of all captions in the order of the images, each caption with BOS and EOS.
-        texts: The same captions as texts, in the same order, for evaluation.
-        counts: (N,) number of captions of each image.
+        captioned: Captions as texts, for evaluation, and number of captions of each image.
         pad_id: Id of the padding token.
-        seed: Seed of the random choice of a caption of each image in each epoch; None always
-            chooses the first caption.
     """
 
-    images: ImageDataset
     ids: RaggedArray
-    texts: Sequence[str]
-    counts: np.ndarray
+    captioned: CaptionedImages
     pad_id: int
-    seed: int | None
 
     def __post_init__(self) -> None:
-        self.order = self.images.order
-        self.first = np.cumsum(self.counts) - self.counts  # row of each image's first caption
+        super().__post_init__()
+        counts = self.captioned.counts
+        self.first = np.cumsum(counts) - counts  # row of each image's first caption
 
     @property
     def has_static_shape(self) -> bool:
-        """Always False, since a batch is as long as its longest caption."""
+        """Always False: captions are padded to the longest caption of the batch."""
         return False
 
     @property
@@ -206,26 +199,22 @@ class CaptionDataset(BatchedDataset):
         """Number of tokens of the longest caption, BOS and EOS included."""
         return int(self.ids.lengths.max())
 
-    def prepare(self) -> None:
-        """Decode all images into memory, if the `cache` option of the images requires it."""
-        self.images.prepare()
-
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
         """Return a batch of images, each with the caption that is chosen for this epoch.
 
         Args:
             rows: (B,) numbers of the images in the split.
             epoch: Number of the epoch, from 0.
-            position: Number of batches of the epoch, over all ranks, that are trained once this
-                batch is trained; stored in the returned batch.
+            position: Number of batches of the epoch that all ranks together have trained after the
+                step of this batch; copied into the returned batch, for resuming.
         """
         captions = self.first[rows]
-        if self.seed is not None:
-            counts = self.counts[rows]
+        if isinstance(self.transform, Augmentation):
+            counts = self.captioned.counts[rows]
             captions = captions + integers(self.seed, epoch, rows, counts, _CAPTION_STREAM)
         ids, mask = self.ids.padded(captions, self.pad_id)  # (B, T)
-        batch = self.images.batch(rows, epoch, position)
-        return CaptionBatch(batch.images, ids, mask, batch.rows, epoch, position)
+        images, _ = self.transformed(rows, epoch)
+        return CaptionBatch(images, ids, mask, torch.from_numpy(rows), epoch, position)
 
 
 class CaptionData(TextDataModule):
@@ -293,16 +282,12 @@ class CaptionData(TextDataModule):
         super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         self.transform = transform or TransformConfig()
         check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
-        check_channels(n_channels)
+        check_channels("data.n_channels", n_channels)
         check_choice("data.too_long", too_long, ("error", "truncate"))
-        for name in ("mixup", "cutmix"):
-            if value := getattr(self.transform, name):
-                message = f"must be 0, since captions cannot be mixed, got {value}"
-                raise InputError(message, option=f"data.transform.{name}")
+        if self.transform.mixup or self.transform.cutmix:
+            raise InputError("must have mixup 0 and cutmix 0 for captions", option="data.transform")
         self.source = source
-        self.captions_file = captions
-        self.images_folder = images
-        self.columns = (image_column, split_column, caption_column)
+        self.layout = (captions, images, (image_column, split_column, caption_column))
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.max_len = max_len
         self.too_long = too_long
@@ -310,13 +295,13 @@ class CaptionData(TextDataModule):
         self._n_channels = n_channels
 
     def read(self) -> dict[str, CaptionedImages]:
-        """Return the captioned images of each split, and prepare the image transforms.
+        """Return the captioned images of each split, and set the image transforms.
 
         If the source has a "val" split and no "test" split, the "val" split is also returned as
         "test".
         """
-        files = (self.source, self.captions_file, self.images_folder, self.columns)
-        splits = digit_captions() if self.source == "digits" else read_captions(*files)
+        is_builtin = self.source == "digits"
+        splits = digit_captions() if is_builtin else read_captions(self.source, *self.layout)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
@@ -333,37 +318,34 @@ class CaptionData(TextDataModule):
         """Tokenize the captions of a split, and return the dataset of the split.
 
         Args:
-            name: Name of the split; only "train" is augmented and samples captions.
+            name: Name of the split. Images are augmented, and captions sampled, only in "train".
             raw: Captioned images of the split.
             tokenizer: Tokenizer of the captions.
 
         Raises:
-            InputError: The tokenizer has one token for BOS and EOS, or a caption is too long.
+            InputError: The tokenizer uses the same token for BOS and EOS, or a caption is too long.
         """
         if tokenizer.bos_id == tokenizer.eos_id:
-            message = f"must have different tokens for BOS and EOS, got id {tokenizer.eos_id}"
-            raise InputError(f"{message} for both", option="data.tokenizer")
-        texts = raw.texts.columns[0]
-        encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(texts))]
+            raise InputError("must have different tokens for BOS and EOS", option="data.tokenizer")
+        encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.texts.columns[0]))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
-        is_train = name == "train"
-        transform = self._augmentation if is_train else self._evaluation
         return CaptionDataset(
-            ImageDataset(raw.images, transform, self.batch_sizes[name], self.seed, self.cache),
-            ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
-            texts,
-            raw.counts,
-            tokenizer.pad_id,
-            self.seed if is_train else None,
+            raw.images,
+            self._augmentation if name == "train" else self._evaluation,
+            self.batch_sizes[name],
+            self.seed,
+            self.cache,
+            ids=ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
+            captioned=raw,
+            pad_id=tokenizer.pad_id,
         )
 
     def references(self, split: str) -> list[list[str]]:
         """Return all captions of each image of the split `split`, not truncated."""
         dataset = self.split(split)
         assert isinstance(dataset, CaptionDataset)
-        starts = dataset.first.tolist()
-        ends = (dataset.first + dataset.counts).tolist()
-        return [list(dataset.texts[i:j]) for i, j in zip(starts, ends, strict=True)]
+        texts = iter(dataset.captioned.texts.columns[0])
+        return [list(islice(texts, count)) for count in dataset.captioned.counts]
 
     def artifacts(self) -> dict[str, Any]:
         """Return the values that inference needs besides the model.
@@ -372,4 +354,4 @@ class CaptionData(TextDataModule):
         and the settings of the evaluation transform.
         """
         text_artifacts = super().artifacts()  # reads the data
-        return {**text_artifacts, "max_len": self.max_len, **self._evaluation.artifacts()}
+        return text_artifacts | {"max_len": self.max_len} | self._evaluation.artifacts()

@@ -4,20 +4,20 @@ Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
-from fourfold.data.vision.image_stores import PIL_MODES, ImageStore, stratified_split
-from fourfold.data.vision.sources import Splits, open_source
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig
+from fourfold.data.vision.image_stores import ImageStore, stratified_split
+from fourfold.data.vision.sources import open_source
+from fourfold.data.vision.transforms import EvalTransform, TransformConfig, check_channels
 from fourfold.errors import InputError
 
 AUTO_CACHE_BYTES = 2 << 30  # largest cache with cache="auto"
@@ -53,12 +53,11 @@ class ImageDataset(BatchedDataset):
         self.decoded: Tensor | None = None
         bounds = {"max_rows": self.batch_size, "seed": self.seed}
         self.order: LengthBucketedOrder
-        if self.aug_repeats > 1:
-            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
+        if self.aug_repeats == 1:
+            shuffle = isinstance(self.transform, Augmentation)
+            self.order = LengthBucketedOrder(np.ones(len(self.images)), shuffle=shuffle, **bounds)
         else:
-            is_train = isinstance(self.transform, Augmentation)
-            ones = np.ones(len(self.images))
-            self.order = LengthBucketedOrder(ones, shuffle=is_train, **bounds)
+            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
 
     def prepare(self) -> None:
         """Decode all images into memory that worker processes share, if `cache` requires it.
@@ -78,73 +77,57 @@ class ImageDataset(BatchedDataset):
         decoded = torch.empty(len(self.images), *first.shape, dtype=torch.uint8)
         for row in range(len(self.images)):
             pixels = self._pixels(row)
-            if pixels.shape != first.shape:
-                if self.cache == "auto":
-                    return
-                sizes = " and ".join(f"{p.shape[2]}x{p.shape[1]}" for p in (first, pixels))
-                location = self.images.location(row)
-                raise InputError(
-                    f"must not be memory for images of different sizes: {sizes} ({location})",
-                    option="data.cache",
-                )
-            decoded[row] = pixels
+            if pixels.shape == first.shape:
+                decoded[row] = pixels
+            elif self.cache == "auto":
+                return
+            else:
+                message = f"must not be memory, since {self.images.location(row)} has another size"
+                raise InputError(message, option="data.cache")
         self.decoded = decoded
 
     def _pixels(self, row: int) -> Tensor:
         return self.images.pixels(row, self.transform.n_channels)
 
-    def batch(self, rows: np.ndarray, epoch: int, position: int) -> ImageBatch:
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
         """Return a batch of transformed images with their labels.
 
+        With MixUp or CutMix, each image is mixed with its neighbour in the shuffled order of the
+        epoch: the first image with the second, the third with the fourth, and so on. If the batch
+        size is odd, the neighbour may be in another batch, and is then read for this batch, too.
+        The labels are then class probabilities (B, K) instead of class numbers (B,).
+
         Args:
-            rows: (B,) numbers of the images in the split. With repeated augmentation, i + k N is
-                copy k of image i, and each copy has its own random transforms.
+            rows: (B,) numbers of the images in the split. With repeated augmentation, the number
+                i + k N means copy k of image i, and each copy has its own random transforms.
             epoch: Number of the epoch, from 0, on which the random transforms depend.
-            position: Number of batches of the epoch, over all ranks, that are trained once this
-                batch is trained; stored in the returned batch.
+            position: Number of batches of the epoch that all ranks together have trained after the
+                step of this batch; copied into the returned batch, for resuming.
         """
-        transform = self._mixed if self.mix else self._transformed
-        images, labels = transform(rows, epoch)
+        if self.mix is None:
+            images, labels = self.transformed(rows, epoch)
+        else:
+            # The random numbers of a pair depend on the pair, and not on the batch size.
+            partners = self.order.mix_partners(rows, epoch)
+            needed = np.concatenate([rows, np.setdiff1d(partners, rows)])
+            index = {row: i for i, row in enumerate(needed.tolist())}
+            partner_index = torch.tensor([index[row] for row in partners.tolist()])
+            all_images, classes = self.transformed(needed, epoch)
+            pairs = np.minimum(rows, partners)
+            images, labels = self.mix(all_images, classes, partner_index, pairs, epoch)
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
-    def _transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the images number `rows` after the transform, (B, C, H, W), and their labels."""
+    def transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return the transformed images with the numbers `rows` (B, C, H, W), and labels (B,).
+
+        The arguments are those of `batch`.
+        """
         stored = torch.from_numpy(rows % len(self.images))
-        pixels: Tensor | list[Tensor]
         if self.decoded is None:
-            pixels = [self._pixels(row) for row in stored.tolist()]
+            pixels: Tensor | list[Tensor] = [self._pixels(row) for row in stored.tolist()]
         else:
             pixels = self.decoded[stored]
         return self.transform(pixels, epoch, rows), self.images.labels[stored]
-
-    def _mixed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return a batch of images after MixUp or CutMix, and their class probabilities.
-
-        Each image is mixed with its neighbour in the shuffled order of the epoch: the first image
-        with the second, the third with the fourth, and so on. If the batch size is odd, the
-        neighbour may be in another batch, and is then read for this batch, too. Therefore the mixed
-        images do not depend on the batch size.
-
-        Args:
-            rows: (B,) numbers of the images in the split.
-            epoch: Number of the epoch, from 0.
-
-        Returns:
-            Images (B, C, H, W) and class probabilities (B, K).
-        """
-        partners = self.order.mix_partners(rows, epoch)
-        needed = np.concatenate([rows, np.setdiff1d(partners, rows)])
-        index = {row: i for i, row in enumerate(needed.tolist())}
-        partner_index = torch.tensor([index[row] for row in partners.tolist()])
-        images, labels = self._transformed(needed, epoch)
-        assert self.mix is not None
-        return self.mix(images, labels, partner_index, np.minimum(rows, partners), epoch)
-
-
-def check_channels(n_channels: int | None) -> None:
-    """Raise InputError unless the number of channels is None, 1 or 3."""
-    if n_channels not in (None, *PIL_MODES):
-        raise InputError(f"must be 1 or 3, got {n_channels}", option="data.n_channels")
 
 
 def make_transforms(
@@ -176,17 +159,20 @@ def make_transforms(
 class ImageData(ResumableDataModule):
     """DataModule for images with one class each.
 
-    If the source has no validation split, a share of the training split is held out for validation.
-    If the source has neither a validation nor a test split, shares for both are held out. If the
-    source has a validation split and no test split, the validation split is tested, as is common
-    for ImageNet.
+    Splits that the source lacks are made as follows:
+
+    - Without a validation split, a share of the training split is held out for validation.
+    - Without a validation and a test split, shares of the training split are held out for both.
+    - With a validation split and no test split, the validation split is tested, as is common for
+      ImageNet.
 
     Args:
-        source: "digits" (built in), "torchvision:NAME", "datasets:NAME" (Hugging Face), or the path
-            of a Parquet file or a folder, also under $FOURFOLD_DATA. The folder holds Parquet files
-            (train.parquet or train-*.parquet, likewise for val and test), or the folders train, val
-            and test with a subfolder for each class, or class folders only. MNIST's IDX files are
-            read with "torchvision:MNIST".
+        source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
+            "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
+            path may also lie under $FOURFOLD_DATA. A folder contains Parquet files (train.parquet
+            or train-*.parquet, likewise for val and test), or folders train, val and test with a
+            subfolder for each class, or only a subfolder for each class. A single Parquet file and
+            a folder with only class folders are training splits.
         batch_size: Images per training batch.
         eval_batch_size: Images per validation or test batch; None means `batch_size`.
         transform: Image transforms; None means the defaults of `TransformConfig`.
@@ -196,8 +182,8 @@ class ImageData(ResumableDataModule):
             split.
         test_fraction: Share of each class that is held out for the test, if there is neither a
             validation nor a test split.
-        n_train: Approximate number of training images to keep after other splits are held out, with
-            about the same share of each class; None keeps all images.
+        n_train: Approximate number of training images to keep after other splits are held out. The
+            proportions of the classes are kept. None keeps all images.
         aug_repeats: Number of copies of each sampled training image in an epoch, each with its own
             random transforms (repeated augmentation). The length of an epoch does not change, so
             fewer distinct images are sampled.
@@ -205,8 +191,8 @@ class ImageData(ResumableDataModule):
         cache: "memory" decodes all images once and keeps their pixels; all images must then have
             the same size. "none" decodes an image each time the image is used. "auto" means
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
-        image_column: Name of the image column of Parquet files and of datasets of `datasets`.
-        label_column: Name of the label column of Parquet files and of datasets of `datasets`.
+        image_column: Name of the image column of Parquet files and Hugging Face datasets.
+        label_column: Name of the label column of Parquet files and Hugging Face datasets.
         download: Let torchvision download a missing dataset.
         seed: Seed of the order of the images, the augmentation and the mixing, all of which also
             depend on the epoch.
@@ -239,12 +225,11 @@ class ImageData(ResumableDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(seed=seed, num_workers=num_workers)
-        check_channels(n_channels)
+        check_channels("data.n_channels", n_channels)
         check_positive("data.aug_repeats", aug_repeats)
-        self.source = source
+        self.source_options = (source, image_column, label_column, download)
         self.download = download
         self.cache = cache
-        self.columns = (image_column, label_column)
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -257,39 +242,19 @@ class ImageData(ResumableDataModule):
     def prepare_data(self) -> None:
         """Download the dataset if `download` is True; Lightning calls this once per node."""
         if self.download:
-            open_source(self.source, *self.columns, self.download)
+            open_source(*self.source_options)
 
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
 
-        If the source lacks the validation or test split, training images are held out for that
-        split, or the validation split is tested, as the docstring of `ImageData` describes.
+        For splits that the source lacks, see `ImageData`.
 
         Raises:
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        opened = open_source(self.source, *self.columns, self.download)
-        _check_classes(opened["train"])
-        stores = self._complete_splits(opened)
-        train = stores["train"]
-        config = self.transform
-        augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
-        sizes = self.batch_sizes
-        splits: dict[str, BatchedDataset] = {
-            name: ImageDataset(store, self._evaluation, sizes[name], self.seed, self.cache)
-            for name, store in stores.items()
-        }
-        mix = None
-        if config.mixup or config.cutmix:
-            mix = MixupCutmix(config, len(train.class_names), self.seed)
-        options = (sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
-        splits["train"] = ImageDataset(train, augmentation, *options)
-        self._class_names = train.class_names
-        self.split_sources = stores
-        return splits
-
-    def _complete_splits(self, splits: Splits) -> Splits:
+        splits = open_source(*self.source_options)
+        _check_classes(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
         test = test or val
@@ -298,23 +263,29 @@ class ImageData(ResumableDataModule):
             val_fraction /= 1 - self.test_fraction  # as a share of the remaining images
         if val is None:
             train, val = stratified_split(train, val_fraction, self.split_seed + 1)
-        return {"train": self._subset(train), "val": val, "test": test}
+        if self.n_train is not None and self.n_train != len(train):
+            check_range("data.n_train", self.n_train, minimum=1, maximum=len(train))
+            _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
+            _check_classes(train)
+        self.split_sources = {"train": train, "val": val, "test": test}
 
-    def _subset(self, train: ImageStore) -> ImageStore:
-        if self.n_train is None or self.n_train == len(train):
-            return train
-        if not 1 <= self.n_train < len(train):
-            allowed = f"must be from 1 to the {len(train)} training images of {train.origin}"
-            raise InputError(f"{allowed}, got {self.n_train}", option="data.n_train")
-        _, subset = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
-        _check_classes(subset)
-        return subset
+        config = self.transform
+        augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
+        mixes = config.mixup > 0 or config.cutmix > 0
+        mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
+        options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
+        eval_options = (self._evaluation, self.batch_sizes["val"], self.seed, self.cache)
+        return {
+            "train": ImageDataset(train, augmentation, *options),
+            "val": ImageDataset(val, *eval_options),
+            "test": ImageDataset(test, *eval_options),
+        }
 
     @property
     def class_names(self) -> list[str]:
         """Names of the K classes."""
         self.setup()
-        return self._class_names
+        return self.split_sources["train"].class_names
 
     @property
     def n_classes(self) -> int:
@@ -335,8 +306,8 @@ class ImageData(ResumableDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return the values that inference needs: class names and evaluation transform settings."""
-        class_names = self.class_names  # reads the data
-        return {"class_names": list(class_names), **self._evaluation.artifacts()}
+        names = {"class_names": list(self.class_names)}  # reads the data
+        return names | self._evaluation.artifacts()
 
 
 def _check_classes(train: ImageStore) -> None:

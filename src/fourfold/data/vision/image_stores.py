@@ -1,4 +1,4 @@
-"""ImageStore and its subclasses: labelled images of a split, decoding, and stratified splits.
+"""Stores of labelled images (ImageStore and subclasses), and functions to decode and split them.
 
 Shapes: N images, C channels, H height, W width.
 """
@@ -9,16 +9,17 @@ import hashlib
 import io
 import os
 import zipfile
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
 
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 
 PIL_MODES = {1: "L", 3: "RGB"}  # number of channels to mode of Pillow
@@ -64,16 +65,13 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
         if not isinstance(image, Image.Image):
             image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
         pixels = np.array(_convert(image, PIL_MODES[n_channels]))
-    except FileNotFoundError as error:
-        raise UnreadableImage("there is no such image file", file=location) from error
     except Exception as error:  # Pillow's decoders raise many types
         described = getattr(error, "strerror", None) or str(error)
         reason = " ".join(described.split()) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
             reason = "it is not in an image format"
         raise UnreadableImage(f"the image cannot be read: {reason}", file=location) from error
-    tensor = torch.from_numpy(pixels)
-    return tensor[None] if n_channels == 1 else tensor.permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1).contiguous()
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
@@ -86,13 +84,6 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)  # reads all pixels, which detects incomplete files
 
 
-Labels = Sequence[int] | np.ndarray | Tensor
-
-
-class UnlabelledImages(InputError):
-    """Error for a split whose labels are all -1, as in test splits with unpublished labels."""
-
-
 class ImageStore:
     """N labelled images of one split; each image is decoded when it is requested.
 
@@ -102,42 +93,40 @@ class ImageStore:
     Args:
         images: N images in the form that the class stores.
         labels: N class numbers.
-        class_names: Names of the K classes.
+        class_names: Names of the K classes; None means the class numbers from 0 to the largest
+            label.
         origin: File, folder or dataset from which the images come, for error messages.
-        n_channels: Number of channels of the stored images.
+
+    Attributes:
+        n_channels: Default number of channels of the model input.
 
     Raises:
-        InputError: There are no images, the numbers of images and labels differ, or a label is not
-            a class number.
+        InputError: There are no images, or a label is not a class number.
     """
 
+    n_channels = 3
+
     def __init__(
-        self, images: Any, labels: Labels, class_names: list[str], origin: str, n_channels: int = 3
+        self, images: Any, labels: ArrayLike, class_names: list[str] | None, origin: str
     ) -> None:
         self.images = images
         self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64))
-        self.class_names = class_names
         self.origin = origin
-        self.n_channels = n_channels
         self.rows = np.arange(len(self.labels))  # index in `images` of each image
-        if len(images) != len(self):
-            message = f"there are {len(images)} images, but {len(self)} labels"
-            raise InputError(message, file=origin)
         if not len(self):
             raise InputError("there are no images", file=origin)
-        if (self.labels == -1).all():
-            raise UnlabelledImages("there are no labels, all of them are -1", file=origin)
-        invalid = (self.labels < 0) | (self.labels >= len(class_names))
+        self.class_names = class_names or [str(n) for n in range(int(self.labels.max()) + 1)]
+        invalid = (self.labels < 0) | (self.labels >= len(self.class_names))
         if invalid.any():
             row = int(invalid.nonzero()[0])
-            message = f"the label must be a class from 0 to {len(class_names) - 1}"
+            message = f"the label must be a class from 0 to {len(self.class_names) - 1}"
             raise InputError(f"{message}, got {int(self.labels[row])}", file=self.location(row))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, rows: np.ndarray) -> "ImageStore":
-        """Return a store of the images number `rows`; image number `rows[i]` gets the number i."""
+        """Return a store of the images with the numbers `rows`, in this order."""
         chosen = copy.copy(self)
         chosen.rows = self.rows[rows]
         chosen.labels = self.labels[torch.from_numpy(rows)]
@@ -163,14 +152,6 @@ class ImageStore:
         """
         return decode(self.encoded(row), n_channels, self.location(row))
 
-    def quick_hash(self, row: int) -> int:
-        """Return a hash of image number `row` that is computed without reading the image.
-
-        Identical images have equal hashes, but different images may also have equal hashes. This
-        class returns 0 for all images.
-        """
-        return 0
-
     def digest(self, row: int) -> bytes:
         """Return a 16-byte hash of image number `row`, by which copies of an image are found.
 
@@ -185,21 +166,17 @@ class ImageStore:
 
 
 class FileStore(ImageStore):
-    """Store of images in files of their own; the argument `images` is the list of their paths."""
-
-    def location(self, row: int) -> str:
-        return str(self.images[self.rows[row]])
-
-    def quick_hash(self, row: int) -> int:
-        """Return the file size of image number `row` in bytes, equal for identical images."""
-        return self.images[self.rows[row]].stat().st_size
-
-
-class ZipStore(ImageStore):
-    """Store of images in the zip archive `origin`; `images` is the list of names of members."""
+    """Store of images in separate files; `images` is the list of paths relative to `origin`."""
 
     def location(self, row: int) -> str:
         return f"{self.origin}/{self.images[self.rows[row]]}"
+
+    def encoded(self, row: int) -> bytes | Path:
+        return Path(self.location(row))
+
+
+class ZipStore(FileStore):
+    """Store of images in the zip archive `origin`; `images` is the list of the members' names."""
 
     def encoded(self, row: int) -> bytes:
         return open_zip(self.origin, os.getpid()).read(self.images[self.rows[row]])
@@ -209,7 +186,8 @@ class ZipStore(ImageStore):
 def open_zip(archive: str, process: int) -> zipfile.ZipFile:
     """Open a zip archive once in each process, and return the same object in later calls.
 
-    Forked processes need objects of their own, since they would share the offset in the file.
+    Each forked process opens the archive itself, because all processes that inherit an open file
+    share one offset in the file.
 
     Args:
         archive: Path of the archive.
@@ -229,11 +207,8 @@ class ColumnStore(ImageStore):
 
     def encoded(self, row: int) -> bytes | Path:
         cell = self.images[int(self.rows[row])].as_py() or {}
-        if cell.get("bytes") is not None:
-            return cell["bytes"]
-        if cell.get("path"):
-            return Path(cell["path"])
-        raise UnreadableImage("the image has neither bytes nor a path", file=self.location(row))
+        is_path = cell.get("bytes") is None and cell.get("path")
+        return Path(cell["path"]) if is_path else cell.get("bytes") or b""
 
 
 class DatasetStore(ImageStore):
@@ -243,49 +218,46 @@ class DatasetStore(ImageStore):
         return self.images[int(self.rows[row])][0]
 
 
-def stratified_split(
-    images: ImageStore, fraction: float, seed: int
-) -> tuple[ImageStore, ImageStore]:
-    """Split a store in a rest and a held-out part, with about the same share of each class.
+def stratified_split(images: ImageStore, share: float, seed: int) -> tuple[ImageStore, ImageStore]:
+    """Hold out about the same share of each class of a store.
 
-    Identical images, which collected photographs often contain, stay in one part even if their
-    labels differ. Otherwise the held-out part would contain copies of training images.
+    Identical images, which are frequent in photo collections, are all held out or all kept, even if
+    their labels differ. Otherwise the held-out images would contain copies of training images.
 
     Args:
         images: Store to split.
-        fraction: Share of each class to hold out, between 0 and 1.
+        share: Share of each class to hold out, above 0 and below 1.
         seed: Seed of the random choice of the held-out images.
 
     Returns:
-        The store of the remaining images and the store of the held-out images, each with its images
-        in their old order.
+        The store of the remaining images and the store of the held-out images, each in the order of
+        `images`.
 
     Raises:
-        InputError: `fraction` is not between 0 and 1, or no image would be held out.
+        InputError: `share` is out of range, or no image would be held out.
     """
-    if not 0 < fraction < 1:
-        message = f"the share to hold out must be between 0 and 1, got {fraction}"
-        raise InputError(message, file=images.origin)
-    quick_hashes = [images.quick_hash(row) for row in range(len(images))]
-    n_equal = Counter(quick_hashes)
-    copies: dict[tuple[int, bytes], list[int]] = {}
-    for row, quick_hash in enumerate(quick_hashes):
-        digest = images.digest(row) if n_equal[quick_hash] > 1 else b""
-        copies.setdefault((quick_hash, digest), []).append(row)
-    by_class: dict[int, list[list[int]]] = {}
+    check_range("the share of images to hold out", share, above=0.0, below=1.0)
+    sizes = [0] * len(images)
+    if type(images) is FileStore:  # only files of equal size can be identical and need to be read
+        sizes = [Path(images.location(row)).stat().st_size for row in range(len(images))]
+    n_equal = Counter(sizes)
+    copies: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for row, size in enumerate(sizes):
+        digest = images.digest(row) if n_equal[size] > 1 else b""
+        copies[size, digest].append(row)
+    by_class: dict[int, list[list[int]]] = defaultdict(list)
     for rows in copies.values():
-        by_class.setdefault(int(images.labels[rows[0]]), []).append(rows)
+        by_class[int(images.labels[rows[0]])].append(rows)
     rng = np.random.default_rng(seed)
     held_out = np.zeros(len(images), dtype=bool)
-    for label in sorted(by_class):
-        groups = by_class[label]
-        missing = round(fraction * sum(len(rows) for rows in groups))
+    for _, groups in sorted(by_class.items()):
+        missing = round(share * sum(map(len, groups)))
         for k in rng.permutation(len(groups))[1:]:  # one image of each class is never held out
             if missing <= 0:
                 break
             held_out[groups[k]] = True
             missing -= len(groups[k])
     if not held_out.any():
-        message = f"{len(images)} images are too few to hold out a share of {fraction}"
-        raise InputError(f"{message} of each class", file=images.origin)
+        message = f"{len(images)} images are too few to hold out a share of {share} of each class"
+        raise InputError(message, file=images.origin)
     return images.subset(np.flatnonzero(~held_out)), images.subset(np.flatnonzero(held_out))

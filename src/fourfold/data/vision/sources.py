@@ -1,19 +1,21 @@
 """`open_source`: image datasets from files, torchvision, `datasets` or scikit-learn's digits.
 
-Labels are read at once; images are decoded when they are requested.
+Labels are read when the dataset is opened. Each image is decoded when it is requested.
 """
 
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from fourfold.core.validation import check_choice
+from fourfold.data.readers.hf_datasets import loading
 from fourfold.data.readers.labels import encode_labels
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.vision.image_stores import (
@@ -21,7 +23,6 @@ from fourfold.data.vision.image_stores import (
     DatasetStore,
     FileStore,
     ImageStore,
-    UnlabelledImages,
     stratified_split,
 )
 from fourfold.errors import InputError
@@ -29,11 +30,11 @@ from fourfold.text_files import resolve
 
 log = logging.getLogger(__name__)
 
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
-}
+# Split of each name of a folder, file or Hugging Face split. If a source has several names of one
+# split, the last of these names is used.
+SPLITS = {"training": "train", "train": "train"}
+SPLITS |= dict.fromkeys(("dev", "validation", "valid", "val"), "val")
+SPLITS |= {"testing": "test", "test": "test"}
 
 Splits = dict[str, ImageStore]
 
@@ -43,13 +44,12 @@ def digits() -> Splits:
 
     The images are from Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
     """
-    with _loading("digits"):
+    with loading("digits"):
         from sklearn.datasets import load_digits
     data = load_digits()
     array = np.round(data.images * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
-    names = [str(name) for name in data.target_names]
-    images = [Image.fromarray(pixels) for pixels in array]
-    complete = ImageStore(images, data.target, names, "digits", n_channels=1)
+    complete = ImageStore(list(map(Image.fromarray, array)), data.target, None, "digits")
+    complete.n_channels = 1
     rest, test = stratified_split(complete, 0.2, seed=0)
     train, val = stratified_split(rest, 0.125, seed=0)
     return {"train": train, "val": val, "test": test}
@@ -63,8 +63,8 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
             "datasets:NAME:CONFIGURATION" (Hugging Face), or the path of a Parquet file, of a folder
             with Parquet files, or of a folder with class folders. A relative path may also lie
             under $FOURFOLD_DATA.
-        image_column: Name of the image column of Parquet files and of datasets of `datasets`.
-        label_column: Name of the label column of Parquet files and of datasets of `datasets`.
+        image_column: Name of the image column of Parquet files and Hugging Face datasets.
+        label_column: Name of the label column of Parquet files and Hugging Face datasets.
         download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
 
     Returns:
@@ -78,73 +78,50 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
         return digits()
     if library == "torchvision" and name:
         return _from_torchvision(name, download)
-    columns = (image_column, label_column)
     if library == "datasets" and name:
-        with _loading(source):
+        with loading(source):
             loaded = _import_datasets().load_dataset(*name.split(":"))
-        return _from_datasets(loaded, source, columns)
+        return _from_datasets(loaded, source, image_column, label_column)
     path = resolve(source)
     if loaded := _read_parquet(path):
-        return _from_datasets(loaded, str(path), columns)
-    folders = {
-        split: next((path / name for name in names if (path / name).is_dir()), None)
-        for split, names in SPLIT_NAMES.items()
-    }
-    return _open_each(folders if any(folders.values()) else {"train": path}, _class_folders)
+        return _from_datasets(loaded, str(path), image_column, label_column)
+    folders = {split: path / name for name, split in SPLITS.items() if (path / name).is_dir()}
+    return _open_each(str(path), folders or {"train": path}, _class_folders)
 
 
 def _open_each(
-    sources: Mapping[str, Any], open_split: Callable[[Any, list[str] | None], ImageStore]
+    origin: str, sources: Mapping[str, Any], open_split: Callable[..., ImageStore | None]
 ) -> Splits:
     """Open several splits, and check that all have the classes of the training split.
 
-    A test split without labels, such as ImageNet's, is skipped with a warning.
+    A split without labels, such as ImageNet's test split, is skipped with a warning.
 
     Args:
-        sources: Source of each split, by name, with "train" first; None means that there is no such
-            split.
-        open_split: Function that opens the source of one split. Its second argument is the list of
-            the training split's class names, or None for the training split itself.
+        origin: Folder or dataset that contains the splits, for error messages.
+        sources: Source of each split, by name, with "train" first.
+        open_split: Function that opens the source of one split. The second argument of the function
+            is the list of the training split's class names, or None for the training split itself.
+            The function returns None if the split has no labels.
 
     Raises:
-        InputError: There is no training split, or a split has other classes than that split.
+        InputError: There is no training split with labels, or the classes of another split differ
+            from those of the training split.
     """
     splits: Splits = {}
+    names = None
     for split, source in sources.items():
-        if source is None:
+        images = open_split(source, names)
+        if images is None:
+            log.warning("%s: the %s split has no labels and is skipped", origin, split)
             continue
-        names = splits["train"].class_names if splits else None
-        try:
-            images = open_split(source, names)
-        except UnlabelledImages as error:
-            if split != "test":
-                raise
-            log.warning("%s; the test split is skipped", error)
-            continue
-        if split != "train" and not names:
-            message = f"there are {split} images, but no training images"
-            raise InputError(message, file=images.origin)
-        if names and images.class_names != names:
-            message = f"the classes must be those of {splits['train'].origin}, {names}"
+        names = names or images.class_names
+        if images.class_names != names:
+            message = f"the classes must be those of the training split, {names}"
             raise InputError(f"{message}, got {images.class_names}", file=images.origin)
         splits[split] = images
+    if "train" not in splits:
+        raise InputError("there are no training images with labels", file=origin)
     return splits
-
-
-@contextmanager
-def _loading(origin: str) -> Iterator[None]:
-    """Context that turns errors of libraries, while they load dataset `origin`, into InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # networks, mirrors and archives fail with many types
-        reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
-        message = f"the dataset cannot be loaded: {reason}"
-        if isinstance(error, ModuleNotFoundError):
-            extra = "data" if error.name == "datasets" else "demo"
-            message = f"these images need {error.name}: pip install 'fourfold[{extra}]'"
-        raise InputError(message, file=origin) from error
 
 
 # Folders with a subfolder for each class.
@@ -152,6 +129,8 @@ def _loading(origin: str) -> Iterator[None]:
 
 def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     """Open a folder that holds a subfolder of images for each class.
+
+    Files and subfolders whose names begin with "." are ignored.
 
     Args:
         folder: Folder with the subfolders.
@@ -161,34 +140,27 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     def is_image(file: str) -> bool:
-        names = Path(file).relative_to(folder).parts
-        return file.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, names))
+        parts = Path(file).relative_to(folder).parts
+        return file.lower().endswith(IMG_EXTENSIONS) and not any(p.startswith(".") for p in parts)
 
-    subfolders = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _is_hidden(p.name))
-    if not subfolders:
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not found:
         raise InputError("there are no class folders with images", file=folder)
-    names = subfolders if class_names is None else class_names
-    if unknown := sorted(set(subfolders) - set(names)):
+    names = class_names or found
+    if unknown := sorted(set(found) - set(names)):
         message = f"the folder must be one of the {len(names)} training classes"
         raise InputError(message, file=folder / unknown[0])
     numbers = {name: number for number, name in enumerate(names)}
     samples = make_dataset(str(folder), numbers, is_valid_file=is_image, allow_empty=True)
-    files = [Path(file) for file, _ in samples]
+    files = [os.path.relpath(file, folder) for file, _ in samples]
     return FileStore(files, [label for _, label in samples], names, str(folder))
 
 
-def _is_hidden(name: str) -> bool:
-    """Return True if `name` is a hidden file or folder, such as systems and editors create."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
-# Parquet files and datasets of the Hugging Face hub.
+# Parquet files and Hugging Face datasets.
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-    """Load a dataset of `datasets` for each split that has Parquet files.
-
-    Splits are loaded one by one, since a common schema would hide that their class names differ.
+    """Load a `datasets.Dataset` for each split that has Parquet files.
 
     Args:
         path: A Parquet file, which becomes the training split, or a folder with files such as
@@ -197,16 +169,16 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     Returns:
         Dataset of each split, by name; empty if there are no such files.
     """
+    found = {"train": [path]} if path.is_file() else {}
+    for name, split in SPLITS.items():
+        pattern = f"{name}[.-]*parquet"
+        if files := sorted([*path.glob(pattern), *path.glob(f"data/{pattern}")]):
+            found[split] = files
+    # Loaded together, all splits would have one schema, and different class names would be hidden.
     loaded = {}
-    for split, names in SPLIT_NAMES.items():
-        patterns = [f"{name}{rest}.parquet" for name in names for rest in ("", "-*")]
-        found = {p for f in (path, path / "data") for pattern in patterns for p in f.glob(pattern)}
-        if path.is_file() and split == "train":
-            found = {path}
-        if found:
-            files = [str(file) for file in sorted(found)]
-            with _loading(files[0]):
-                loaded[split] = _import_datasets().Dataset.from_parquet(files)
+    for split, files in found.items():
+        with loading(str(files[0])):
+            loaded[split] = _import_datasets().Dataset.from_parquet([str(file) for file in files])
     return loaded
 
 
@@ -217,41 +189,29 @@ def _import_datasets() -> Any:
     return datasets
 
 
-def _from_datasets(loaded: Mapping[str, Any], origin: str, columns: tuple[str, str]) -> Splits:
-    names = {
-        split: next((name for name in names if name in loaded), None)
-        for split, names in SPLIT_NAMES.items()
-    }
+def _from_datasets(loaded: Mapping[str, Any], origin: str, image: str, label: str) -> Splits:
+    names = {split: name for name, split in SPLITS.items() if name in loaded}
 
-    def open_split(name: str, class_names: list[str] | None) -> ImageStore:
+    def open_split(name: str, class_names: list[str] | None) -> ColumnStore | None:
         location = f"{origin}, split {name}" if len(loaded) > 1 else origin
-        return _column_store(loaded[name], *columns, location, class_names)
+        table = loaded[name].data.table
+        check_choice("data.image_column", image, table.column_names)
+        check_choice("data.label_column", label, table.column_names)
+        images, labels = table[image], table[label].to_pylist()
+        if not {"bytes", "path"} <= {field.name for field in getattr(images.type, "fields", [])}:
+            raise InputError(f"the column {image} must hold encoded images", file=location)
+        if set(labels) == {-1}:
+            return None
+        known = getattr(loaded[name].features[label], "names", None) or class_names
+        if all(isinstance(value, str) for value in labels):
+            known = known or sorted(set(labels))
+            rows = TextTable.from_columns([labels], f"{location}, row ", 0)
+            labels = encode_labels(labels, rows, known)
+        elif not all(isinstance(value, int) for value in labels):
+            raise InputError(f"the column {label} must hold class numbers or names", file=location)
+        return ColumnStore(images, labels, known, location)
 
-    return _open_each(names, open_split)
-
-
-def _column_store(
-    dataset: Any, image: str, label: str, origin: str, class_names: list[str] | None
-) -> ColumnStore:
-    for option, column in (("data.image_column", image), ("data.label_column", label)):
-        if column not in dataset.column_names:
-            message = f"must be a column of {origin} ({', '.join(dataset.column_names)})"
-            raise InputError(f"{message}, got {column}", option=option)
-    table = dataset.data.table
-    images, labels = table[image], table[label].to_pylist()
-    if not {"bytes", "path"} <= {field.name for field in getattr(images.type, "fields", [])}:
-        raise InputError(f"the column {image} must hold encoded images", file=origin)
-    if None in labels:
-        raise InputError("there is no label", file=f"{origin}, row {labels.index(None)}")
-    names = getattr(dataset.features[label], "names", None) or class_names
-    if all(isinstance(value, str) for value in labels):
-        names = names or sorted(set(labels))
-        rows = TextTable.from_columns([labels], f"{origin}, row ", 0)
-        labels = encode_labels(labels, rows, names)
-    elif not all(isinstance(value, int) for value in labels):
-        raise InputError(f"the column {label} must hold class numbers or names", file=origin)
-    names = names or [str(number) for number in range(max(labels, default=-1) + 1)]
-    return ColumnStore(images, labels, names, origin)
+    return _open_each(origin, names, open_split)
 
 
 # torchvision.
@@ -260,35 +220,27 @@ def _column_store(
 def _from_torchvision(name: str, download: bool) -> Splits:
     from torchvision import datasets
 
-    dataset_class = getattr(datasets, name, None)
-    if not isinstance(dataset_class, type):
-        message = f"must name a dataset of torchvision, got torchvision:{name}"
-        raise InputError(message, option="data.source")
+    if name not in datasets.__all__:
+        raise InputError(f"must name a dataset of torchvision, got {name}", option="data.source")
+    dataset_class = getattr(datasets, name)
     parameters = inspect.signature(dataset_class).parameters
     options: dict[str, Any] = {"download": download} if "download" in parameters else {}
     root = os.environ.get("FOURFOLD_DATA", ".")
     loaded = {}
-    for split in ("train", "test") if "train" in parameters else SPLIT_NAMES:
+    for split in ("train", "test") if "train" in parameters else ("train", "val", "test"):
         origin = f"torchvision:{name}, split {split}"
         options |= {"train": split == "train"} if "train" in parameters else {"split": split}
-        try:
-            with _loading(origin):
-                loaded[split] = (dataset_class(root, **options), origin)
-        except InputError as error:
-            # A ValueError means that the dataset has no split of this name.
-            if split == "train" or not isinstance(error.__cause__, ValueError):
-                raise
-    return _open_each(loaded, _torchvision_store)
+        # A ValueError means that the dataset has no split of this name.
+        with loading(origin), suppress(ValueError):
+            loaded[split] = (dataset_class(root, **options), origin)
+    return _open_each(f"torchvision:{name}", loaded, _torchvision_store)
 
 
 def _torchvision_store(source: tuple[Any, str], class_names: list[str] | None) -> DatasetStore:
     dataset, origin = source
-    attributes = (getattr(dataset, name, None) for name in ("targets", "_labels", "labels"))
-    labels = next((values for values in attributes if values is not None), None)
-    if labels is None:
-        labels = [item[1] for item in dataset]
-    names = getattr(dataset, "classes", None) or class_names
-    names = names or [str(number) for number in range(int(max(labels)) + 1)]
+    attributes = [name for name in ("targets", "_labels", "labels") if hasattr(dataset, name)]
+    labels = getattr(dataset, attributes[0]) if attributes else [item[1] for item in dataset]
+    classes = getattr(dataset, "classes", None) or []
     # ImageNet's classes have several names each.
-    names = [name if isinstance(name, str) else ", ".join(name) for name in names]
-    return DatasetStore(dataset, labels, names, origin)
+    names = [name if isinstance(name, str) else ", ".join(name) for name in classes]
+    return DatasetStore(dataset, labels, names or class_names, origin)

@@ -15,20 +15,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_types
+from fourfold.core.validation import check_positive, check_range, check_types
 from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
 
 _TRANSFORM_ARTIFACTS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
-MAX_MAGNITUDE = 10  # of RandAugment in timm and in the paper's code
 
 
 @dataclass(frozen=True)
 class TransformConfig:
-    """Image transforms; option names are timm's.
+    """Options of the image transforms; most names are those of timm.
 
     Training images are cropped, changed by `aa` and `color_jitter`, flipped and normalized. Then
     random rectangles are erased (`reprob`), and pairs of images are mixed (`mixup`, `cutmix`).
+
+    The operations of RandAugment and AutoAugment are those of torchvision. RandAugment differs from
+    that of timm in three points: Identity is included, Invert and SolarizeAdd are not, and
+    Posterize keeps 4 bits at magnitude 9.
 
     Args:
         size: Height and width of the input in pixels; None means the size of the first training
@@ -39,13 +42,10 @@ class TransformConfig:
         scale_min: Smallest share of the area in `random_resized_crop` (0.08 in DeiT, 0.05 in
             big_vision).
         flip: Flip each training image horizontally with probability 1/2.
-        aa: "rand-m9-n2" for RandAugment (Cubuk et al. 2020) with magnitude 9 and 2 operations, or
-            "imagenet" or "cifar10" for the AutoAugment policy (Cubuk et al. 2019) of that dataset;
-            None disables both. Magnitudes of RandAugment go from 0 to 10 as in timm and big_vision,
-            where 10 rotates by 30 degrees; magnitude M is step 3 M of torchvision's scale, which
-            goes to 30. The operations are torchvision's. They differ from timm's in three points:
-            Identity is included, Invert and SolarizeAdd are not, and Posterize keeps 4 bits at
-            magnitude 9.
+        aa: "rand-mM-nN" for RandAugment (Cubuk et al. 2020) with magnitude M, a number from 0 to
+            10, and N operations, such as "rand-m9-n2"; or "imagenet" or "cifar10" for the
+            AutoAugment policy (Cubuk et al. 2019) of that dataset; None disables both. As in timm
+            and big_vision, magnitude 10 rotates by 30 degrees.
         color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, the
             colors are changed in addition to `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
@@ -53,13 +53,14 @@ class TransformConfig:
             MixUp.
         cutmix: Parameter a of the distribution Beta(a, a) of CutMix (Yun et al. 2019); 0 disables
             CutMix.
-        mixup_switch: If both are enabled, probability that a pair gets CutMix instead of MixUp.
+        mixup_switch: Probability that a pair gets CutMix instead of MixUp, if `mixup` and `cutmix`
+            are both above 0.
         crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
-            side of the image is resized. None means 0.875 if `train_crop` is "random_resized_crop",
-            which makes objects look larger in training, and otherwise 1.
-        crop_mode: "center" resizes the shorter side and crops the center in evaluation; "squash"
+            side of the image is resized. None means 1, but 0.875 if `train_crop` is
+            "random_resized_crop", because random crops make objects look larger in training.
+        crop_mode: In evaluation, "center" resizes the shorter side and crops the center. "squash"
             resizes both sides to the same length, as the processors of ViT and DeiT in transformers
-            do.
+            do, and crops the center.
         interpolation: "bilinear" or "bicubic".
         mean: Mean that normalization subtracts from each channel, or one number for all channels;
             pixels are scaled to [0, 1] before.
@@ -89,38 +90,34 @@ class TransformConfig:
     def __post_init__(self) -> None:
         check_types(self, prefix="transform.")
         check_positive("transform.size", self.size)
-        n_operations, magnitude = self.rand_augment or (0, 0.0)
-        is_policy = self.aa is None or self.aa in ("imagenet", "cifar10")
-        crop_pct = self.effective_crop_pct
         policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
-        requirements = {
-            "scale_min": (0 < self.scale_min <= 1, "above 0 and at most 1"),
-            "aa": (is_policy or (n_operations >= 1 and magnitude <= MAX_MAGNITUDE), policies),
-            "color_jitter": (self.color_jitter >= 0, "at least 0"),
-            "reprob": (0 <= self.reprob <= 1, "between 0 and 1"),
-            "mixup": (self.mixup >= 0, "at least 0"),
-            "cutmix": (self.cutmix >= 0, "at least 0"),
-            "mixup_switch": (0 <= self.mixup_switch <= 1, "between 0 and 1"),
-            "crop_pct": (0 < crop_pct <= 1, "above 0 and at most 1"),
-            "std": (min(self.std, default=0) > 0, "above 0"),
-        }
-        for name, (is_valid, allowed) in requirements.items():
-            if not is_valid:
-                message = f"must be {allowed}, got {getattr(self, name)!r}"
-                raise InputError(message, option=f"transform.{name}")
+        if self.aa not in (None, "imagenet", "cifar10") and not self.rand_augment:
+            raise InputError(f"must be {policies}, got {self.aa!r}", option="transform.aa")
+        check_range("transform.scale_min", self.scale_min, above=0.0, maximum=1.0)
+        check_range("transform.crop_pct", self.effective_crop_pct, above=0.0, maximum=1.0)
+        check_range("transform.std", min(self.std, default=0.0), above=0.0)
+        for name in ("color_jitter", "mixup", "cutmix"):
+            check_range(f"transform.{name}", getattr(self, name), minimum=0.0)
+        for name in ("reprob", "mixup_switch"):
+            check_range(f"transform.{name}", getattr(self, name), minimum=0.0, maximum=1.0)
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
-        """Number of operations and magnitude of RandAugment; None if `aa` is not RandAugment."""
-        match = re.fullmatch(r"rand-m(\d+(?:\.\d+)?)-n(\d+)", self.aa or "")
+        """Number of operations, and magnitude from 0 to 10, of RandAugment; None without it."""
+        match = re.fullmatch(r"rand-m(10|\d(?:\.\d+)?)-n([1-9]\d*)", self.aa or "")
         return (int(match[2]), float(match[1])) if match else None
 
     @property
     def effective_crop_pct(self) -> float:
-        """Value of `crop_pct`; if that is None, the default that follows from `train_crop`."""
-        if self.crop_pct is not None:
-            return self.crop_pct
-        return 0.875 if self.train_crop == "random_resized_crop" else 1.0
+        """Value of `crop_pct`, or the default that follows from `train_crop` if that is None."""
+        default = 0.875 if self.train_crop == "random_resized_crop" else 1.0
+        return default if self.crop_pct is None else self.crop_pct
+
+
+def check_channels(name: str, n_channels: int | None) -> None:
+    """Raise InputError for the option `name` unless its value `n_channels` is None, 1 or 3."""
+    if n_channels not in (None, *PIL_MODES):
+        raise InputError(f"must be 1 or 3, got {n_channels}", option=name)
 
 
 class Normalize:
@@ -142,9 +139,9 @@ class Normalize:
                 message = f"must have 1 value or one for each of {n_channels} channels"
                 raise InputError(f"{message}, got {list(values)}", option=f"transform.{name}")
         self.mean = torch.tensor(mean, dtype=torch.float32).expand(n_channels)
-        self.std = torch.tensor(std, dtype=torch.float32).expand(n_channels)
-        self._scale = (1 / (255 * self.std))[:, None, None]
-        self._shift = (-self.mean / self.std)[:, None, None]
+        deviation = torch.tensor(std, dtype=torch.float32).expand(n_channels)
+        self._scale = (1 / (255 * deviation))[:, None, None]
+        self._shift = (-self.mean / deviation)[:, None, None]
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return the normalized pixels as float32, from `pixels` (..., C, H, W) uint8."""
@@ -162,37 +159,29 @@ def resized_side(size: int, crop_pct: float) -> int:
 
 
 def resize_and_crop(
-    pixels: Tensor | list[Tensor],
-    size: int,
-    interpolation: str,
-    crop_pct: float = 1.0,
-    crop_mode: str = "center",
+    pixels: Tensor | list[Tensor], resized: list[int], size: int, interpolation: str
 ) -> Tensor:
-    """Resize the shorter side of images to size / crop_pct and crop the center.
+    """Resize images, and crop their center.
 
     Args:
         pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
-        size: Height and width of the result.
+        resized: Height and width to which the images are resized, in pixels. A single number is the
+            length of the shorter side; the aspect ratio is then kept.
+        size: Height and width of the result in pixels.
         interpolation: "bilinear" or "bicubic".
-        crop_pct: Side of the crop divided by the resized shorter side.
-        crop_mode: "center" keeps the aspect ratio; "squash" resizes the longer side to the same
-            length as the shorter side.
 
     Returns:
         (B, C, size, size) uint8.
     """
     if isinstance(pixels, list):
-        options = (size, interpolation, crop_pct, crop_mode)
+        options = (resized, size, interpolation)
         return torch.cat([resize_and_crop(image[None], *options) for image in pixels])
     # Importing torchvision takes half a second, which text tasks should not wait for.
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-    side = resized_side(size, crop_pct)
-    target = [side, side] if crop_mode == "squash" else [side]
-    mode = InterpolationMode(interpolation)
-    resized = F.resize(pixels, target, interpolation=mode, antialias=True)
-    return F.center_crop(resized, [size, size])
+    pixels = F.resize(pixels, resized, InterpolationMode(interpolation), antialias=True)
+    return F.center_crop(pixels, [size, size])
 
 
 @dataclass(eq=False)
@@ -225,11 +214,10 @@ class EvalTransform:
         Returns:
             (B, C, size, size) float32.
         """
-        config = self.config
-        crop_pct = config.effective_crop_pct
-        return self.normalize(
-            resize_and_crop(pixels, self.size, config.interpolation, crop_pct, config.crop_mode)
-        )
+        side = resized_side(self.size, self.config.effective_crop_pct)
+        resized = [side] * (2 if self.config.crop_mode == "squash" else 1)
+        cropped = resize_and_crop(pixels, resized, self.size, self.config.interpolation)
+        return self.normalize(cropped)
 
     def artifacts(self) -> dict[str, Any]:
         """Return the settings from which `eval_transform` builds the same transform.
@@ -265,17 +253,10 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     """
     for key in ("image_size", "n_channels", *_TRANSFORM_ARTIFACTS):
         if key not in artifacts:
-            message = "must be in the checkpoint to prepare images, got a checkpoint without it"
-            raise InputError(message, option=key)
+            raise InputError("must be in the checkpoint to prepare images", option=key)
     n_channels = artifacts["n_channels"]
-    if n_channels not in PIL_MODES:
-        message = f"must be 1 or 3 to read image files, got {n_channels}"
-        raise InputError(message, option="n_channels")
+    check_channels("n_channels", n_channels)
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
     transform = EvalTransform(config, artifacts["image_size"], n_channels)
 
-    def prepare(image: str | Path | Image.Image) -> Tensor:
-        location = "opened image" if isinstance(image, Image.Image) else str(image)
-        return transform([decode(image, n_channels, location)])[0]
-
-    return prepare
+    return lambda image: transform([decode(image, n_channels, str(image))])[0]
