@@ -485,7 +485,8 @@ def test_validation_prints_the_bleu_signature(run: Run, trained: Train) -> None:
         (
             "mt",
             ["--trainer.val_check_interval=500"],
-            "--trainer.val_check_interval must be at most 3",
+            "trainer: `val_check_interval` (500) must be less than or equal to the number of the"
+            " training batches (3).",
         ),
         (
             "mt",

@@ -7,8 +7,8 @@ run has one directory from which it is resumed, and options cannot be abbreviate
 import logging
 import shlex
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,7 @@ from fourfold.commands.train.options import (
     add_options,
     check_cpu_processes,
     check_options,
-    check_resumable,
     check_seed,
-    check_validation_interval,
 )
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
@@ -63,6 +61,12 @@ OUT_OF_MEMORY = (
     "The device has too little memory: use smaller batches and raise"
     " --trainer.accumulate_grad_batches; `fourfold plan --memory GIB` with the same options prints"
     " values that keep the global batch."
+)
+# Modules in which Lightning rejects Trainer arguments that do not fit the data or checkpoint, such
+# as a `val_check_interval` longer than an epoch, or a `max_epochs` that is already exceeded.
+START_CHECKS = (
+    "lightning.pytorch.loops.fit_loop",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
 INIT_FROM = "init_args.init_from"
 RESTARTED_EPOCH = (
@@ -168,8 +172,8 @@ class FourfoldCLI(LightningCLI):
         """Build the Trainer with default callbacks and plugins in addition to the user's.
 
         Args:
-            **kwargs: Arguments of the Trainer that replace those of the config, except callbacks,
-                plugins, loggers and the root directory, which this method sets.
+            **kwargs: Arguments of the Trainer that replace those of the config. callbacks, plugins,
+                logger and default_root_dir among them are ignored.
 
         Raises:
             InputError: Lightning rejects an argument of the Trainer, or a training on the CPU would
@@ -187,19 +191,20 @@ class FourfoldCLI(LightningCLI):
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
         if not isinstance(config["data"], ResumableDataModule):
             kwargs["use_distributed_sampler"] = True
-        try:
+        with trainer_errors("lightning."):
             built = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
-            if was_raised_in(error, "lightning."):
-                raise InputError(str(error), option="trainer:") from error
-            raise
         check_cpu_processes(built)
         return built
 
     def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
         content = read_for_trainer(path)
-        if self.command == "fit" and "state_dict" in content:
-            check_resumable(content, path, self.trainer.max_epochs)
+        is_resumable = "optimizer_states" in content and "loops" in content
+        if self.command == "fit" and "state_dict" in content and not is_resumable:
+            raise InputError(
+                "the checkpoint contains weights, but no state of a training to resume; start from"
+                " its weights with --model.init_from",
+                file=path,
+            )
         return content
 
     def dump(self) -> str:
@@ -223,7 +228,7 @@ class FourfoldCLI(LightningCLI):
         # `_report` prints the metrics, and a callback writes predictions to a file.
         options |= dict.fromkeys(options.keys() & {"verbose", "return_predictions"}, False)
         try:
-            with ExitStack() as resources:
+            with ExitStack() as resources, trainer_errors(*START_CHECKS):
                 self._prepare(resources)
                 getattr(self.trainer, self.command)(
                     self.model, datamodule=self.datamodule, **options
@@ -232,7 +237,7 @@ class FourfoldCLI(LightningCLI):
             if self.command == "fit":
                 self.run_directory.cleanup_if_empty()
             raise
-        if self.trainer.is_global_zero:
+        if self.command in ("validate", "test") and self.trainer.is_global_zero:
             self._report()
 
     def _prepare(self, resources: ExitStack) -> None:
@@ -244,7 +249,6 @@ class FourfoldCLI(LightningCLI):
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
-                check_validation_interval(self.trainer, self.datamodule)
             if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
                 print(RESTARTED_EPOCH.format(type(self.datamodule).__name__), flush=True)
         if self.is_dry_run:
@@ -264,15 +268,12 @@ class FourfoldCLI(LightningCLI):
         """
         metrics = self.model.summary
         weights = str(self.checkpoint or self.model.init_from)
-        if self.command == "validate":
-            if not metrics:
-                message = "must be given: the data have no validation split"
-                raise InputError(message, option="data.val")
-            show_table(metrics, f"validation of {weights}")
-        if self.command != "test":
-            return
-        show_table(metrics, f"test of {weights}")
-        if not self.is_dry_run:
+        if self.command == "validate" and not metrics:
+            raise InputError("must be given: the data have no validation split", option="data.val")
+        show_table(
+            metrics, f"{'validation' if self.command == 'validate' else 'test'} of {weights}"
+        )
+        if self.command == "test" and not self.is_dry_run:
             file = self.run_directory.path / "metrics.json"
             origin = {
                 "command": shlex.join(["fourfold", self.command, *self.options]),
@@ -283,10 +284,27 @@ class FourfoldCLI(LightningCLI):
             print(f"wrote {file}", flush=True)
 
 
-def limit_warnings() -> None:
-    """Set the log level of Lightning to WARNING and ignore warnings that do not apply here.
+@contextmanager
+def trainer_errors(*modules: str) -> Iterator[None]:
+    """Replace an error with which Lightning rejects an argument of the Trainer by an InputError.
 
-    This changes the state of the process, so it is called at the start of a command only.
+    Args:
+        modules: Prefixes of the names of Lightning's modules that raise such errors. An error of
+            another module is raised unchanged.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
+        if was_raised_in(error, modules):
+            raise InputError(str(error).strip(), option="trainer:") from error
+        raise
+
+
+def limit_warnings() -> None:
+    """Set the log level of Lightning to WARNING and ignore those warnings that are wrong here.
+
+    These are Lightning's `PossibleUserWarning` and the messages in `IGNORED_WARNINGS`. The state of
+    the process changes, so this function is called at the start of a command only.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
