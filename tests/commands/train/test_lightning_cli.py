@@ -108,7 +108,7 @@ def test_validate_uses_the_named_checkpoint(
         assert f"validation of {folder}/checkpoints/{name}" in result.out
         assert "val/ppl_byte" in result.out
     result = run("validate", "--config", folder / "config.yaml", "--ckpt_path", "average")
-    assert "--ckpt_path is average, but" in result.err
+    assert "checkpoints/average.ckpt does not exist" in result.err
     result = run("test", "--config", configs["lm"])
     assert result.code == 2
     assert "there is no checkpoint; train first" in result.err

@@ -3,11 +3,13 @@
 Options are parsed before torch is imported, so that `--help` and mistakes answer at once.
 """
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from io import TextIOWrapper
 from math import isfinite
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -155,13 +157,15 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
+    from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
-    from fourfold.commands.train.run_directory import RunDirectory
     from fourfold.tasks.loading import load_task
 
     device = choose_device(options.device)
-    path = RunDirectory.resolve_checkpoint(options.checkpoint)
+    path = Path(options.checkpoint)
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        path = find_checkpoint(path)
     expected = tuple(PROCESSORS[command])
     task = load_task(path, expect=expected, classes=tuple(options.allow_class))
     move_model(task, device, options.precision)
