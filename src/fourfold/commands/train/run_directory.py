@@ -183,9 +183,12 @@ class RunDirectory:
         """
         from fourfold.checkpoints.files import CHECKPOINT_NAMES, find_checkpoint
 
-        if which is None or Path(which).is_dir():
+        if which in CHECKPOINT_NAMES:
+            file = self.checkpoints / f"{which}.ckpt"
+        elif which is None or Path(which).is_dir():
             return find_checkpoint(Path(which or self.path))
-        file = self.checkpoints / f"{which}.ckpt" if which in CHECKPOINT_NAMES else Path(which)
+        else:
+            file = Path(which)
         if not file.is_file():
             names = ", ".join(CHECKPOINT_NAMES)
             raise InputError(
