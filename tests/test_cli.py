@@ -48,7 +48,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["translate", "--checkpoint", "x", "--bem", "2"], "--bem is not an option of"),
         (["fill", "--checkpoint", "x", "--top", "2"], "--top is not an option of"),
         (["generate", "--checkpoint", "x", "--beam", "0"], "--beam must be at least 1, got 0"),
-        (["generate", "--checkpoint", "x", "--beam", "y"], "--beam must be of type int, got 'y'"),
+        (["generate", "--checkpoint", "x", "--beam", "y"], "--beam: invalid int value: 'y'"),
         (["fit", "--config", "gpt2/tny"], "--config must be a file or a name that"),
     ],
 )

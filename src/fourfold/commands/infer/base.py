@@ -17,7 +17,9 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LineProcessor:
-    """Base class that answers lines of input: prepares single lines, and runs the model on batches.
+    """Base class that turns each line of input into a line of output.
+
+    `prepare` converts one line, and `run` runs the model on a batch of converted lines.
 
     Args:
         task: Task (LightningModule) that was loaded from a checkpoint and moved to its device.
@@ -34,7 +36,7 @@ class LineProcessor:
         self.device = next(task.model.parameters()).device
 
     def prepare(self, line: str) -> Item:
-        """Return the input of the model for a line that is not empty.
+        """Return the `Item` (model input, size and group) of a line that is not empty.
 
         Raises:
             InputError: The model cannot read the line.
@@ -154,5 +156,8 @@ class TextProcessor(LineProcessor):
 
 
 def escape(text: str) -> str:
-    """Escape backslashes, tabs and line breaks, since tabs and line breaks separate outputs."""
+    r"""Replace backslash, tab, newline and carriage return by `\\`, `\t`, `\n` and `\r`.
+
+    Tabs separate the outputs of a line, and line breaks separate lines.
+    """
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
