@@ -89,9 +89,8 @@ def test_message_omits_the_traceback_of_a_data_worker() -> None:
 
 
 def test_long_messages_are_shortened() -> None:
-    assert one_line_message(InputError(f"{'x' * 3000} is not a number")) == (
-        f"{'x' * 100}...{'x' * 40} is not a number"
-    )
+    word = one_line_message(InputError(f"{'x' * 3000} is not a number"))
+    assert word == f"{'x' * 300} ... {'x' * 84} is not a number"
     quoted = one_line_message(InputError(f"{'- ' * 300} has no tag", file="a.conll", line=7))
     assert quoted.startswith("a.conll:7: - - -")
     assert quoted.endswith("- - has no tag")
