@@ -70,15 +70,6 @@ class TextProcessor(LineProcessor):
         # Largest number of tokens that the model reads, special tokens included.
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
 
-    def check_max_new(self, limit: int | None) -> None:
-        """Raise InputError if `--max-new` exceeds `limit` tokens; None means no limit."""
-        max_new = self.options.max_new
-        if limit is not None and max_new is not None and max_new > limit:
-            raise InputError(
-                f"must be at most {limit}, the length of the model, got {max_new}",
-                option="--max-new",
-            )
-
     def truncated_length(self, n_tokens: int) -> int:
         """Return the length, special tokens included, to which a text is truncated.
 
