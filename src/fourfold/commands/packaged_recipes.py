@@ -79,9 +79,7 @@ def main(argv: Sequence[str]) -> int:
     pattern = parser.parse_args(list(argv)).pattern
     names = [name for name in recipe_names() if pattern in name or fnmatch(name, pattern)]
     if not names:
-        close = get_close_matches(pattern, recipe_names(), n=3, cutoff=0.4)
-        hint = f"; the closest names are {', '.join(close)}" if close else ""
-        raise InputError(f"must match a recipe, got {pattern!r}{hint}", option="PATTERN")
+        raise InputError(f"must match a recipe, got {pattern!r}", option="PATTERN")
     width = max(map(len, names))
     for name in names:
         comment, *_ = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -152,10 +151,7 @@ class FourfoldCLI(LightningCLI):
             return None
         if self.is_dry_run and ckpt_path is None:
             return None
-        checkpoint = directory.checkpoint_to_resume(config["resume"], ckpt_path)
-        if checkpoint and checkpoint.parent == directory.checkpoints:
-            directory.check_same_model(yaml.safe_load(self.dump())["model"])
-        return checkpoint
+        return directory.checkpoint_to_resume(config["resume"], ckpt_path)
 
     def instantiate_classes(self) -> None:
         """Build model, data and Trainer; a training that fails here leaves no new directory."""

@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from fourfold.commands.train.config_files import fingerprints
 from fourfold.errors import InputError
 
@@ -246,34 +244,6 @@ class RunDirectory:
                     file=name,
                 )
         return content
-
-    def check_same_model(self, model: dict[str, Any]) -> None:
-        """Check that a resumed run has the model, optimizer and schedule of the run's config.yaml.
-
-        The restored state of the optimizer contains the old learning rate, and would silently
-        override a changed option.
-
-        Args:
-            model: The `model` section of the config, as plain values.
-
-        Raises:
-            InputError: A value differs from the recorded value.
-        """
-        from fourfold.checkpoints.format import flatten
-
-        if not self.config.is_file():
-            return
-        saved = yaml.safe_load(self.config.read_text(encoding="utf-8"))["model"]
-        old, new = (flatten({"model": tree}) for tree in (saved, model))
-        for key in sorted(old.keys() | new.keys()):
-            # An option that a later version added is not recorded.
-            is_known = key in old or any(key.startswith(f"{above}.") for above in old)
-            if is_known and old.get(key) != new.get(key):
-                raise InputError(
-                    f"must be {old.get(key)}, as in {self.config}, to resume that training, got"
-                    f" {new.get(key)}; choose another --run_dir to train another model",
-                    option=key,
-                )
 
 
 def _try_lock(file: IO[str]) -> bool:
