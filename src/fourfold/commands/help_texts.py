@@ -69,10 +69,9 @@ micro-batch and accumulation that keep its global batch.
   --run_dir RUN       use the config of a run directory
   --devices N         devices of all nodes that share the batch; default: those of the trainer
   --memory GIB        memory of one device; default: unlimited
-  --length T          tokens of a sequence; default: those of the data, 25 for sentence pairs
 
 One multiply-add counts as two FLOPs, and causal attention is counted in full. Memory is estimated
-for a fused attention kernel and leaves out fragmentation."""
+for a fused attention kernel and leaves out fragmentation. Sentences of pairs have 25 tokens."""
 
 
 EVALUATION = """usage: fourfold COMMAND --run_dir RUN [--ckpt_path WHICH] [--KEY VALUE ...]
