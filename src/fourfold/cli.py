@@ -25,19 +25,28 @@ BROKEN_PIPE = 141
 
 MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
 
-# Command: the module whose `main(argv)` runs it.
+# Modules that run several commands: `main` gets the name of the command as the first argument.
+TRAIN = "commands.train.lightning_cli"
+INFER = "commands.infer.main"
+CONVERT = "commands.convert"
+# Command: the module whose `main(argv)` runs it, and the description in `fourfold --help`.
 COMMANDS = {
-    **dict.fromkeys(
-        ("fit", "validate", "test", "predict"), "fourfold.commands.train.lightning_cli"
-    ),
-    **dict.fromkeys(("translate", "generate", "fill", "classify"), "fourfold.commands.infer.main"),
-    **dict.fromkeys(("import", "export"), "fourfold.commands.convert"),
-    "recipes": "fourfold.commands.packaged_recipes",
-    "seeds": "fourfold.commands.seeds",
-    "plan": "fourfold.commands.plan",
-    "replay": "fourfold.commands.replay_nonfinite",
-    "reproduce": "fourfold.reproduce.command",
-    "diff": "fourfold.reproduce.recipe_cards.diff_command",
+    "fit": (TRAIN, "train a model; resumes after an interruption"),
+    "validate": (TRAIN, "evaluate a checkpoint on the validation split"),
+    "test": (TRAIN, "evaluate a checkpoint on the test split: a table and metrics.json"),
+    "predict": (TRAIN, "write the model's outputs for the test split to a file"),
+    "seeds": ("commands.seeds", "fit and test with several seeds: mean and standard deviation"),
+    "recipes": ("commands.packaged_recipes", "list the recipes of the package"),
+    "plan": ("commands.plan", "parameters, FLOPs and memory of a recipe, before running it"),
+    "replay": ("commands.replay_nonfinite", "find the module that made a loss infinite or NaN"),
+    "reproduce": ("reproduce.command", "a published table with our numbers beside the paper's"),
+    "diff": ("reproduce.recipe_cards.diff_command", "differences between recipes"),
+    "translate": (INFER, "translate one sentence per line of standard input"),
+    "generate": (INFER, "continue one prompt per line"),
+    "fill": (INFER, "fill [MASK] or <mask> in each line"),
+    "classify": (INFER, "classify one image file or one sentence per line"),
+    "import": (CONVERT, "write a checkpoint from a directory of transformers"),
+    "export": (CONVERT, "write a directory of transformers from a checkpoint"),
 }
 
 
@@ -89,13 +98,14 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(OVERVIEW)
-        return 0 if argv else INVALID_INPUT
-    if argv[0] in ("-V", "--version"):
+    command, *arguments = argv or [""]
+    if command in ("", "-h", "--help", "help"):
+        lines = [f"  {name:<11}{description}" for name, (_, description) in COMMANDS.items()]
+        print(OVERVIEW.format(version=__version__, commands="\n".join(lines)))
+        return 0 if command else INVALID_INPUT
+    if command in ("-V", "--version"):
         print(f"fourfold {__version__}")
         return 0
-    command, *arguments = argv
     if command not in COMMANDS:
         close = get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`fourfold --help` lists the commands"
@@ -103,13 +113,12 @@ def _run(argv: list[str]) -> int:
     if command in HELP_TEXTS and arguments in (["-h"], ["--help"]):
         print(HELP_TEXTS[command])
         return 0
-    module = import_module(COMMANDS[command])
+    name, _ = COMMANDS[command]
+    module = import_module(f"fourfold.{name}")
     # Exclude the imported modules from garbage collection, which would traverse them repeatedly.
     gc.freeze()
     atexit.register(gc.unfreeze)  # triton reports objects that are frozen at exit as leaks
-    # A module that runs several commands gets the name of the command as the first argument.
-    is_shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
-    return int(module.main(argv if is_shared else arguments))
+    return int(module.main(argv if name in (TRAIN, INFER, CONVERT) else arguments))
 
 
 def one_line_message(error: Exception) -> str:

@@ -3,33 +3,11 @@
 The other commands print the help of their `OptionParser`.
 """
 
-from fourfold import __version__
-
-OVERVIEW = f"""fourfold {__version__}: one attention core, four transformers
+OVERVIEW = """fourfold {version}: one attention core, four transformers
 
 usage: fourfold COMMAND [options]        (fourfold COMMAND --help lists the options)
 
-train and evaluate
-  fit        train a model; resumes after an interruption
-  validate   evaluate a checkpoint on the validation split
-  test       evaluate a checkpoint on the test split: a table and metrics.json
-  predict    write the model's outputs for the test split to a file
-  seeds      fit and test with several seeds: mean, standard deviation and best
-  recipes    list the recipes of the package
-  plan       parameters, FLOPs and memory of a recipe, before running it
-  replay     find the module that produced a loss that is not finite
-  reproduce  a published table with our numbers beside the paper's
-  diff       differences between recipes, with their conventions resolved
-
-use a checkpoint: lines on stdin, lines on stdout
-  translate  translate one sentence per line
-  generate   continue one prompt per line
-  fill       fill [MASK] or <mask> in each line
-  classify   classify one image file or one sentence per line
-
-exchange weights with transformers
-  import     write a checkpoint from a directory of transformers
-  export     write a directory of transformers from a checkpoint
+{commands}
 
 --traceback, or the environment variable FOURFOLD_DEBUG=1, shows the traceback of input errors.
 

@@ -40,7 +40,6 @@ class ImageClassifier(LineProcessor):
         """
         return Item((line, self.load(line)), 0)
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Return a line for each image: path, and the `--top-k` best classes with probabilities."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
@@ -85,7 +84,6 @@ class TextClassifier(TextProcessor):
         rows, first = join_segments(columns, self.tokenizer, n_tokens, self.n_separators)
         return Item((rows[0].tolist(), int(first[0])), len(rows[0]))
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Return a line for each input: the `--top-k` best classes with probabilities, or a value.
 
@@ -124,7 +122,6 @@ class WordTagger(TextProcessor):
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return Item((ids, positions), len(ids))
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Return the tags of the words of each line, separated by spaces."""
         ids, mask = self.pad([item.content[0] for item in items])

@@ -7,6 +7,7 @@ N is the number of alternatives, the value of `--top-k`.
 import heapq
 import re
 from argparse import Namespace
+from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -49,7 +50,6 @@ class MaskFiller(TextProcessor):
         ids = [self.tokenizer.bos_id, *self.truncate(ids, n_special=2), self.tokenizer.eos_id]
         return Item((ids, segments), len(ids))
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Return an output line for each input line.
 
@@ -99,13 +99,13 @@ class MaskFiller(TextProcessor):
                 removed from the model's input, remain in the line.
         """
         text = segments[0]
-        for number, (mask, after) in enumerate(zip(segments[1::2], segments[2::2], strict=True)):
-            if number >= len(chosen):
+        for mask, after, token_id in zip_longest(segments[1::2], segments[2::2], chosen):
+            if token_id is None:
                 text += mask + after
                 continue
             # The text of the token after another word, such as " cat" or "ing".
             before = self.tokenizer.decode(self.context)
-            token = self.tokenizer.decode([*self.context, chosen[number]]).removeprefix(before)
+            token = self.tokenizer.decode([*self.context, token_id]).removeprefix(before)
             if not token.startswith(" "):
                 text = text.rstrip()  # continues the preceding word
             elif not text[-1:].isalnum():

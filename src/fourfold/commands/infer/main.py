@@ -133,6 +133,8 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
+    import torch
+
     from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
@@ -153,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # independent of the locale
     # On a terminal, the output of each line appears before the next line is read.
     n_ahead = 1 if sys.stdin.isatty() else options.batch_size * processor.batches_ahead
-    with autocast(device, options.precision):
+    with torch.inference_mode(), autocast(device, options.precision):
         lines = read_lines(sys.stdin.buffer)
         process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
     return 0

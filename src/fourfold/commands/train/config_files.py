@@ -31,7 +31,7 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
             `--config` means that RUN_DIR/config.yaml is read.
 
     Raises:
-        InputError: A recipe is unknown, or the run directory contains no config.
+        InputError: A recipe is unknown.
     """
     expanded: list[str] = []
     for argument in arguments:
@@ -49,13 +49,7 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
     options = dict(_options(expanded))
     if not evaluates or "run_dir" not in options or "config" in options:
         return expanded
-    config = Path(options["run_dir"]) / "config.yaml"
-    if not config.is_file():
-        raise InputError(
-            f"must contain config.yaml unless --config is given, got {config.parent}",
-            option="--run_dir",
-        )
-    return ["--config", str(config), *expanded]
+    return ["--config", str(Path(options["run_dir"], "config.yaml")), *expanded]
 
 
 def _recipe_path(value: str) -> str:

@@ -62,12 +62,8 @@ def make_callbacks(
     if command != "fit":
         return output
     # ExactResume is first: it updates the data position that a checkpoint of this batch holds.
-    callbacks: list[Callback] = [
-        ExactResume(),
-        FixEpochEndResume(),
-        step_metrics,
-        DDPUnevenEvaluation(),
-    ]
+    callbacks: list[Callback] = [ExactResume(), FixEpochEndResume(), step_metrics]
+    callbacks.append(DDPUnevenEvaluation())
     if config["compile"]:
         callbacks.append(CompileBlocks())
     if config["ema_decay"] is not None:

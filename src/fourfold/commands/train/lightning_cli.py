@@ -305,8 +305,7 @@ def limit_warnings() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
-    for message in IGNORED_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
+    warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,11 +22,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import fourfold.data
 import fourfold.tasks
+from fourfold.checkpoints.format import TASK_SECTIONS
 from fourfold.commands.train.config_files import check_files, config_files, unknown_key
 from fourfold.errors import InputError
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.optim import OptimizerConfig
-from fourfold.schedules import ScheduleConfig
 from fourfold.tasks import Task
 
 MAX_QUOTED = 80  # characters of a value in a message
@@ -149,8 +147,7 @@ def known_keys(parser: Parser) -> list[str]:
     keys = [name[2:] for name in options if not name.endswith((".help", "+"))]
     if "model" not in keys:
         return keys  # the parser of a nested class
-    sections = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
-    for section, config in sections.items():
+    for section, config in TASK_SECTIONS.items():
         keys += [f"model.{section}.{field.name}" for field in fields(config)]
     for data in _subclasses(LightningDataModule):
         keys += [f"data.{name}" for name in signature(data).parameters]
