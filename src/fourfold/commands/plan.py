@@ -219,9 +219,8 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     """
     total = recipe.global_batch
     if devices % recipe.nodes:
-        raise InputError(
-            f"must be a multiple of the {recipe.nodes} nodes, got {devices}", option="--devices"
-        )
+        message = f"must be a multiple of the {recipe.nodes} nodes, got {devices}"
+        raise InputError(message, option="--devices")
     micro, accumulation = _split(recipe, devices, memory, length)
     used = micro_batch_memory(recipe, length, micro, devices)
     unit = "tokens" if recipe.counts_tokens else "rows"

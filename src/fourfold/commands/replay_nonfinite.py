@@ -89,7 +89,7 @@ def run_batch(
     names = {module: name for name, module in task.model.named_modules()}
     found: list[str] = []
 
-    def find_nonfinite(module: nn.Module, inputs: Any, outputs: Any) -> None:
+    def record(module: nn.Module, inputs: Any, outputs: Any) -> None:
         results = outputs if isinstance(outputs, tuple) else (outputs,)
         largest = _largest(inputs)
         # Inner modules finish before outer ones, so that the first entry is the innermost module.
@@ -97,11 +97,7 @@ def run_batch(
             found.append(f"model.{names[module]}, for inputs up to {largest:.3g}")
 
     torch.manual_seed(seed)
-    with (
-        register_module_forward_hook(find_nonfinite),
-        autocast(device, precision),
-        torch.no_grad(),
-    ):
+    with register_module_forward_hook(record), autocast(device, precision), torch.no_grad():
         total, count = task.step(batch)
     print(f"loss {float(total / max(1, int(count)))} over {int(count):,} targets")
     if found:

@@ -69,11 +69,8 @@ def make_parser(command: str) -> OptionParser:
         add("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens")
         add("--top-p", type=float, metavar="P", help="sample among the likeliest with mass P")
         add("--seed", type=int, help="seed of the sampling; default: a new one each time")
-        add(
-            "--document-start",
-            action="store_true",
-            help="put the end-of-document token, which precedes documents, before the prompt",
-        )
+        help_text = "put the end-of-document token, which precedes documents, before the prompt"
+        add("--document-start", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
     elif command != "translate":
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")

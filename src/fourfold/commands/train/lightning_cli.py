@@ -26,12 +26,7 @@ from fourfold.commands.train.default_callbacks import as_list, make_callbacks, s
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.metrics_report import show_table, write_metrics
-from fourfold.commands.train.options import (
-    add_options,
-    check_cpu_processes,
-    check_options,
-    check_seed,
-)
+from fourfold.commands.train.options import add_options, check_options, check_seed
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
@@ -66,10 +61,6 @@ OUT_OF_MEMORY = (
 START_CHECKS = (
     "lightning.pytorch.loops.fit_loop",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
-)
-INIT_FROM = "init_args.init_from"
-RESTARTED_EPOCH = (
-    "{} is not a ResumableDataModule: a resumed training restarts the epoch that was interrupted"
 )
 
 
@@ -145,13 +136,14 @@ class FourfoldCLI(LightningCLI):
         """Return the checkpoint to start from; None for new weights or those of `init_from`."""
         ckpt_path = config["ckpt_path"]
         directory = self.run_directory
-        if self.command != "fit":
-            if ckpt_path or directory.checkpoints.exists() or not config["model"].get(INIT_FROM):
-                return directory.find_checkpoint(ckpt_path)
+        if self.command == "fit" and self.is_dry_run and ckpt_path is None:
             return None
-        if self.is_dry_run and ckpt_path is None:
+        if self.command == "fit":
+            return directory.checkpoint_to_resume(config["resume"], ckpt_path)
+        has_weights = config["model"].get("init_args.init_from")
+        if has_weights and not ckpt_path and not directory.checkpoints.exists():
             return None
-        return directory.checkpoint_to_resume(config["resume"], ckpt_path)
+        return directory.find_checkpoint(ckpt_path)
 
     def instantiate_classes(self) -> None:
         """Build model, data and Trainer; a training that fails here leaves no new directory."""
@@ -172,8 +164,7 @@ class FourfoldCLI(LightningCLI):
                 logger and default_root_dir among them are ignored.
 
         Raises:
-            InputError: Lightning rejects an argument of the Trainer, or a training on the CPU would
-                start far more processes than there are cores.
+            InputError: Lightning rejects an argument of the Trainer.
         """
         config = self.config_init
         trainer = config["trainer"]
@@ -188,9 +179,7 @@ class FourfoldCLI(LightningCLI):
         if not isinstance(config["data"], ResumableDataModule):
             kwargs["use_distributed_sampler"] = True
         with trainer_errors("lightning."):
-            built = super().instantiate_trainer(**kwargs)
-        check_cpu_processes(built)
-        return built
+            return super().instantiate_trainer(**kwargs)
 
     def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
         content = read_for_trainer(path)
@@ -246,7 +235,9 @@ class FourfoldCLI(LightningCLI):
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
             if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
-                print(RESTARTED_EPOCH.format(type(self.datamodule).__name__), flush=True)
+                name = type(self.datamodule).__name__
+                message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
+                print(f"{name} {message}", flush=True)
         if self.is_dry_run:
             return
         if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
@@ -266,9 +257,8 @@ class FourfoldCLI(LightningCLI):
         weights = str(self.checkpoint or self.model.init_from)
         if self.command == "validate" and not metrics:
             raise InputError("must be given: the data have no validation split", option="data.val")
-        show_table(
-            metrics, f"{'validation' if self.command == 'validate' else 'test'} of {weights}"
-        )
+        kind = "validation" if self.command == "validate" else "test"
+        show_table(metrics, f"{kind} of {weights}")
         if self.command == "test" and not self.is_dry_run:
             file = self.run_directory.path / "metrics.json"
             origin = {

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from lightning import Trainer
-from lightning.pytorch.accelerators import CPUAccelerator
 
 from fourfold.callbacks.checkpointing.run_checkpoints import CheckpointOptions
 from fourfold.core.validation import check_range
@@ -107,13 +105,16 @@ def check_options(config: Any) -> None:
     check_numbers(config)
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
+    has_gpu = trainer["accelerator"] != "cpu" and torch.cuda.is_available()
+    limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
+    if not has_gpu and (count_devices(trainer["devices"]) or 1) > limit:
+        message = f"must be a number from 1 to {limit} on this CPU, got {trainer['devices']}"
+        raise InputError(message, option="trainer.devices")
     averages = config["average_last_checkpoints"] != 0
     if config["ema_decay"] is not None:
         check_range("--ema_decay", config["ema_decay"], above=0, below=1)
         if averages:
-            raise InputError(
-                "cannot be combined with --average_last_checkpoints", option="--ema_decay"
-            )
+            raise InputError("excludes --average_last_checkpoints", option="--ema_decay")
     if config["average_every_n_steps"] is not None and not averages:
         raise InputError("needs --average_last_checkpoints", option="--average_every_n_steps")
     if config["wandb_checkpoints"] and config["wandb"] == "off":
@@ -168,21 +169,5 @@ def count_devices(devices: Any) -> int | None:
         return len([index for index in text.split(",") if index])  # "3," selects one device
     if text.isdecimal() and int(text):
         return int(text)
-    raise InputError(
-        f"must be a number of devices, a list of them or auto, got {devices!r}",
-        option="trainer.devices",
-    )
-
-
-def check_cpu_processes(trainer: Trainer) -> None:
-    """Check that a training on the CPU does not start far more processes than there are cores.
-
-    Raises:
-        InputError: `trainer.devices` exceeds both the number of cores and `MAX_CPU_PROCESSES`.
-    """
-    limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
-    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > limit:
-        raise InputError(
-            f"must be a number from 1 to {limit} on this CPU, got {trainer.num_devices}",
-            option="trainer.devices",
-        )
+    message = f"must be a number of devices, a list of them or auto, got {devices!r}"
+    raise InputError(message, option="trainer.devices")

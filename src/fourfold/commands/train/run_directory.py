@@ -83,8 +83,9 @@ class RunDirectory:
 
     def _named_checkpoint(self, ckpt_path: str, available: Path | None) -> Path:
         other = RunDirectory(ckpt_path)
-        is_directory = other.path.is_dir()
-        chosen = other._newest_complete() if is_directory else self.find_checkpoint(ckpt_path)
+        chosen = (
+            other._newest_complete() if other.path.is_dir() else self.find_checkpoint(ckpt_path)
+        )
         if available and not chosen.samefile(available):
             raise InputError(
                 f"must be a new directory if training starts from {ckpt_path}, but {self.path}"
