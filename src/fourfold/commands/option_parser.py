@@ -29,8 +29,7 @@ class OptionParser(ArgumentParser):
             action="append",
             default=[],
             metavar="pkg.Class",
-            help="import path of your own Task, model or config class that the checkpoint names;"
-            " may be given several times",
+            help="import path of your own class that the checkpoint names; may be repeated",
         )
 
     def parse_known_args(  # type: ignore[override]

@@ -49,10 +49,8 @@ def find_recipe(name: str) -> Path:
         raise InputError("the config file does not exist", file=name)
     close = get_close_matches(name, recipe_names(), n=3, cutoff=0.5)
     hint = f"; the closest names are {', '.join(close)}" if close else ""
-    raise InputError(
-        f"must be a file or a name that `fourfold recipes` lists, got {name!r}{hint}",
-        option="--config",
-    )
+    message = f"must be a file or a name that `fourfold recipes` lists, got {name!r}{hint}"
+    raise InputError(message, option="--config")
 
 
 def main(argv: Sequence[str]) -> int:

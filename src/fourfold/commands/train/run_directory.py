@@ -190,10 +190,8 @@ class RunDirectory:
             file = Path(which)
         if not file.is_file():
             names = ", ".join(CHECKPOINT_NAMES)
-            raise InputError(
-                f"must be {names} or an existing file, but {file} does not exist",
-                option="--ckpt_path",
-            )
+            message = f"must be {names} or an existing file, but {file} does not exist"
+            raise InputError(message, option="--ckpt_path")
         return file
 
     @property
