@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 import fourfold
+from fourfold.checkpoints.files import find_checkpoint
 from fourfold.commands.infer.line_io import process
 from fourfold.commands.infer.main import make_processor, parse
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.environment import machine
 from fourfold.reproduce.interleaved_timing import interleave
 from fourfold.tasks import load_task
@@ -77,7 +77,8 @@ def compare(options: Namespace) -> dict[str, Any]:
     """Measure the seconds of each method, and the fraction of translations equal to fourfold's."""
     with (gzip.open if options.source.suffix == ".gz" else open)(options.source, "rt") as file:
         lines = [line.strip() for line in file if line.strip()][: options.sentences]
-    task = load_task(RunDirectory.resolve_checkpoint(options.checkpoint)).eval()
+    checkpoint = Path(options.checkpoint)
+    task = load_task(find_checkpoint(checkpoint) if checkpoint.is_dir() else checkpoint).eval()
     arguments = ["--checkpoint", str(options.checkpoint), "--length-penalty-type", "power"]
     arguments += ["--beam", str(options.beam), "--length-penalty", str(options.length_penalty)]
     arguments += ["--max-new", str(options.max_new), "--batch-size", str(options.batch_size)]

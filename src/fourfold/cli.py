@@ -1,13 +1,12 @@
 """Entry point of `fourfold`: find the command, run it, print input errors in one line.
 
-Torch and Lightning are imported by the commands that need them, so that help, version and misspelt
-commands answer at once.
+Torch and Lightning are imported by the commands that need them, so that `--help`, `--version` and
+the error for a misspelt command appear without delay.
 """
 
 import atexit
 import gc
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,19 +25,28 @@ BROKEN_PIPE = 141
 
 MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
 
-# Command: the module whose `main(argv)` runs it.
+# Modules that run several commands: `main` gets the name of the command as the first argument.
+TRAIN = "commands.train.lightning_cli"
+INFER = "commands.infer.main"
+CONVERT = "commands.convert"
+# Command: the module whose `main(argv)` runs it, and the description in `fourfold --help`.
 COMMANDS = {
-    **dict.fromkeys(
-        ("fit", "validate", "test", "predict"), "fourfold.commands.train.lightning_cli"
-    ),
-    **dict.fromkeys(("translate", "generate", "fill", "classify"), "fourfold.commands.infer.main"),
-    **dict.fromkeys(("import", "export"), "fourfold.commands.convert"),
-    "recipes": "fourfold.commands.packaged_recipes",
-    "seeds": "fourfold.commands.seeds",
-    "plan": "fourfold.commands.plan",
-    "replay": "fourfold.commands.replay_nonfinite",
-    "reproduce": "fourfold.reproduce.command",
-    "diff": "fourfold.reproduce.recipe_cards.diff_command",
+    "fit": (TRAIN, "train a model; resumes after an interruption"),
+    "validate": (TRAIN, "evaluate a checkpoint on the validation split"),
+    "test": (TRAIN, "evaluate a checkpoint on the test split: a table and metrics.json"),
+    "predict": (TRAIN, "write the model's outputs for the test split to a file"),
+    "seeds": ("commands.seeds", "fit and test with several seeds: mean and standard deviation"),
+    "recipes": ("commands.packaged_recipes", "list the recipes of the package"),
+    "plan": ("commands.plan", "parameters, FLOPs and memory of a recipe, before running it"),
+    "replay": ("commands.replay_nonfinite", "find the module that made a loss infinite or NaN"),
+    "reproduce": ("reproduce.command", "a published table with our numbers beside the paper's"),
+    "diff": ("reproduce.recipe_cards.diff_command", "differences between recipes"),
+    "translate": (INFER, "translate one sentence per line of standard input"),
+    "generate": (INFER, "continue one prompt per line"),
+    "fill": (INFER, "fill [MASK] or <mask> in each line"),
+    "classify": (INFER, "classify one image file or one sentence per line"),
+    "import": (CONVERT, "write a checkpoint from a directory of transformers"),
+    "export": (CONVERT, "write a directory of transformers from a checkpoint"),
 }
 
 
@@ -49,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     of the user's own modules.
 
     Args:
-        argv: Arguments without the program's name; None means those of the process.
+        argv: Arguments without the program's name; None means `sys.argv[1:]`.
     """
     if "" not in sys.path and os.getcwd() not in sys.path and not sys.flags.safe_path:
         sys.path.append(os.getcwd())
@@ -59,11 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; invalid input is reported in one line on stderr.
 
-    An InputError ends the command with code 2 and a TrainingStopped, such as that of a NaN loss,
-    with code 1. Both print their message without a traceback, unless `--traceback` is among the
-    arguments or the environment variable FOURFOLD_DEBUG is 1. SystemExit becomes its own code,
-    Ctrl-C code 130, and an output pipe whose reader has ended code 141. Any other exception is
-    raised.
+    An InputError returns 2. A TrainingStopped, such as that of a NaN loss, returns 1. Both print
+    their message without a traceback, unless `--traceback` is among the arguments or the
+    environment variable FOURFOLD_DEBUG is 1. SystemExit returns the code that it carries, Ctrl-C
+    returns 130, and a broken output pipe returns 141. Any other exception is not caught.
 
     Args:
         command: Function that takes the arguments and returns an exit code.
@@ -74,16 +81,13 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     shows_traceback = len(arguments) < len(argv) or os.environ.get("FOURFOLD_DEBUG") == "1"
     try:
         return command(arguments)
-    except InputError as error:
+    except (InputError, TrainingStopped) as error:
         if shows_traceback:
             traceback.print_exc()
-        print(f"fourfold: error: {one_line_message(error)}", file=sys.stderr)
-        return INVALID_INPUT
-    except TrainingStopped as error:
-        if shows_traceback:
-            traceback.print_exc()
-        print(f"fourfold: stopped: {error}", file=sys.stderr)
-        return STOPPED
+        is_invalid = isinstance(error, InputError)
+        kind = "error" if is_invalid else "stopped"
+        print(f"fourfold: {kind}: {one_line_message(error)}", file=sys.stderr)
+        return INVALID_INPUT if is_invalid else STOPPED
     except SystemExit as exit:  # from the help of argparse and jsonargparse, or a signal handler
         return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except KeyboardInterrupt:
@@ -94,14 +98,14 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(OVERVIEW)
-        return 0 if argv else INVALID_INPUT
-    if argv[0] in ("-V", "--version"):
+    command, *arguments = argv or [""]
+    if command in ("", "-h", "--help", "help"):
+        lines = [f"  {name:<11}{description}" for name, (_, description) in COMMANDS.items()]
+        print(OVERVIEW.format(version=__version__, commands="\n".join(lines)))
+        return 0 if command else INVALID_INPUT
+    if command in ("-V", "--version"):
         print(f"fourfold {__version__}")
         return 0
-    command = argv[0]
-    arguments = argv[1:]
     if command not in COMMANDS:
         close = get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`fourfold --help` lists the commands"
@@ -109,25 +113,22 @@ def _run(argv: list[str]) -> int:
     if command in HELP_TEXTS and arguments in (["-h"], ["--help"]):
         print(HELP_TEXTS[command])
         return 0
-    module = import_module(COMMANDS[command])
+    name, _ = COMMANDS[command]
+    module = import_module(f"fourfold.{name}")
     # Exclude the imported modules from garbage collection, which would traverse them repeatedly.
     gc.freeze()
     atexit.register(gc.unfreeze)  # triton reports objects that are frozen at exit as leaks
-    # A module that runs several commands gets the name of the command as the first argument.
-    is_shared = list(COMMANDS.values()).count(COMMANDS[command]) > 1
-    run: Callable[[list[str]], int | None] = module.main
-    return run(argv if is_shared else arguments) or 0
+    return int(module.main(argv if name in (TRAIN, INFER, CONVERT) else arguments))
 
 
-def one_line_message(error: InputError) -> str:
+def one_line_message(error: Exception) -> str:
     """Return the message of an error as one line without a traceback, shortened if it is long.
 
-    The middle of a long word or message is left out. The message of an error that was raised in a
-    worker process of a DataLoader contains the traceback of that process; the traceback is removed.
+    The middle of a long message is left out. The message of an error that was raised in a worker
+    process of a DataLoader contains the traceback of that process. That traceback is removed.
     """
     text = str(error)
     if "Original Traceback" in text:
         text = text.rsplit("InputError: ", 1)[-1]
     text = " ".join(text.split())
-    text = re.sub(r"(\S{100})\S{60,}(\S{40})", r"\1...\2", text)
     return text if len(text) <= MAX_MESSAGE else f"{text[:300]} ... {text[-100:]}"

@@ -354,7 +354,7 @@ def test_seeds_stops_if_a_config_is_edited(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seeds", "1,x", "--run_dir", "s"], "--seeds must be integers such as 0,1,2"),
+        (["--seeds", "1,x", "--run_dir", "s"], "--seeds must be different integers such as 0,1,2"),
         (["--seeds", "1,1", "--run_dir", "s"], "--seeds must be different integers"),
         (["--seeds", "1"], "--run_dir must be given"),
         (["--run_dir", "s", "--seed_everything", "3"], "use --seeds"),

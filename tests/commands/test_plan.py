@@ -182,7 +182,6 @@ def test_devices(given: str, devices: int) -> None:
         (["--memory", "0.5"], "not even the smallest micro-batch fits"),
         (["--devices", "3"], "--devices must divide the global batch of 512, got 3"),
         (["--devices", "0"], "--devices must divide the global batch of 512, got 0"),
-        (["--length", "2000"], "length must be at most max_len (1024), got 2000"),
         (["--trainer.precision", "transformer-engine"], "trainer.precision must be one of"),
         (["--model.init_args.config.n_heads", "5"], "d_model must be divisible by n_heads"),
         (["--memry", "3"], "memry"),
@@ -206,11 +205,6 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--help"]) == 0
     assert "--memory GIB" in capsys.readouterr().out
     assert main(["plan"]) == 2
-
-
-def test_an_image_has_no_length() -> None:
-    with pytest.raises(InputError, match="--length cannot be given for images"):
-        plan_command(["--config", str(CONFIGS / "vit/b16.yaml"), "--length", "3"])
 
 
 def test_out_of_memory_keeps_its_traceback_and_gets_a_note(

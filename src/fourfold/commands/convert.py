@@ -32,8 +32,8 @@ def make_parser(command: str) -> OptionParser:
     """Return the parser of `command`, which is "import" or "export"."""
     description, source, target = COMMANDS[command]
     parser = OptionParser(prog=f"fourfold {command}", description=description)
-    parser.add_argument("source", metavar=source)
-    parser.add_argument("target", metavar=target)
+    parser.add_argument("source", type=Path, metavar=source)
+    parser.add_argument("target", type=Path, metavar=target)
     if command == "export":
         parser.add_allow_class()
     return parser
@@ -52,11 +52,10 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser(command).parse_args(arguments)
     from fourfold.tasks import convert  # imports torch and Lightning
 
-    source = Path(options.source)
-    target = Path(options.target)
     if command == "import":
-        report = convert.import_checkpoint(source, target)
+        report = convert.import_checkpoint(options.source, options.target)
     else:
-        report = convert.export_checkpoint(source, target, tuple(options.allow_class))
+        classes = tuple(options.allow_class)
+        report = convert.export_checkpoint(options.source, options.target, classes)
     print("\n".join(report))
     return 0

@@ -1,35 +1,13 @@
-"""Help texts of `fourfold` and of the commands whose parsers would import torch.
+"""Help texts of `fourfold` and of five commands whose parsers need torch, which is slow to import.
 
 The other commands print the help of their `OptionParser`.
 """
 
-from fourfold import __version__
-
-OVERVIEW = f"""fourfold {__version__}: one attention core, four transformers
+OVERVIEW = """fourfold {version}: one attention core, four transformers
 
 usage: fourfold COMMAND [options]        (fourfold COMMAND --help lists the options)
 
-train and evaluate
-  fit        train a model; resumes after an interruption
-  validate   evaluate a checkpoint on the validation split
-  test       evaluate a checkpoint on the test split: a table and metrics.json
-  predict    write the model's outputs for the test split to a file
-  seeds      fit and test with several seeds: mean, standard deviation and best
-  recipes    list the recipes of the package
-  plan       parameters, FLOPs and memory of a recipe, before running it
-  replay     find the module that produced a loss that is not finite
-  reproduce  a published table with our numbers beside the paper's
-  diff       differences between recipes, with their conventions resolved
-
-use a checkpoint: lines on stdin, lines on stdout
-  translate  translate one sentence per line
-  generate   continue one prompt per line
-  fill       fill [MASK] or <mask> in each line
-  classify   classify one image file or one sentence per line
-
-exchange weights with transformers
-  import     write a checkpoint from a directory of transformers
-  export     write a directory of transformers from a checkpoint
+{commands}
 
 --traceback, or the environment variable FOURFOLD_DEBUG=1, shows the traceback of input errors.
 
@@ -41,38 +19,22 @@ FIT = """usage: fourfold fit --config FILE|NAME [--config ...] [--KEY VALUE ...]
 Train a model. Every key of a config is an option; later configs and options override earlier ones:
   fourfold fit --config gpt2/tiny --trainer.max_steps 500 --model.config.d_model 128
 
-model, data and training
   --config FILE|NAME         YAML file, or a recipe that `fourfold recipes` lists
   --model CLASS, --data CLASS            classes of fourfold.tasks, fourfold.data or your own module
   --model.KEY, --data.KEY, --trainer.KEY their arguments; KEY+ appends to a list
   --seed_everything N        seed of weights, dropout and order of the data (default 0)
-  --compile true             compile each block with torch.compile
-  --float32_matmul_precision high        TF32 for fp32 matrix products on a GPU (default highest)
-  --allow_class pkg.Class    your own class that the checkpoint of --model.init_from names
-
-run directory and resuming
-  --run_dir DIR              default trainer.default_root_dir, or runs/FOLDER/STEM of the first
-                             config file
+  --run_dir DIR              default trainer.default_root_dir, or runs/FOLDER/NAME for a first
+                             config FOLDER/NAME.yaml
   --resume auto|must|never   auto (default) resumes from DIR/checkpoints/last.ckpt if it exists;
                              must requires it; never requires that it does not exist
   --ckpt_path FILE           resume from this checkpoint in a new run directory
-
-checkpoints (DIR/checkpoints: last.ckpt, best.ckpt, average.ckpt)
   --checkpoint.monitor NAME  metric of best.ckpt: default the first of val/bleu, val/top1, val/loss
-  --checkpoint.mode min|max  default by the metric's name
-  --checkpoint.save_top_k K  number of best checkpoints to keep (default 1)
   --checkpoint.every_n_steps N           steps between saves within an epoch (default 1000)
   --average_last_checkpoints N           average the last N snapshots (Vaswani et al. 2017, 6.1)
-  --average_every_n_steps N  steps between snapshots (default: one per epoch)
   --ema_decay D              exponential moving average of the weights, validated and saved
-
-output
   --wandb off|offline|online|auto        Weights & Biases (default off; auto: online with a key)
-  --wandb_project P, --wandb_name N      default: fourfold, the run directory's name
-  --tensorboard true|false   default true, if tensorboard is installed
-  --log_every_seconds S      seconds between lines without a terminal (default 10)
 
-`fourfold fit --help-all` lists all options of the Trainer, `--model.help CLASS` those of a task,
+`fourfold fit --help-all` lists all options, `--model.help CLASS` those of a task,
 `--print_config` prints the merged config."""
 
 PLAN = """usage: fourfold plan --config FILE|NAME [--config ...] [--KEY VALUE ...] [options]
@@ -85,46 +47,32 @@ micro-batch and accumulation that keep its global batch.
   --run_dir RUN       use the config of a run directory
   --devices N         devices of all nodes that share the batch; default: those of the trainer
   --memory GIB        memory of one device; default: unlimited
-  --length T          tokens of a sequence; default: those of the data, 25 for sentence pairs
 
 One multiply-add counts as two FLOPs, and causal attention is counted in full. Memory is estimated
-for a fused attention kernel and leaves out fragmentation."""
+for a fused attention kernel and leaves out fragmentation. Sentences of pairs have 25 tokens."""
 
 
-def _evaluation_help(command: str, description: str, more: str = "") -> str:
-    return f"""usage: fourfold {command} --run_dir RUN [--ckpt_path WHICH] [--KEY VALUE ...]
-       fourfold {command} --config FILE|NAME [--config ...] [--KEY VALUE ...]
+EVALUATION = """usage: fourfold COMMAND --run_dir RUN [--ckpt_path WHICH] [--KEY VALUE ...]
+       fourfold COMMAND --config FILE|NAME [--config ...] [--ckpt_path WHICH] [--KEY VALUE ...]
 
-{description}
+fourfold validate: evaluate a checkpoint on the validation split and print a table.
+fourfold test: evaluate a checkpoint on the test split, print a table and write RUN/metrics.json.
+fourfold predict: write the model's outputs for the test split into the run directory, as
+  predictions.txt      texts, one line per row of the split
+  predictions.csv      of classifiers: row, class number and name, probability; or a value
+  predictions.json     of question answering: the best answers with their scores, by id
+  predictions.pt       otherwise: a list with the tensors of each batch
 
   --run_dir RUN        run directory; its config.yaml is used unless --config is given
   --config FILE|NAME   as for fit
   --ckpt_path WHICH    best, last, average or a file; default: the run directory's best, otherwise
                        its average, otherwise its last
   --KEY VALUE          any key of the config, such as --data.batch_size 8
-{more}
-`fourfold {command} --help-all` lists all options."""
 
+`fourfold test --help-all` lists all options."""
 
 HELP_TEXTS = {
     "fit": FIT,
     "plan": PLAN,
-    "validate": _evaluation_help(
-        "validate", "Evaluate a checkpoint on the validation split and print a table."
-    ),
-    "test": _evaluation_help(
-        "test",
-        "Evaluate a checkpoint on the test split, print a table and write RUN/metrics.json.",
-    ),
-    "predict": _evaluation_help(
-        "predict",
-        "Write the model's outputs for the test split into the run directory.",
-        """
-files
-  predictions.txt      texts, one line per row of the split
-  predictions.csv      of classifiers: row, class number and name, probability; or a value
-  predictions.json     of question answering: the best answers with their scores, by id
-  predictions.pt       otherwise: a list with the tensors of each batch
-""",
-    ),
+    **dict.fromkeys(("validate", "test", "predict"), EVALUATION),
 }

@@ -23,35 +23,30 @@ class OptionParser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
 
     def add_allow_class(self) -> None:
-        """Add `--allow_class`: a class of the user that is imported if a checkpoint names it."""
+        """Add `--allow_class`, the import path of a user's class that a checkpoint may name."""
         self.add_argument(
             "--allow_class",
             action="append",
             default=[],
             metavar="pkg.Class",
-            help="import path of your own Task, model or config class that the checkpoint names;"
-            " may be given several times",
+            help="import path of your own class that the checkpoint names; may be repeated",
         )
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         """Parse options as `ArgumentParser` does; `--max_new` and `--max-new` are the same."""
-        return super().parse_known_args([self._canonical(arg) for arg in args], namespace)
-
-    def _canonical(self, argument: str) -> str:
-        name, equals, value = argument.partition("=")
-        if name in self._option_string_actions or not name.startswith("--"):
-            return argument
-        for option in self._option_string_actions:
-            if option.replace("_", "-") == name.replace("_", "-"):
-                return option + equals + value
-        return argument
+        spellings = {option.replace("_", "-"): option for option in self._option_string_actions}
+        known = []
+        for argument in args:
+            name, equals, value = argument.partition("=")
+            known.append(spellings.get(name.replace("_", "-"), name) + equals + value)
+        return super().parse_known_args(known, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError with argparse's message, and a suggestion for a misspelt option."""
         if match := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
-            raise InputError(_predicate(match[2]), option=match[1])
+            raise InputError(match[2], option=f"{match[1]}:")
         if match := re.match(r"the following arguments are required: (.*)", message):
             raise InputError("must be given", option=match[1])
         if match := re.match(r"unrecognized arguments: (.*)", message):
@@ -60,14 +55,3 @@ class OptionParser(ArgumentParser):
             hint = f"; did you mean {close[0]}?" if close else ""
             raise InputError(f"is not an option of `{self.prog}`{hint}", option=unknown)
         raise InputError(message, option=self.prog)
-
-
-def _predicate(problem: str) -> str:
-    """Rewrite a message of argparse as the predicate of an InputError ("must be of type int")."""
-    if match := re.match(r"invalid (\w+) value: (.*)", problem):
-        return f"must be of type {match[1]}, got {match[2]}"
-    if match := re.match(r"invalid choice: (.*) \(choose from (.*)\)", problem):
-        return f"must be one of {match[2]}, got {match[1]}".replace("'", "")
-    if problem.startswith("expected"):
-        return f"needs a value: {problem}"
-    return f"is invalid: {problem}"

@@ -49,10 +49,8 @@ def find_recipe(name: str) -> Path:
         raise InputError("the config file does not exist", file=name)
     close = get_close_matches(name, recipe_names(), n=3, cutoff=0.5)
     hint = f"; the closest names are {', '.join(close)}" if close else ""
-    raise InputError(
-        f"must be a file or a name that `fourfold recipes` lists, got {name!r}{hint}",
-        option="--config",
-    )
+    message = f"must be a file or a name that `fourfold recipes` lists, got {name!r}{hint}"
+    raise InputError(message, option="--config")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,9 +77,7 @@ def main(argv: Sequence[str]) -> int:
     pattern = parser.parse_args(list(argv)).pattern
     names = [name for name in recipe_names() if pattern in name or fnmatch(name, pattern)]
     if not names:
-        close = get_close_matches(pattern, recipe_names(), n=3, cutoff=0.4)
-        hint = f"; the closest names are {', '.join(close)}" if close else ""
-        raise InputError(f"must match a recipe, got {pattern!r}{hint}", option="PATTERN")
+        raise InputError(f"must match a recipe, got {pattern!r}", option="PATTERN")
     width = max(map(len, names))
     for name in names:
         comment, *_ = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n")

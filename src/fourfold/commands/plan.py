@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
     Args:
         argv: Options of `fourfold fit`, or `--run_dir` for the config of an earlier run. Further
-            options are `--devices` (number on all nodes together), `--memory` (GiB of one device)
-            and `--length` (tokens of a training example).
+            options are `--devices` (number on all nodes together) and `--memory` (GiB of one
+            device).
 
     Returns:
         The exit code 0.
@@ -51,11 +51,10 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("fourfold plan")
     parser.add_argument("--devices", type=int | None, default=None)
     parser.add_argument("--memory", type=float | None, default=None)
-    parser.add_argument("--length", type=int | None, default=None)
     config = parse(parser, expand_arguments(argv, evaluates=True))
-    devices, memory, length = (config.pop(name) for name in ("devices", "memory", "length"))
+    devices, memory = config.pop("devices"), config.pop("memory")
     recipe = read_recipe(parser, config)
-    length = row_length(recipe, length)
+    length = row_length(recipe)
     lines = [
         type(recipe.task.model).__name__,
         *_table("parameters", "{:,.0f}", 1, parameters(recipe.task.model)),
@@ -71,8 +70,9 @@ def main(argv: Sequence[str]) -> int:
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
     """Return options of `fourfold fit` that divide a recipe's batch among several devices.
 
-    The global batch, which is the batch of an optimizer step on all devices together, keeps the
-    size that it has if one device trains the recipe; a size in tokens may be rounded down.
+    The global batch, which is the batch of an optimizer step on all devices together, is the same
+    as with one device. A global batch that is counted in tokens may become slightly smaller by
+    rounding.
 
     Args:
         argv: Options of `fit`, among them `--trainer.devices` with the number of devices.
@@ -83,13 +83,13 @@ def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, 
         there is one device, and the recipe's own micro-batch fits into its memory.
 
     Raises:
-        InputError: The devices cannot share the batch equally; no micro-batch fits; or the model
-            has batch norms, which would compute their statistics over a smaller micro-batch than
-            that of the recipe.
+        InputError: The devices cannot share the batch equally, or no micro-batch fits. The same
+            error is raised for a model with batch norms if its micro-batch became smaller, because
+            batch norms compute statistics over the micro-batch.
     """
     parser = make_parser("fourfold fit")
     recipe = read_recipe(parser, parse(parser, argv))
-    length = None if memory is None else row_length(recipe, None)
+    length = None if memory is None else row_length(recipe)
     micro, accumulation = _split(recipe, recipe.devices, memory, length)
     if (micro, recipe.devices) == (recipe.batch, 1):
         return {}
@@ -113,21 +113,19 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
     return {**options, f"data.init_args.{recipe.batch_key}": micro}
 
 
-def row_length(recipe: Recipe, length: int | None) -> int:
+def row_length(recipe: Recipe) -> int:
     """Return the number of tokens of a training example, from which its cost is computed.
 
-    For an encoder-decoder of text, the result counts the tokens of the source, and the target is
-    assumed to have as many. For a model of images and texts, such as CLIP, the result counts the
-    tokens of the text only. For an image classifier, the result counts the tokens of an image.
+    For an image classifier, this is the number of patches and class tokens of an image. For an
+    encoder-decoder of text, it is 25, a typical length of a sentence, and both source and target
+    are assumed to have this length. For all other models, it is the maximum length in the config.
+    For a model of images and texts, such as CLIP, only the tokens of the text are counted.
 
     Args:
         recipe: The recipe, whose config determines the kind of model.
-        length: Value of `--length` in tokens. If it is None, the result is 25 for an
-            encoder-decoder of text, otherwise the maximum length in the config.
 
     Raises:
-        InputError: The model is neither a transformer nor an LSTM, or it is an image classifier and
-            `length` is not None.
+        InputError: The model is neither a transformer nor an LSTM.
     """
     config = recipe.config
     if not isinstance(config, TransformerConfig | RecurrentLMConfig):
@@ -136,11 +134,7 @@ def row_length(recipe: Recipe, length: int | None) -> int:
             option="model",
         )
     if isinstance(config, ViTConfig):
-        if length is not None:
-            raise InputError("cannot be given for images", option="--length")
         return image_tokens(config)
-    if length is not None:
-        return length
     if isinstance(config, TEXT_PAIR_CONFIGS):
         return DEFAULT_SENTENCE_LENGTH
     return recipe.length or int(config.max_len)  # type: ignore[attr-defined]
@@ -208,7 +202,10 @@ def _row_description(config: TransformerConfig, length: int) -> str:
 
 
 def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
-    """Return lines with memory, micro-batch and gradient accumulation, and the options to set them.
+    """Return lines of text with the memory per device, and how to divide the global batch.
+
+    The lines contain the sizes of global batch and micro-batch, the number of accumulation steps,
+    and the options of `fit` that set the last two.
 
     Args:
         recipe: The recipe.
@@ -222,21 +219,19 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     """
     total = recipe.global_batch
     if devices % recipe.nodes:
-        raise InputError(
-            f"must be a multiple of the {recipe.nodes} nodes, got {devices}", option="--devices"
-        )
+        message = f"must be a multiple of the {recipe.nodes} nodes, got {devices}"
+        raise InputError(message, option="--devices")
     micro, accumulation = _split(recipe, devices, memory, length)
     used = micro_batch_memory(recipe, length, micro, devices)
     unit = "tokens" if recipe.counts_tokens else "rows"
     actual = devices * micro * accumulation
     rounded = "" if actual == total else f" (rounded to {actual:,})"
-    plural = "s" if devices > 1 else ""
     options = {"trainer.devices": devices // recipe.nodes}
     options |= _options(recipe, micro, accumulation)
     lines = [
         *_table(f"memory, {recipe.precision}, one device", "{:,.2f} GiB", GIB, used),
         "",
-        f"global batch: {total:,} {unit} = {devices} device{plural} x {micro:,}"
+        f"global batch: {total:,} {unit} = {devices} device{'s' * (devices > 1)} x {micro:,}"
         f" x accumulation {accumulation}{rounded}",
         "  " + " ".join(f"--{key} {value}" for key, value in options.items()),
     ]
@@ -284,13 +279,13 @@ def _line(name: str, value: str) -> str:
 
 
 def _table(title: str, form: str, unit: float, parts: CostBreakdown | Memory) -> list[str]:
-    """Return aligned lines of text: the total of a quantity, and below it each of its parts.
+    """Return aligned lines of text: one line with a sum, and below it a line for each summand.
 
     Args:
-        title: Name of the total.
+        title: Text at the beginning of the first line.
         form: Format of a number, such as "{:,.3f} G".
         unit: Number that the values are divided by, such as 1e9.
-        parts: The quantity: parameters, FLOPs or bytes, by parts of the model or of the memory.
+        parts: Parameters or FLOPs of each part of the model, or bytes of each part of the memory.
     """
     values = {title: parts.total}
     values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}

@@ -1,18 +1,21 @@
 """`fourfold replay`: find the module whose output was not finite when a training stopped."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from fourfold.checkpoints.files import read_file
+from fourfold.commands.infer.devices import autocast, choose_device, move_model
 from fourfold.commands.option_parser import OptionParser
-from fourfold.core.precision import PRECISIONS
+from fourfold.core.precision import PRECISIONS, canonical_precision
+from fourfold.data.loading import batches
 from fourfold.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from fourfold.tasks import Task
+from fourfold.tasks import Task
+from fourfold.tasks.loading import task_from_checkpoint
 
 DESCRIPTION = """\
 A training whose loss is not finite stops before the step and saves the batch and the
@@ -39,18 +42,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--precision", choices=tuple(PRECISIONS), help="default: the training's")
     parser.add_allow_class()
     options = parser.parse_args(list(argv))
-    from fourfold.checkpoints.files import read_file
-    from fourfold.commands.infer.devices import choose_device
-    from fourfold.data.loading import batches
-    from fourfold.tasks.loading import task_from_checkpoint
-
     content = read_file(options.file)
     record: Any = content.get("replay")
     try:
         batch = getattr(batches, record["batch_class"])(**record["batch"])
         seed, step = record["seed"], record["step"]
         device = choose_device(options.device or record["device"])
-        precision = options.precision or record["precision"]
+        precision = canonical_precision(options.precision or record["precision"])
     except (AttributeError, KeyError, TypeError) as error:
         message = "the file was not written by a stopped training"
         raise InputError(message, file=options.file) from error
@@ -63,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", precision: str) -> bool:
+def run_batch(
+    task: Task[Any, Any], batch: Any, seed: int, device: torch.device, precision: str
+) -> bool:
     """Run a batch, and print the loss and the first module with a non-finite output.
 
     Args:
@@ -76,29 +76,32 @@ def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", preci
     Returns:
         True if the loss is finite.
     """
-    import torch
-
-    from fourfold.commands.infer.devices import autocast, move_model
-
     move_model(task, device, precision)
-    weight = next(task.model.parameters())
+    dtype = next(task.model.parameters()).dtype
     batch = batch._make(
-        x.to(device, weight.dtype if x.is_floating_point() else x.dtype)
-        if isinstance(x, torch.Tensor)
-        else x
+        x.to(device, dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
         for x in batch
     )
     for name, weight in task.model.named_parameters():
         if not weight.isfinite().all():
             print(f"the weights are not finite: {name}")
             break
+    names = {module: name for name, module in task.model.named_modules()}
+    found: list[str] = []
+
+    def record(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        largest = _largest(inputs)
+        # Inner modules finish before outer ones, so that the first entry is the innermost module.
+        if names.get(module) and math.isfinite(largest) and not math.isfinite(_largest(results)):
+            found.append(f"model.{names[module]}, for inputs up to {largest:.3g}")
+
     torch.manual_seed(seed)
-    with record_nonfinite(task.model) as found, autocast(device, precision), torch.no_grad():
+    with register_module_forward_hook(record), autocast(device, precision), torch.no_grad():
         total, count = task.step(batch)
     print(f"loss {float(total / max(1, int(count)))} over {int(count):,} targets")
     if found:
-        name, largest = found[0]
-        print(f"first output that is not finite: model.{name}, for inputs up to {largest:.3g}")
+        print(f"first output that is not finite: {found[0]}")
     elif not total.isfinite():
         print("the outputs of all modules are finite, but the loss is not")
     else:
@@ -106,34 +109,10 @@ def run_batch(task: "Task", batch: Any, seed: int, device: "torch.device", preci
     return bool(total.isfinite())
 
 
-@contextmanager
-def record_nonfinite(model: "nn.Module") -> Iterator[list[tuple[str, float]]]:
-    """Record the modules that turn finite inputs into non-finite outputs, in order of execution.
+def _largest(values: Sequence[Any]) -> float:
+    """Return the largest absolute value in the floating-point tensors of a sequence.
 
-    Yields:
-        A list that is empty at first. Each such module that runs in the `with` block appends a
-        pair: its name, and the largest absolute value of its inputs.
+    The result is 0 without such tensors, and NaN if an element is NaN.
     """
-    from torch import Tensor
-
-    found: list[tuple[str, float]] = []
-
-    def make_hook(name: str) -> Any:
-        def hook(module: "nn.Module", inputs: Any, outputs: Any) -> None:
-            floats = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-            results: Any = outputs if isinstance(outputs, tuple) else (outputs,)
-            results = [y for y in results if isinstance(y, Tensor)]
-            if all(x.isfinite().all() for x in floats) and not all(
-                y.isfinite().all() for y in results
-            ):
-                found.append((name, max((float(x.abs().max()) for x in floats), default=0.0)))
-
-        return hook
-
-    # Inner modules finish before outer ones, so that the first entry is the innermost module.
-    handles = [m.register_forward_hook(make_hook(n)) for n, m in model.named_modules() if n]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    floats = [x for x in values if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+    return float(torch.stack([x.abs().max().double() for x in floats]).max()) if floats else 0.0

@@ -87,27 +87,23 @@ def parse_seeds(text: str) -> list[int]:
     Raises:
         InputError: An entry is not an integer from 0 to 2**32 - 1, or appears twice.
     """
-    entries = [entry.strip() for entry in text.split(",")]
-    if not all(entry.isdecimal() for entry in entries):
-        raise InputError(f"must be integers such as 0,1,2, got {text!r}", option="--seeds")
-    seeds = [int(entry) for entry in entries]
-    for seed in seeds:
-        check_seed("--seeds", seed)
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"must be different integers, got {text}", option="--seeds")
+    seeds = [int(entry) if entry.strip().isdecimal() else -1 for entry in text.split(",")]
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"must be different integers such as 0,1,2, got {text}", option="--seeds")
+    check_seed("--seeds", max(seeds))
     return seeds
 
 
 def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the mean, standard deviation (n - 1) and best value over seeds of numeric metrics.
+    """Return the mean, sample standard deviation and best value over the seeds for each metric.
 
     Args:
         results: For each seed, the values of metrics by name.
 
     Returns:
-        For each name of a numeric metric, a dict with the keys mean, std, best and seeds. `best` is
-        the minimum for a metric such as a loss, otherwise the maximum. `seeds` is a dict from the
-        seed, as a string, to the value of the metric.
+        For the name of each metric whose value is a number, a dict with the keys mean, std, best
+        and seeds. `best` is the minimum for a metric such as a loss, otherwise the maximum. `seeds`
+        is a dict from the seed, as a string, to the value of the metric.
     """
     from fourfold.metrics import lower_is_better
 

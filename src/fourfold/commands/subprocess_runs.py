@@ -5,6 +5,7 @@ one training is left for the next training. A training that outlives its parent 
 lock on its run directory, and `wait_until_unlocked` waits for the end of that training.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -37,8 +38,8 @@ def run(
 
     Returns:
         The exit code of the subprocess, or 128 plus the number of the signal that ended the
-        subprocess. If this process received SIGTERM or Ctrl-C, any code that is not that of a
-        stopped run is replaced by 128 plus the number of the received signal.
+        subprocess. If this process received SIGTERM or Ctrl-C and the subprocess's code does not
+        denote a stop (see `is_stop`), the result is 128 plus the number of the received signal.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []
@@ -101,11 +102,10 @@ def wait_until_unlocked(folder: Path, limit: float | None = None) -> None:
         TimeoutError: Another process held the lock for `limit` seconds.
     """
     run_directory = RunDirectory(folder)
-    if not run_directory.is_locked():
-        return
-    print(f"{folder}: waiting for another process that trains there", file=sys.stderr, flush=True)
-    end = None if limit is None else time.monotonic() + limit
+    end = time.monotonic() + (math.inf if limit is None else limit)
+    if run_directory.is_locked():
+        print(f"{folder}: waiting for another process that trains there", file=sys.stderr)
     while run_directory.is_locked():
-        if end is not None and time.monotonic() >= end:
+        if time.monotonic() >= end:
             raise TimeoutError(f"{folder} is still locked by another training process")
         time.sleep(POLL_SECONDS)

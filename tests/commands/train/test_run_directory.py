@@ -55,7 +55,7 @@ def test_named_run_directory_means_its_newest_checkpoint(tmp_path: Path) -> None
     assert new.checkpoint_to_resume("auto", str(old.path)) == old.last
     assert new.find_checkpoint(str(old.path)) == old.checkpoints / "best.ckpt"
     with pytest.raises(
-        InputError, match=f"--ckpt_path must contain a checkpoint to resume from, got {tmp_path}"
+        InputError, match=f"{tmp_path}/checkpoints: there is no checkpoint to resume from"
     ):
         new.checkpoint_to_resume("auto", str(tmp_path))
 
@@ -65,34 +65,14 @@ def test_evaluation_prefers_best_then_average_then_last(tmp_path: Path) -> None:
     for skipped in range(3):
         run = run_with(tmp_path / str(skipped), *names[skipped:])
         assert run.find_checkpoint(None).stem == names[skipped]
-    with pytest.raises(InputError, match=r"--ckpt_path is best, but .*best\.ckpt does not exist"):
+    with pytest.raises(InputError, match=r"--ckpt_path must be .*best\.ckpt does not exist"):
         run_with(tmp_path / "2", "last").find_checkpoint("best")
     with pytest.raises(InputError, match="checkpoint"):
         run_with(tmp_path / "none").find_checkpoint(None)
     with pytest.raises(
-        InputError, match="must be an existing file or one of best, average, last, got bets"
+        InputError, match="must be best, average, last or an existing file, but bets does not exist"
     ):
         run_with(tmp_path / "2").find_checkpoint("bets")
-
-
-def test_checkpoint_path_is_a_file_or_a_run_directory(tmp_path: Path) -> None:
-    run = run_with(tmp_path, "last")
-    assert RunDirectory.resolve_checkpoint(str(run.path)) == run.last
-    assert RunDirectory.resolve_checkpoint(str(run.last)) == run.last
-
-
-def test_resume_rejects_another_model(tmp_path: Path) -> None:
-    run = run_with(tmp_path, "last")
-    run.check_same_model({"a": 1})  # without config.yaml nothing is compared
-    run.config.write_text("model: {class_path: A, init_args: {lr: 0.1, config: {d: 2}}}")
-    run.check_same_model({"class_path": "A", "init_args": {"lr": 0.1, "config": {"d": 2}}})
-    with pytest.raises(InputError, match=r"model\.init_args\.lr must be 0\.1, .* got 0\.2"):
-        run.check_same_model({"class_path": "A", "init_args": {"lr": 0.2, "config": {"d": 2}}})
-    # An option that was added after the run started.
-    more = {"lr": 0.1, "config": {"d": 2, "drop_path": 0.0}}
-    run.check_same_model({"class_path": "A", "init_args": more})
-    with pytest.raises(InputError, match=r"model\.init_args\.config\.d must be 2, .* got None"):
-        run.check_same_model({"class_path": "A", "init_args": {"lr": {"up": 1}}})
 
 
 def test_resume_skips_corrupted_checkpoints(
@@ -112,7 +92,7 @@ def test_resume_skips_corrupted_checkpoints(
         assert (run.checkpoints / f"{corrupted}.ckpt.corrupted").exists()
     assert run.checkpoint_to_resume("auto", None) == run.checkpoints / "step=00000004.ckpt"
     (run.checkpoints / "step=00000004.ckpt").write_bytes(b"")
-    with pytest.raises(InputError, match=r"step=00000004\.ckpt: all checkpoints are corrupted"):
+    with pytest.raises(InputError, match=r"not corrupted; .* \(corrupted: step=00000004\.ckpt\)"):
         run.checkpoint_to_resume("auto", None)
 
 

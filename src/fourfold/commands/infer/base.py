@@ -17,7 +17,9 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LineProcessor:
-    """Base class that answers lines of input: prepares single lines, and runs the model on batches.
+    """Base class that turns each line of input into a line of output.
+
+    `prepare` converts one line, and `run` runs the model on a batch of converted lines.
 
     Args:
         task: Task (LightningModule) that was loaded from a checkpoint and moved to its device.
@@ -34,7 +36,7 @@ class LineProcessor:
         self.device = next(task.model.parameters()).device
 
     def prepare(self, line: str) -> Item:
-        """Return the input of the model for a line that is not empty.
+        """Return the `Item` (model input, size and group) of a line that is not empty.
 
         Raises:
             InputError: The model cannot read the line.
@@ -67,15 +69,6 @@ class TextProcessor(LineProcessor):
         limits = (getattr(self.model.config, "max_len", None), task.artifacts.get("max_len"))
         # Largest number of tokens that the model reads, special tokens included.
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
-
-    def check_max_new(self, limit: int | None) -> None:
-        """Raise InputError if `--max-new` exceeds `limit` tokens; None means no limit."""
-        max_new = self.options.max_new
-        if limit is not None and max_new is not None and max_new > limit:
-            raise InputError(
-                f"must be at most {limit}, the length of the model, got {max_new}",
-                option="--max-new",
-            )
 
     def truncated_length(self, n_tokens: int) -> int:
         """Return the length, special tokens included, to which a text is truncated.
@@ -154,5 +147,8 @@ class TextProcessor(LineProcessor):
 
 
 def escape(text: str) -> str:
-    """Escape backslashes, tabs and line breaks, since tabs and line breaks separate outputs."""
+    r"""Replace backslash, tab, newline and carriage return by `\\`, `\t`, `\n` and `\r`.
+
+    Tabs separate the outputs of a line, and line breaks separate lines.
+    """
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

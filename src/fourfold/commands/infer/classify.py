@@ -1,4 +1,4 @@
-"""Line processors of `fourfold classify`: for image files, for sentences or pairs, and for words.
+"""Line processors of `fourfold classify`, for image files, sentences, sentence pairs and words.
 
 Shapes: B lines of a batch, T tokens, K classes, C channels, H height, W width.
 """
@@ -33,14 +33,13 @@ class ImageClassifier(LineProcessor):
         self.names: list[str] = task.artifacts["class_names"] or default_class_names(n_classes)
 
     def prepare(self, line: str) -> Item:
-        """Return an item whose content is the path `line` and the image (C, H, W) in that file.
+        """Return an item whose content is the path in `line` and the image (C, H, W) of that file.
 
         Raises:
             InputError: The image cannot be decoded.
         """
         return Item((line, self.load(line)), 0)
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Return a line for each image: path, and the `--top-k` best classes with probabilities."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
@@ -62,14 +61,14 @@ class TextClassifier(TextProcessor):
         self.n_separators: int = task.artifacts.get("n_separators", 1)
 
     def prepare(self, line: str) -> Item:
-        """Return an item with the token ids of a line and the length of the first segment.
+        """Return an item with the token ids of a line and the number of tokens of segment A.
 
-        The first segment is the first sentence with the special tokens before and after it. Its
-        length is the number of its tokens.
+        Segment A is the first sentence with the special tokens before and after it. The tokens
+        after segment A get segment id 1.
 
         Raises:
-            InputError: The line is too long and `--truncate` is not given, or the line has another
-                number of sentences than the examples in training.
+            InputError: The line is too long and `--truncate` is not given, or the number of
+                sentences in the line (one or two) differs from that of the training examples.
         """
         texts = line.split("\t")
         wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
@@ -81,18 +80,14 @@ class TextClassifier(TextProcessor):
         encoded = [self.tokenizer.encode(text) for text in texts]
         n_special = n_special_tokens(len(encoded), self.n_separators)
         n_tokens = self.truncated_length(sum(map(len, encoded)) + n_special)
-        columns = [
-            RaggedArray.from_lengths(np.array(p, np.int64), np.array([len(p)])) for p in encoded
-        ]
+        columns = [RaggedArray(np.array(ids, np.int64), np.array([0, len(ids)])) for ids in encoded]
         rows, first = join_segments(columns, self.tokenizer, n_tokens, self.n_separators)
-        ids = rows[0].tolist()
-        return Item((ids, int(first[0])), len(ids))
+        return Item((rows[0].tolist(), int(first[0])), len(rows[0]))
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return the answer to each line: its best classes with probabilities, or a value.
+        """Return a line for each input: the `--top-k` best classes with probabilities, or a value.
 
-        The number of classes is the value of `--top-k`. A regression model predicts one value.
+        A regression model predicts one value.
         """
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
@@ -114,8 +109,8 @@ class WordTagger(TextProcessor):
     def prepare(self, line: str) -> Item:
         """Return an item with the token ids of a line and the position of each word's first token.
 
-        Positions count from 0 for CLS. Words that truncation removes have no position, and
-        therefore get no tag.
+        The CLS token has position 0, so the first word has position 1. Words that truncation
+        removes have no position and get no tag.
 
         Raises:
             InputError: The line is too long for the model, and `--truncate` is not given.
@@ -127,7 +122,6 @@ class WordTagger(TextProcessor):
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return Item((ids, positions), len(ids))
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
         """Return the tags of the words of each line, separated by spaces."""
         ids, mask = self.pad([item.content[0] for item in items])
@@ -140,12 +134,15 @@ class WordTagger(TextProcessor):
 
 
 def _format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
-    """Return a line of output for each input: its most probable classes, with probabilities.
+    """Return a line for each input: its most probable classes and their probabilities.
 
     Args:
         logits: Logits (B, K).
         names: Names of the K classes.
-        top_k: Number of classes in each line, separated by tabs; at most K are written.
+        top_k: Number of classes in each line; values above K mean K.
+
+    Returns:
+        B lines, in which classes and probabilities alternate, separated by tabs.
     """
     best, classes = logits.float().softmax(-1).topk(min(top_k, logits.shape[-1]))
     return [

@@ -5,7 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from fourfold.core.precision import PRECISIONS, canonical_precision
+from fourfold.core.precision import PRECISIONS
+from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 
 
@@ -15,21 +16,10 @@ def choose_device(name: str) -> torch.device:
     Raises:
         InputError: The name is not that of a device, or this machine has no such device.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise InputError(f"must be auto, cpu, cuda or cuda:N, got {name!r}", option="--device")
     n_gpus = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= n_gpus:
-        raise InputError(
-            f"must be an available device, got {name} on a machine with {n_gpus} GPUs",
-            option="--device",
-        )
-    return device
+    gpus = ["cuda", *(f"cuda:{number}" for number in range(n_gpus))] if n_gpus else []
+    check_choice("--device", name, ("auto", "cpu", *gpus))
+    return torch.device(name if name != "auto" else "cuda" if gpus else "cpu")
 
 
 def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
@@ -38,13 +28,13 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
     Args:
         module: The module, changed in place.
         device: The device.
-        precision: Name of a precision, such as bf16-true, or a short spelling, such as bf16. A
-            mixed precision, such as bf16-mixed, leaves the data type of the weights as it is.
+        precision: A key of `PRECISIONS`. A mixed precision, such as bf16-mixed, does not change the
+            data type of the weights.
 
     Raises:
-        InputError: The precision is unknown, or it computes in float16 and the device is a CPU.
+        InputError: The precision computes in float16, and the device is a CPU.
     """
-    dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
+    dtypes = PRECISIONS[precision]
     if dtypes.compute == "float16" and device.type == "cpu":
         raise InputError(
             f"must be one that a CPU computes, such as bf16-mixed, got {precision}",
@@ -59,12 +49,9 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
     Args:
         device: Device that the model is on.
-        precision: Name of a precision, such as bf16-mixed, or a short spelling, such as bf16.
-
-    Raises:
-        InputError: The precision is unknown.
+        precision: A key of `PRECISIONS`.
     """
-    dtypes = PRECISIONS[canonical_precision(precision, "--precision")]
+    dtypes = PRECISIONS[precision]
     if dtypes.weights == dtypes.compute:
         return nullcontext()
     return torch.autocast(device.type, getattr(torch, dtypes.compute))

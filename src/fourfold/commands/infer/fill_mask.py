@@ -7,6 +7,8 @@ N is the number of alternatives, the value of `--top-k`.
 import heapq
 import re
 from argparse import Namespace
+from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -48,9 +50,12 @@ class MaskFiller(TextProcessor):
         ids = [self.tokenizer.bos_id, *self.truncate(ids, n_special=2), self.tokenizer.eos_id]
         return Item((ids, segments), len(ids))
 
-    @torch.inference_mode()
     def run(self, items: list[Item]) -> list[str]:
-        """Return for each input line its `--top-k` most probable fillings, separated by tabs."""
+        """Return an output line for each input line.
+
+        An output line holds copies of the input line, separated by tabs. The masks of the copies
+        are filled in the `--top-k` most probable ways.
+        """
         ids, mask = self.pad([item.content[0] for item in items])
         positions = ids.eq(self.mask_id)  # (B, T)
         h = self.model.encode(ids, mask=mask)[positions]  # (M, D)
@@ -75,20 +80,14 @@ class MaskFiller(TextProcessor):
             scores: For each mask, log-probabilities of its N most probable tokens, highest first.
             tokens: For each mask, the ids of those N tokens.
         """
-        n_best = self.options.top_k
         best: list[tuple[float, list[int]]] = [(0.0, [])]
         for row_scores, row_tokens in zip(scores, tokens, strict=True):
-            ranked = list(zip(row_scores, row_tokens, strict=True))  # sorted by score, as `best` is
-            # Candidate i of one list with candidate j of the other has (i + 1) (j + 1) - 1 better.
-            best = heapq.nlargest(
-                n_best,
-                (
-                    (score + more, [*chosen, token])
-                    for i, (score, chosen) in enumerate(best)
-                    for more, token in ranked[: n_best // (i + 1)]
-                ),
-                key=lambda pair: pair[0],
+            longer = (
+                (score + more, [*chosen, token])
+                for score, chosen in best
+                for more, token in zip(row_scores, row_tokens, strict=True)
             )
+            best = heapq.nlargest(self.options.top_k, longer, key=itemgetter(0))
         return [escape(self.join(segments, chosen)) for _, chosen in best]
 
     def join(self, segments: list[str], chosen: list[int]) -> str:
@@ -100,13 +99,13 @@ class MaskFiller(TextProcessor):
                 removed from the model's input, remain in the line.
         """
         text = segments[0]
-        for number, (mask, after) in enumerate(zip(segments[1::2], segments[2::2], strict=True)):
-            if number >= len(chosen):
+        for mask, after, token_id in zip_longest(segments[1::2], segments[2::2], chosen):
+            if token_id is None:
                 text += mask + after
                 continue
             # The text of the token after another word, such as " cat" or "ing".
             before = self.tokenizer.decode(self.context)
-            token = self.tokenizer.decode([*self.context, chosen[number]]).removeprefix(before)
+            token = self.tokenizer.decode([*self.context, token_id]).removeprefix(before)
             if not token.startswith(" "):
                 text = text.rstrip()  # continues the preceding word
             elif not text[-1:].isalnum():

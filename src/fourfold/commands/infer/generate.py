@@ -26,7 +26,11 @@ class PromptContinuer(TextProcessor):
 
     def __init__(self, task: Any, options: Namespace) -> None:
         super().__init__(task, options)
-        self.check_max_new(self.max_len)
+        if self.max_len is not None and (options.max_new or 0) > self.max_len:
+            raise InputError(
+                f"must be at most {self.max_len}, the length of the model, got {options.max_new}",
+                option="--max-new",
+            )
         # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies: Counter[tuple[int, ...]] = Counter()
 

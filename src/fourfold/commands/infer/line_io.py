@@ -1,4 +1,4 @@
-"""Lines in and out of an inference command: UTF-8 input, answered in batches of similar length."""
+"""Lines in and out of an inference command: UTF-8 input, batches of lines of similar length."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
@@ -15,7 +15,8 @@ class Item(NamedTuple):
     Args:
         content: Input of the model, such as token ids or an image.
         size: Length in tokens, by which lines are sorted; 0 for an image.
-        group: Number of the line's group; lines of different groups never share a batch.
+        group: Lines are batched only with lines of equal `group`, for example prompts with the same
+            limit of new tokens.
     """
 
     content: Any

@@ -1,19 +1,21 @@
 """`fourfold translate|generate|fill|classify`: parsing of options, and the run over standard input.
 
-Options are parsed before torch is imported, so that `--help` and mistakes answer at once.
+Options are parsed before torch is imported, so that `--help` and error messages appear without
+delay.
 """
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from io import TextIOWrapper
-from math import isfinite
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
 from fourfold.core.precision import PRECISIONS
-from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 
 DESCRIPTIONS = {
@@ -59,7 +61,7 @@ def make_parser(command: str) -> OptionParser:
     if command in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
-        add("--length-penalty-type", help=f"one of {', '.join(LENGTH_PENALTIES)}")
+        add("--length-penalty-type", choices=LENGTH_PENALTIES)
         add("--max-new", type=int, metavar="N", help="maximum number of new tokens")
         add("--n-best", type=int, default=1, metavar="N", help="outputs per line, tab-separated")
     if command == "generate":
@@ -67,11 +69,8 @@ def make_parser(command: str) -> OptionParser:
         add("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens")
         add("--top-p", type=float, metavar="P", help="sample among the likeliest with mass P")
         add("--seed", type=int, help="seed of the sampling; default: a new one each time")
-        add(
-            "--document-start",
-            action="store_true",
-            help="put the end-of-document token, which precedes documents, before the prompt",
-        )
+        help_text = "put the end-of-document token, which precedes documents, before the prompt"
+        add("--document-start", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
     elif command != "translate":
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
@@ -86,63 +85,39 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
         arguments: Arguments after the command.
 
     Raises:
-        InputError: An option is unknown, has an invalid value, or has no effect because of another
-            option.
+        InputError: An option is unknown, is not a number where a number is required, is below 1
+            where it is a size, or has no effect because of another option.
     """
     options = make_parser(command).parse_args(list(arguments))
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    _check_ranges(given)
+    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
+        check_positive(_option(name), vars(options).get(name))
     if command == "generate":
-        _check_conflicting_options(given)
+        _check_conflicting_options(options)
     return options
+
+
+def _check_conflicting_options(options: Namespace) -> None:
+    """Raise InputError if an option of `generate` has no effect because of another option."""
+    beam = options.beam or 1
+    samples = options.temperature > 0
+    if samples and beam > 1:
+        raise InputError("cannot be combined with --beam", option="--temperature")
+    if options.n_best > beam and not samples:
+        raise InputError("needs --temperature, or a --beam of that width", option="--n-best")
+    for name in ("top_k", "top_p", "seed"):
+        if vars(options)[name] is not None and not samples:
+            raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
+    for name in ("length_penalty", "length_penalty_type"):
+        if vars(options)[name] is not None and beam == 1:
+            raise InputError("needs a --beam of at least 2", option=_option(name))
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check_ranges(given: dict[str, Any]) -> None:
-    """Raise InputError for an option that is out of range, before the model is loaded.
-
-    `given` holds the values that are not None, by names such as batch_size.
-    """
-    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
-        check_positive(_option(name), given.get(name))
-    check_range("--temperature", given.get("temperature", 0.0), minimum=0.0)
-    top_p = given.get("top_p", 1.0)
-    if not 0.0 < top_p <= 1.0:
-        raise InputError(f"must lie in (0, 1], got {top_p}", option="--top-p")
-    penalty_type = given.get("length_penalty_type", "none")
-    check_choice("--length-penalty-type", penalty_type, LENGTH_PENALTIES)
-    alpha = given.get("length_penalty", 0.0)
-    if not isfinite(alpha):
-        raise InputError(f"must be finite, got {alpha}", option="--length-penalty")
-    beam = given.get("beam", 1)
-    if 1 < beam < given["n_best"]:
-        raise InputError(f"must be at most --beam {beam}, got {given['n_best']}", option="--n-best")
-
-
-def _check_conflicting_options(given: dict[str, Any]) -> None:
-    """Raise InputError if an option of `generate` has no effect because of another option.
-
-    `given` holds the values that are not None, by names such as batch_size.
-    """
-    beam = given.get("beam", 1)
-    samples = given["temperature"] > 0
-    if samples and beam > 1:
-        raise InputError("cannot be combined with --beam", option="--temperature")
-    if given["n_best"] > beam and not samples:
-        raise InputError("needs --temperature, or a --beam of that width", option="--n-best")
-    for name in ("top_k", "top_p", "seed"):
-        if name in given and not samples:
-            raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
-    for name in ("length_penalty", "length_penalty_type"):
-        if name in given and beam == 1:
-            raise InputError("needs a --beam of at least 2", option=_option(name))
-
-
 def main(argv: Sequence[str]) -> int:
-    """Load a checkpoint, and answer each line of standard input by one line on standard output.
+    """Load a checkpoint, and write one line of output for each line of standard input.
 
     Args:
         argv: The command, such as "translate", and its options.
@@ -155,13 +130,17 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
+    import torch
+
+    from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
-    from fourfold.commands.train.run_directory import RunDirectory
     from fourfold.tasks.loading import load_task
 
     device = choose_device(options.device)
-    path = RunDirectory.resolve_checkpoint(options.checkpoint)
+    path = Path(options.checkpoint)
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        path = find_checkpoint(path)
     expected = tuple(PROCESSORS[command])
     task = load_task(path, expect=expected, classes=tuple(options.allow_class))
     move_model(task, device, options.precision)
@@ -171,9 +150,9 @@ def main(argv: Sequence[str]) -> int:
         raise error.in_file(path) from error
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # independent of the locale
-    # On a terminal each line is answered at once.
+    # On a terminal, the output of each line appears before the next line is read.
     n_ahead = 1 if sys.stdin.isatty() else options.batch_size * processor.batches_ahead
-    with autocast(device, options.precision):
+    with torch.inference_mode(), autocast(device, options.precision):
         lines = read_lines(sys.stdin.buffer)
         process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
     return 0

@@ -1,8 +1,5 @@
 """Line processor of `fourfold translate`: sentences translated by beam search."""
 
-from argparse import Namespace
-from typing import Any
-
 from fourfold.commands.infer.base import TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
 
@@ -10,15 +7,8 @@ from fourfold.commands.infer.line_io import Item
 class SentenceTranslator(TextProcessor):
     """Line processor that translates a sentence.
 
-    A beam width or length penalty that no option sets is that of the checkpoint.
-
-    Raises:
-        InputError: `--max-new` exceeds the maximum length of the model.
+    Without the options, beam width and length penalty are taken from the checkpoint.
     """
-
-    def __init__(self, task: Any, options: Namespace) -> None:
-        super().__init__(task, options)
-        self.check_max_new(getattr(self.model.config, "max_len", None))
 
     def prepare(self, line: str) -> Item:
         """Return an item with the token ids of a sentence, and EOS at the end.

@@ -1,4 +1,8 @@
-"""Options and config files of a command line: spelling, lookup, errors with line, fingerprints."""
+"""Options and config files of a command line.
+
+The functions normalise the spelling of options, find config files, add file and line to errors, and
+hash the contents of config files.
+"""
 
 import hashlib
 import json
@@ -27,7 +31,7 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
             `--config` means that RUN_DIR/config.yaml is read.
 
     Raises:
-        InputError: A recipe is unknown, or the run directory contains no config.
+        InputError: A recipe is unknown.
     """
     expanded: list[str] = []
     for argument in arguments:
@@ -45,13 +49,7 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
     options = dict(_options(expanded))
     if not evaluates or "run_dir" not in options or "config" in options:
         return expanded
-    config = Path(options["run_dir"]) / "config.yaml"
-    if not config.is_file():
-        raise InputError(
-            f"must contain config.yaml unless --config is given, got {config.parent}",
-            option="--run_dir",
-        )
-    return ["--config", str(config), *expanded]
+    return ["--config", str(Path(options["run_dir"], "config.yaml")), *expanded]
 
 
 def _recipe_path(value: str) -> str:
@@ -107,24 +105,23 @@ def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
     Raises:
         InputError: A file has changed.
     """
-    for file, fingerprint in fingerprints(arguments).items():
-        if before.get(file) != fingerprint:
-            raise InputError(
-                "the config has changed since this command started; restore it, or start again"
-                " with another run directory",
-                file=file,
-            )
+    for file, _ in fingerprints(arguments).items() - before.items():
+        raise InputError(
+            "the config has changed since this command started; restore it, or start again with"
+            " another run directory",
+            file=file,
+        )
 
 
 def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
-    """Check that each file is a YAML mapping without unknown sections and repeated keys.
+    """Check that each file is a YAML mapping, has no unknown section and no repeated key.
 
     Args:
         files: Config files.
         sections: Names of the known top-level keys, such as model and trainer.
 
     Raises:
-        InputError: A file is invalid; the error has the file, and the line of a wrong key.
+        InputError: A file is invalid. The error names the file and, for a wrong key, its line.
     """
     for file in files:
         root = read_tree(file)
@@ -197,9 +194,9 @@ def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int,
 
 
 def locate(error: InputError, arguments: list[str]) -> InputError:
-    """Return the parser's error with the file and the line of the config that sets the option.
+    """Add to a parser's error the config file and line that set the option at fault.
 
-    An error whose option stands on the command line, or in no config file, is returned as it is.
+    An error whose option is on the command line, or in no config file, is returned unchanged.
 
     Args:
         error: Error of the parser, with the name of an option.

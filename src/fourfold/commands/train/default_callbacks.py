@@ -55,8 +55,8 @@ def make_callbacks(
         if sys.stdout.isatty():
             # Showing the loss waits for the device, so not after every batch.
             output.append(EpochProgressBar(refresh_rate=10, theme=BAR_THEME))
-    if command == "predict":
-        return [*output, *([PredictionWriter(run.path)] if writes_files else [])]
+    if command == "predict" and writes_files:
+        output.append(PredictionWriter(run.path))
     if config["log_samples"] and command in ("fit", "test") and writes_files:
         output.append(LogSamples(run.path))
     if command != "fit":
@@ -80,8 +80,7 @@ def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
     """Return the callbacks that save checkpoints, which Lightning calls after all others."""
     checkpoints = RunCheckpoints(run.checkpoints, **vars(config["checkpoint"]))
     savers: list[Callback] = [checkpoints, SaveOnSignal(checkpoints)]
-    n_snapshots = config["average_last_checkpoints"]
-    if n_snapshots:
+    if n_snapshots := config["average_last_checkpoints"]:
         average = CheckpointAveraging(n_snapshots, config["average_every_n_steps"], run.checkpoints)
         savers.insert(0, average)
     if config["wandb_checkpoints"]:
@@ -99,7 +98,8 @@ def as_list(value: Any) -> list[Any]:
 def slurm_environment(plugins: list[Any]) -> list[Any]:
     """Return Lightning's plugin for SLURM in a list, with its requeueing of jobs switched off.
 
-    The requeueing saves a checkpoint in the middle of a batch.
+    Requeueing is off because it would save a checkpoint in the middle of a batch, from which a run
+    cannot resume exactly.
 
     Args:
         plugins: The user's plugins.
@@ -108,8 +108,7 @@ def slurm_environment(plugins: list[Any]) -> list[Any]:
         A list with the plugin. The list is empty outside of SLURM, under torchrun, or if the user's
         plugins contain a cluster environment.
     """
-    if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        return []
-    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+    is_chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+    if is_chosen or TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
     return [SLURMEnvironment(auto_requeue=False)]

@@ -4,9 +4,7 @@ import json
 import os
 import uuid
 from importlib.util import find_spec
-from netrc import NetrcParseError, netrc
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -71,13 +69,10 @@ def wandb_mode(value: str) -> str:
 
 
 def _has_api_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
-        return netrc().authenticators(server or "") is not None
-    except (OSError, NetrcParseError):
-        return False
+    from requests.utils import get_netrc_auth  # wandb depends on requests
+
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))
 
 
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:

@@ -77,8 +77,8 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
         run: Directory of the run; None means that there is no run directory to search.
 
     Returns:
-        The path `file`; if there is no such file, but one of the same name in the run directory,
-        the path of the latter.
+        The path of the tokenizer file in the run directory if `file` does not exist, but the run
+        directory has a file of that name. Otherwise `file`.
     """
     if file is None or run is None or Path(file).exists():
         return file
@@ -87,9 +87,9 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 
 
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
-    """Return the arguments of `model` in a run's config.yaml, if `path` is their `init_from`.
+    """Return `model.init_args` of a run's config.yaml if `init_from` in it equals `path`.
 
-    The dictionary is empty otherwise, or if there is no config.yaml.
+    Otherwise, and without a config.yaml, an empty dict is returned.
     """
     if not run.config.is_file():
         return {}

@@ -7,13 +7,12 @@ run has one directory from which it is resumed, and options cannot be abbreviate
 import logging
 import shlex
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -27,14 +26,7 @@ from fourfold.commands.train.default_callbacks import as_list, make_callbacks, s
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.metrics_report import show_table, write_metrics
-from fourfold.commands.train.options import (
-    add_options,
-    check_cpu_processes,
-    check_options,
-    check_resumable,
-    check_seed,
-    check_validation_interval,
-)
+from fourfold.commands.train.options import add_options, check_options, check_seed
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
@@ -64,9 +56,11 @@ OUT_OF_MEMORY = (
     " --trainer.accumulate_grad_batches; `fourfold plan --memory GIB` with the same options prints"
     " values that keep the global batch."
 )
-INIT_FROM = "init_args.init_from"
-RESTARTED_EPOCH = (
-    "{} is not a ResumableDataModule: a resumed training restarts the epoch that was interrupted"
+# Modules in which Lightning rejects Trainer arguments that do not fit the data or checkpoint, such
+# as a `val_check_interval` longer than an epoch, or a `max_epochs` that is already exceeded.
+START_CHECKS = (
+    "lightning.pytorch.loops.fit_loop",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
 
 
@@ -142,16 +136,14 @@ class FourfoldCLI(LightningCLI):
         """Return the checkpoint to start from; None for new weights or those of `init_from`."""
         ckpt_path = config["ckpt_path"]
         directory = self.run_directory
-        if self.command != "fit":
-            if ckpt_path or directory.checkpoints.exists() or not config["model"].get(INIT_FROM):
-                return directory.find_checkpoint(ckpt_path)
+        if self.command == "fit" and self.is_dry_run and ckpt_path is None:
             return None
-        if self.is_dry_run and ckpt_path is None:
+        if self.command == "fit":
+            return directory.checkpoint_to_resume(config["resume"], ckpt_path)
+        has_weights = config["model"].get("init_args.init_from")
+        if has_weights and not ckpt_path and not directory.checkpoints.exists():
             return None
-        checkpoint = directory.checkpoint_to_resume(config["resume"], ckpt_path)
-        if checkpoint and checkpoint.parent == directory.checkpoints:
-            directory.check_same_model(yaml.safe_load(self.dump())["model"])
-        return checkpoint
+        return directory.find_checkpoint(ckpt_path)
 
     def instantiate_classes(self) -> None:
         """Build model, data and Trainer; a training that fails here leaves no new directory."""
@@ -168,12 +160,11 @@ class FourfoldCLI(LightningCLI):
         """Build the Trainer with default callbacks and plugins in addition to the user's.
 
         Args:
-            **kwargs: Arguments of the Trainer that replace those of the config, except callbacks,
-                plugins, loggers and the root directory, which this method sets.
+            **kwargs: Arguments of the Trainer that replace those of the config. callbacks, plugins,
+                logger and default_root_dir among them are ignored.
 
         Raises:
-            InputError: Lightning rejects an argument of the Trainer, or a training on the CPU would
-                start far more processes than there are cores.
+            InputError: Lightning rejects an argument of the Trainer.
         """
         config = self.config_init
         trainer = config["trainer"]
@@ -187,19 +178,18 @@ class FourfoldCLI(LightningCLI):
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
         if not isinstance(config["data"], ResumableDataModule):
             kwargs["use_distributed_sampler"] = True
-        try:
-            built = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
-            if was_raised_in(error, "lightning."):
-                raise InputError(str(error), option="trainer:") from error
-            raise
-        check_cpu_processes(built)
-        return built
+        with trainer_errors("lightning."):
+            return super().instantiate_trainer(**kwargs)
 
     def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
         content = read_for_trainer(path)
-        if self.command == "fit" and "state_dict" in content:
-            check_resumable(content, path, self.trainer.max_epochs)
+        is_resumable = "optimizer_states" in content and "loops" in content
+        if self.command == "fit" and "state_dict" in content and not is_resumable:
+            raise InputError(
+                "the checkpoint contains weights, but no state of a training to resume; start from"
+                " its weights with --model.init_from",
+                file=path,
+            )
         return content
 
     def dump(self) -> str:
@@ -223,7 +213,7 @@ class FourfoldCLI(LightningCLI):
         # `_report` prints the metrics, and a callback writes predictions to a file.
         options |= dict.fromkeys(options.keys() & {"verbose", "return_predictions"}, False)
         try:
-            with ExitStack() as resources:
+            with ExitStack() as resources, trainer_errors(*START_CHECKS):
                 self._prepare(resources)
                 getattr(self.trainer, self.command)(
                     self.model, datamodule=self.datamodule, **options
@@ -232,7 +222,7 @@ class FourfoldCLI(LightningCLI):
             if self.command == "fit":
                 self.run_directory.cleanup_if_empty()
             raise
-        if self.trainer.is_global_zero:
+        if self.command in ("validate", "test") and self.trainer.is_global_zero:
             self._report()
 
     def _prepare(self, resources: ExitStack) -> None:
@@ -244,9 +234,10 @@ class FourfoldCLI(LightningCLI):
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
-                check_validation_interval(self.trainer, self.datamodule)
             if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
-                print(RESTARTED_EPOCH.format(type(self.datamodule).__name__), flush=True)
+                name = type(self.datamodule).__name__
+                message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
+                print(f"{name} {message}", flush=True)
         if self.is_dry_run:
             return
         if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
@@ -264,15 +255,11 @@ class FourfoldCLI(LightningCLI):
         """
         metrics = self.model.summary
         weights = str(self.checkpoint or self.model.init_from)
-        if self.command == "validate":
-            if not metrics:
-                message = "must be given: the data have no validation split"
-                raise InputError(message, option="data.val")
-            show_table(metrics, f"validation of {weights}")
-        if self.command != "test":
-            return
-        show_table(metrics, f"test of {weights}")
-        if not self.is_dry_run:
+        if self.command == "validate" and not metrics:
+            raise InputError("must be given: the data have no validation split", option="data.val")
+        kind = "validation" if self.command == "validate" else "test"
+        show_table(metrics, f"{kind} of {weights}")
+        if self.command == "test" and not self.is_dry_run:
             file = self.run_directory.path / "metrics.json"
             origin = {
                 "command": shlex.join(["fourfold", self.command, *self.options]),
@@ -283,16 +270,32 @@ class FourfoldCLI(LightningCLI):
             print(f"wrote {file}", flush=True)
 
 
-def limit_warnings() -> None:
-    """Set the log level of Lightning to WARNING and ignore warnings that do not apply here.
+@contextmanager
+def trainer_errors(*modules: str) -> Iterator[None]:
+    """Replace an error with which Lightning rejects an argument of the Trainer by an InputError.
 
-    This changes the state of the process, so it is called at the start of a command only.
+    Args:
+        modules: Prefixes of the names of Lightning's modules that raise such errors. An error of
+            another module is raised unchanged.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
+        if was_raised_in(error, modules):
+            raise InputError(str(error).strip(), option="trainer:") from error
+        raise
+
+
+def limit_warnings() -> None:
+    """Set the log level of Lightning to WARNING and ignore those warnings that are wrong here.
+
+    These are Lightning's `PossibleUserWarning` and the messages in `IGNORED_WARNINGS`. The state of
+    the process changes, so this function is called at the start of a command only.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
-    for message in IGNORED_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
+    warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
 
 
 def main(argv: Sequence[str]) -> int:

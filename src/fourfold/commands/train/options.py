@@ -5,18 +5,13 @@ each of them.
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning import LightningDataModule, Trainer
-from lightning.pytorch.accelerators import CPUAccelerator
 
 from fourfold.callbacks.checkpointing.run_checkpoints import CheckpointOptions
 from fourfold.core.validation import check_range
-from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
 
 # Least values of options that neither Lightning nor jsonargparse checks.
@@ -43,17 +38,18 @@ class RunOptions:
     """Options of a run: directory, weight averaging, precision and loggers.
 
     Args:
-        run_dir: Run directory; default trainer.default_root_dir, or runs/FOLDER/STEM of the first
-            config file.
-        resume: auto resumes from RUN_DIR/checkpoints/last.ckpt if that file exists, must requires
-            the file, and never requires that it does not exist.
-        average_last_checkpoints: Number N of snapshots of the weights; the average of the last N is
-            saved when training ends. 0 saves no average.
+        run_dir: Run directory. The default is trainer.default_root_dir if that is given. Otherwise
+            the default is runs/FOLDER/NAME for a first config file FOLDER/NAME.yaml.
+        resume: "auto" resumes from RUN_DIR/checkpoints/last.ckpt if that file exists. "must" fails
+            without that file, and "never" fails if it exists.
+        average_last_checkpoints: Number N of snapshots of the weights; the average of the last N
+            snapshots is saved when training ends. 0 saves no average.
         average_every_n_steps: Optimizer steps between snapshots; default: one snapshot per epoch.
         ema_decay: Decay of an exponential moving average of the weights; default: no average.
         compile: Compile each block with torch.compile; the first step is slow.
-        float32_matmul_precision: Precision of fp32 matrix products on a GPU: high is TF32.
-        wandb: Weights & Biases; auto means online if there is an API key.
+        float32_matmul_precision: Precision of fp32 matrix products on a GPU, an argument of
+            torch.set_float32_matmul_precision; "high" uses TF32.
+        wandb: Mode of Weights & Biases (W&B); "auto" means online if there is an API key.
         wandb_project: W&B project.
         wandb_name: Name of the W&B run; default: the run directory's name.
         wandb_group: Name of a W&B group, which several runs can share, such as those of several
@@ -99,8 +95,8 @@ def check_options(config: Any) -> None:
     """Check the values of options and of those Trainer arguments that Lightning does not check.
 
     Args:
-        config: All options of the command. `trainer.accelerator` "auto" becomes "cpu" in place on a
-            machine with an Apple GPU.
+        config: All options of the command. On a machine with an Apple GPU, the value "auto" of
+            `trainer.accelerator` is changed to "cpu" in place.
 
     Raises:
         InputError: A value is invalid, or two options contradict each other.
@@ -109,13 +105,16 @@ def check_options(config: Any) -> None:
     check_numbers(config)
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
+    has_gpu = trainer["accelerator"] != "cpu" and torch.cuda.is_available()
+    limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
+    if not has_gpu and (count_devices(trainer["devices"]) or 1) > limit:
+        message = f"must be a number from 1 to {limit} on this CPU, got {trainer['devices']}"
+        raise InputError(message, option="trainer.devices")
     averages = config["average_last_checkpoints"] != 0
     if config["ema_decay"] is not None:
         check_range("--ema_decay", config["ema_decay"], above=0, below=1)
         if averages:
-            raise InputError(
-                "cannot be combined with --average_last_checkpoints", option="--ema_decay"
-            )
+            raise InputError("excludes --average_last_checkpoints", option="--ema_decay")
     if config["average_every_n_steps"] is not None and not averages:
         raise InputError("needs --average_last_checkpoints", option="--average_every_n_steps")
     if config["wandb_checkpoints"] and config["wandb"] == "off":
@@ -152,90 +151,23 @@ def check_numbers(config: Any) -> None:
 
 
 def count_devices(devices: Any) -> int | None:
-    """Return the number of devices on each node, which a value of `trainer.devices` stands for.
+    """Return how many devices per node a value of `trainer.devices` selects.
 
     Args:
-        devices: A number, a list of device numbers, or a text with either. For "auto" and -1, which
-            mean all available devices, None is returned.
+        devices: A count, a list of device indices, or a string with a count or a list. For "auto"
+            and -1, which mean all available devices, None is returned.
 
     Raises:
         InputError: The value is neither a number of devices nor a list of them.
     """
+    if isinstance(devices, list):
+        return len(devices)
     text = str(devices)
-    listed = devices if isinstance(devices, list) else [item for item in text.split(",") if item]
-    if len(listed) > 1 or isinstance(devices, list):
-        return len(listed)
     if text in ("auto", "-1"):
         return None
+    if "," in text:
+        return len([index for index in text.split(",") if index])  # "3," selects one device
     if text.isdecimal() and int(text):
         return int(text)
-    raise InputError(
-        f"must be a number of devices, a list of them or auto, got {devices!r}",
-        option="trainer.devices",
-    )
-
-
-def check_cpu_processes(trainer: Trainer) -> None:
-    """Check that a training on the CPU does not start far more processes than there are cores.
-
-    Raises:
-        InputError: `trainer.devices` exceeds both the number of cores and `MAX_CPU_PROCESSES`.
-    """
-    limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
-    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > limit:
-        raise InputError(
-            f"must be a number from 1 to {limit} on this CPU, got {trainer.num_devices}",
-            option="trainer.devices",
-        )
-
-
-def check_resumable(content: Mapping[str, Any], path: str | Path, max_epochs: int | None) -> None:
-    """Check that a training can resume from a checkpoint.
-
-    Args:
-        content: Content of the checkpoint file.
-        path: The file, for the error message.
-        max_epochs: Value of `trainer.max_epochs`; None and -1 mean no limit.
-
-    Raises:
-        InputError: The checkpoint contains only weights, or more than `max_epochs` epochs of its
-            training are complete.
-    """
-    if "optimizer_states" not in content or "loops" not in content:
-        raise InputError(
-            "the checkpoint contains weights, but no state of a training to resume; start from its"
-            " weights with --model.init_from",
-            file=path,
-        )
-    epoch = content.get("epoch")
-    if isinstance(epoch, int) and max_epochs not in (None, -1) and epoch > int(max_epochs or 0):
-        raise InputError(
-            f"must be at least {epoch}, the number of epochs that {path} was trained for, got"
-            f" {max_epochs}",
-            option="--trainer.max_epochs",
-        )
-
-
-def check_validation_interval(trainer: Trainer, data: LightningDataModule) -> None:
-    """Check that an epoch has at least `val_check_interval` batches.
-
-    Nothing is checked if the interval is a fraction of an epoch or counts batches across epochs, or
-    if the data are not a ResumableDataModule.
-
-    Raises:
-        InputError: An epoch has fewer batches, so that Lightning would never validate.
-    """
-    interval = trainer.val_check_interval
-    counts_in_epoch = type(interval) is int and trainer.check_val_every_n_epoch is not None
-    validates = counts_in_epoch and trainer.limit_val_batches
-    if not validates or not isinstance(data, ResumableDataModule):
-        return
-    limit = trainer.limit_train_batches
-    n_batches = data.n_train_batches()
-    n_batches = min(n_batches, limit) if isinstance(limit, int) else int(n_batches * (limit or 1.0))
-    if interval > n_batches:
-        raise InputError(
-            f"must be at most {n_batches}, the batches of an epoch, got {interval}; with"
-            " --trainer.check_val_every_n_epoch null it counts across epochs",
-            option="--trainer.val_check_interval",
-        )
+    message = f"must be a number of devices, a list of them or auto, got {devices!r}"
+    raise InputError(message, option="trainer.devices")

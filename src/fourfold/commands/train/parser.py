@@ -2,8 +2,8 @@
 
 jsonargparse prints its usage and a tree of type errors. `Parser` raises an InputError instead, with
 the dotted key at fault, such as model.config.d_model, and the closest known key. jsonargparse
-creates a further `Parser` for each nested class. The outer parser raises the error of a nested
-parser again, with the outer key before the nested key.
+creates a further `Parser` for each nested class. An error for d_model in the parser of model.config
+is raised again for model.config.d_model.
 """
 
 import re
@@ -22,15 +22,17 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import fourfold.data
 import fourfold.tasks
+from fourfold.checkpoints.format import TASK_SECTIONS
 from fourfold.commands.train.config_files import check_files, config_files, unknown_key
 from fourfold.errors import InputError
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.optim import OptimizerConfig
-from fourfold.schedules import ScheduleConfig
 from fourfold.tasks import Task
 
 MAX_QUOTED = 80  # characters of a value in a message
 MAX_MESSAGE = 300  # characters of a message of jsonargparse
+# Messages of jsonargparse about an unknown key, whose parts are the groups of this pattern.
+UNKNOWN_KEY = (
+    r"unrecognized arguments: -*([^\s=]+)|(?:Group '(.+)' does not accept o|O)ption '(.+?)' "
+)
 
 
 class Parser(LightningArgumentParser):
@@ -51,7 +53,7 @@ class Parser(LightningArgumentParser):
     def validate(self, namespace: Any, *args: Any, **options: Any) -> None:
         """Check all values of a config, and that sections such as `trainer` are mappings.
 
-        jsonargparse alone does not check the latter.
+        jsonargparse itself accepts sections that are not mappings.
 
         Raises:
             TypeError: A section is not a mapping.
@@ -62,7 +64,7 @@ class Parser(LightningArgumentParser):
         super().validate(namespace, *args, **options)
 
     def instantiate(self, namespace: Any, *args: Any, **options: Any) -> Any:
-        """Build the objects of a config; an error of a constructor is raised as it is."""
+        """Build the objects of a config; an error of a constructor is raised unchanged."""
         try:
             return super().instantiate(namespace, *args, **options)
         except Exception as error:
@@ -78,20 +80,32 @@ class Parser(LightningArgumentParser):
         Args:
             message: Message of jsonargparse.
             ex: Exception that jsonargparse reports with the message, if any.
+
+        Raises:
+            InputError: Always, except in the following case.
+            Exception: The import of a user's module failed. The exception of that module is raised
+                unchanged.
         """
-        raise explain(message, ex, self) from ex
+        text = " ".join(message.split())
+        if match := re.match(UNKNOWN_KEY, f"{text} "):
+            raise unknown_key(".".join(filter(None, match.groups())), known_keys(self)) from ex
+        if match := re.match(r"the following arguments are required: (.+)", text):
+            missing = " and ".join(sorted(match[1].split(", ")))
+            raise InputError("must be given, for example by --config FILE", option=missing) from ex
+        if match := re.match(r'Parser key "(.+?)": ?(.*)', text):
+            raise _invalid_value(match[1], match[2], ex) from ex
+        raise InputError(text[:MAX_MESSAGE], option="the config:") from ex
 
 
-def was_raised_in(error: Exception, package: str) -> bool:
-    """Return True if the line of code that raised an exception is in a given package.
+def was_raised_in(error: Exception, prefix: str | tuple[str, ...]) -> bool:
+    """Return True if the line of code that raised an exception is in one of certain modules.
 
     Args:
         error: The exception.
-        package: Characters with which the names of the package's modules begin, such as
-            "lightning.".
+        prefix: Prefix of the names of the modules, such as "lightning.", or several prefixes.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(package)
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(prefix)
 
 
 def import_all_classes() -> None:
@@ -117,36 +131,10 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
     check_files(config_files(arguments), {key.split(".")[0] for key in known_keys(parser)})
     config = parser.parse_args(arguments)
     for name in ("model", "data"):
-        if config[name] is None:
-            raise InputError("must be given, for example by --config FILE", option=name)
-        if resolve_name(config[name]["class_path"]) in (Task, LightningDataModule):
-            raise InputError("must have a class_path", option=name)
+        section = config[name]
+        if section is None or resolve_name(section["class_path"]) in (Task, LightningDataModule):
+            raise InputError("must have a class_path, for example from --config FILE", option=name)
     return config, parser.parse_args(arguments, defaults=False)
-
-
-def explain(message: str, cause: BaseException | None, parser: Parser) -> InputError:
-    """Return the InputError that replaces an error of jsonargparse.
-
-    Args:
-        message: Message of jsonargparse.
-        cause: The exception that jsonargparse reports with the message, if any.
-        parser: The parser that reports the message.
-
-    Raises:
-        Exception: The import of a user's module failed; the exception is the user's own.
-    """
-    text = " ".join(message.split())
-    unknown = (
-        r"unrecognized arguments: -*([^\s=]+)|(?:Group '(.+)' does not accept o|O)ption '(.+?)' "
-    )
-    if match := re.match(unknown, f"{text} "):
-        return unknown_key(".".join(filter(None, match.groups())), known_keys(parser))
-    if match := re.match(r"the following arguments are required: (.+)", text):
-        missing = " and ".join(sorted(match[1].split(", ")))
-        return InputError("must be given, for example by --config FILE", option=missing)
-    if match := re.match(r'Parser key "(.+?)": ?(.*)', text):
-        return _invalid_value(match[1], match[2], cause)
-    return InputError(text[:MAX_MESSAGE], option="the config:")
 
 
 def known_keys(parser: Parser) -> list[str]:
@@ -159,8 +147,7 @@ def known_keys(parser: Parser) -> list[str]:
     keys = [name[2:] for name in options if not name.endswith((".help", "+"))]
     if "model" not in keys:
         return keys  # the parser of a nested class
-    sections = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
-    for section, config in sections.items():
+    for section, config in TASK_SECTIONS.items():
         keys += [f"model.{section}.{field.name}" for field in fields(config)]
     for data in _subclasses(LightningDataModule):
         keys += [f"data.{name}" for name in signature(data).parameters]
@@ -178,8 +165,8 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
 
     Args:
         key: Dotted name of the key.
-        details: Rest of jsonargparse's message, from which the error is made unless `cause` is the
-            error of a nested parser.
+        details: The part of jsonargparse's message after the key. It is not used if `cause` is an
+            InputError of a nested parser, whose text is used instead.
         cause: The exception that jsonargparse reports with the message, if any.
     """
     while cause is not None and not isinstance(cause, InputError):
@@ -200,8 +187,7 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
         return InputError(f"must be a mapping, got {value}", option=key)
     if re.search(r"'\w+' object has no attribute", details):
         return InputError("must have a mapping as init_args", option=key)
-    is_path = key in ("model", "data", "trainer.callbacks") and re.fullmatch(r"\w+(\.\w+)+", value)
-    if is_path or re.search("class_path|mport path|not iterable", details):
+    if re.search("Expected a path|class_path|mport path|not iterable", details):
         return _invalid_class(key, value, details)
     allowed = []
     for name, choices in re.findall(r"Expected an? (?:<class '([\w.]+)'>|\S+\[(.*?)\])", details):
@@ -221,7 +207,7 @@ def _invalid_class(key: str, value: str, details: str) -> InputError:
     Args:
         key: Dotted name of the config key.
         value: The value, such as an import path.
-        details: Rest of jsonargparse's message.
+        details: The part of jsonargparse's message after the key.
     """
     match = re.search(r"(?:class_path '|class_path': '|path string: )([\w.]+)", details)
     path = match[1] if match else value
@@ -237,7 +223,6 @@ def _invalid_class(key: str, value: str, details: str) -> InputError:
     names = [child.__name__ for base in bases for child in _subclasses(base)]
     if name not in names and (close := get_close_matches(name, names, n=1)):
         reason = f"; did you mean {close[0]}?"
-    kind = re.search(r"subclass of \w+", details)
-    if not kind and not path and not reason:
-        return InputError(f"must be a mapping, got {value!r}", option=key)
-    return InputError(f"must be a {kind[0] if kind else 'class'}, got {path}{reason}", option=key)
+    subclass = re.search(r"subclass of \w+", details)
+    kind = subclass[0] if subclass else "class" if path else "mapping"
+    return InputError(f"must be a {kind}, got {path or repr(path)}{reason}", option=key)

@@ -15,14 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from fourfold.commands.train.config_files import fingerprints
 from fourfold.errors import InputError
 
 
 class RunDirectory:
-    """Directory of a run, which is one training with its tests; it need not exist yet.
+    """Directory of a run (one training with its tests). The directory need not exist yet.
 
     Args:
         path: The directory.
@@ -53,20 +51,6 @@ class RunDirectory:
             return cls(Path("runs") / file.parent.name / file.stem)
         return cls(Path("runs") / config["model"]["class_path"].rsplit(".", 1)[-1])
 
-    @classmethod
-    def resolve_checkpoint(cls, path: str) -> Path:
-        """Return the checkpoint file that a path means.
-
-        Args:
-            path: A file, which is returned as it is; or a run directory, of which best.ckpt is
-                taken, else average.ckpt, else last.ckpt.
-
-        Raises:
-            InputError: The run directory contains no checkpoint.
-        """
-        is_run = os.path.isdir(path)  # unlike Path.is_dir, False for a name that is too long
-        return cls(path).find_checkpoint(None) if is_run else Path(path)
-
     def checkpoint_to_resume(self, resume: str, ckpt_path: str | None) -> Path | None:
         """Return the checkpoint that training resumes from; None to start from scratch.
 
@@ -77,9 +61,10 @@ class RunDirectory:
                 newest checkpoint of this directory.
 
         Raises:
-            InputError: The directory contradicts `resume`; all its checkpoints are corrupted;
-                `ckpt_path` is not a checkpoint to resume from; or the directory has checkpoints,
-                and `ckpt_path` is not the newest of them.
+            InputError: `resume` is "must" and the directory has no checkpoint, or "never" and it
+                has one. All checkpoints of the directory are corrupted. `ckpt_path` is not a
+                checkpoint to resume from. The directory has checkpoints, and `ckpt_path` is not the
+                newest of them.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
@@ -98,14 +83,9 @@ class RunDirectory:
 
     def _named_checkpoint(self, ckpt_path: str, available: Path | None) -> Path:
         other = RunDirectory(ckpt_path)
-        if not other.path.is_dir():
-            chosen = self.find_checkpoint(ckpt_path)
-        elif next(other.resume_candidates(), None):
-            chosen = other._newest_complete()
-        else:
-            raise InputError(
-                f"must contain a checkpoint to resume from, got {ckpt_path}", option="--ckpt_path"
-            )
+        chosen = (
+            other._newest_complete() if other.path.is_dir() else self.find_checkpoint(ckpt_path)
+        )
         if available and not chosen.samefile(available):
             raise InputError(
                 f"must be a new directory if training starts from {ckpt_path}, but {self.path}"
@@ -116,9 +96,13 @@ class RunDirectory:
 
     def resume_candidates(self) -> Iterator[Path]:
         """Yield the checkpoints to resume training from, newest first, corrupted ones included."""
+        from fourfold.checkpoints.files import is_complete, read_file
+
         yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
         for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
-            if not _is_inside_accumulation(file):
+            callbacks = read_file(file).get("callbacks", {}) if is_complete(file) else {}
+            # The gradient that has been accumulated between two micro-batches is not saved.
+            if not callbacks.get("RunCheckpoints", {}).get("mid_accumulation"):
                 yield file
 
     def _newest_complete(self) -> Path:
@@ -127,7 +111,7 @@ class RunDirectory:
         Corrupted newer checkpoints are renamed to NAME.corrupted.
 
         Raises:
-            InputError: All checkpoints are corrupted.
+            InputError: There is no checkpoint, or all checkpoints are corrupted.
         """
         from fourfold.checkpoints.files import is_complete
 
@@ -137,10 +121,10 @@ class RunDirectory:
                 break
             corrupted.append(chosen)
         else:
-            names = ", ".join(file.name for file in corrupted)
+            names = ", ".join(file.name for file in corrupted) or "none"
             raise InputError(
-                f"{names}: all checkpoints are corrupted or incomplete; remove the run directory"
-                " to start from scratch, or choose another --run_dir",
+                "there is no checkpoint to resume from that is not corrupted; remove the run"
+                f" directory to start from scratch, or choose another one (corrupted: {names})",
                 file=self.checkpoints,
             )
         if chosen != self.last:
@@ -200,23 +184,22 @@ class RunDirectory:
 
         if which in CHECKPOINT_NAMES:
             file = self.checkpoints / f"{which}.ckpt"
-            if not file.is_file():
-                raise InputError(f"is {which}, but {file} does not exist", option="--ckpt_path")
-            return file
-        if which is None or Path(which).is_dir():
+        elif which is None or Path(which).is_dir():
             return find_checkpoint(Path(which or self.path))
-        if not Path(which).is_file():
-            raise InputError(
-                f"must be an existing file or one of {', '.join(CHECKPOINT_NAMES)}, got {which}",
-                option="--ckpt_path",
-            )
-        return Path(which)
+        else:
+            file = Path(which)
+        if not file.is_file():
+            names = ", ".join(CHECKPOINT_NAMES)
+            message = f"must be {names} or an existing file, but {file} does not exist"
+            raise InputError(message, option="--ckpt_path")
+        return file
 
     @property
     def metrics(self) -> dict[str, Any] | None:
         """Content of metrics.json, or None if the file does not exist or is not readable.
 
-        The key `run` holds the command, the hashes of the configs and the checkpoint of the test.
+        The key `run` holds the test's command, the path of the checkpoint that was tested, and the
+        hashes of the config files.
         """
         try:
             content = json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
@@ -261,34 +244,6 @@ class RunDirectory:
                 )
         return content
 
-    def check_same_model(self, model: dict[str, Any]) -> None:
-        """Check that a resumed run has the model, optimizer and schedule of the run's config.yaml.
-
-        The restored state of the optimizer contains the old learning rate, and would silently
-        override a changed option.
-
-        Args:
-            model: The `model` section of the config, as plain values.
-
-        Raises:
-            InputError: A value differs from the recorded value.
-        """
-        from fourfold.checkpoints.format import flatten
-
-        if not self.config.is_file():
-            return
-        saved = yaml.safe_load(self.config.read_text(encoding="utf-8"))["model"]
-        old, new = (flatten({"model": tree}) for tree in (saved, model))
-        for key in sorted(old.keys() | new.keys()):
-            # An option that a later version added is not recorded.
-            is_known = key in old or any(key.startswith(f"{above}.") for above in old)
-            if is_known and old.get(key) != new.get(key):
-                raise InputError(
-                    f"must be {old.get(key)}, as in {self.config}, to resume that training, got"
-                    f" {new.get(key)}; choose another --run_dir to train another model",
-                    option=key,
-                )
-
 
 def _try_lock(file: IO[str]) -> bool:
     """Lock a file until it is closed; return False if another process has locked the file.
@@ -301,16 +256,3 @@ def _try_lock(file: IO[str]) -> bool:
     except OSError as error:  # other errors come from file systems without locks
         return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
-
-
-def _is_inside_accumulation(file: Path) -> bool:
-    """Return True if a checkpoint was saved between two micro-batches of one optimizer step.
-
-    The gradient accumulated so far is not saved, so training cannot resume from that checkpoint.
-    """
-    from fourfold.checkpoints.files import is_complete, read_file
-
-    if not is_complete(file):
-        return False
-    state = read_file(file).get("callbacks", {}).get("RunCheckpoints", {})
-    return bool(state.get("mid_accumulation", False))
