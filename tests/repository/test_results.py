@@ -3,17 +3,15 @@
 import csv
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fourfold.reproduce.cells import exact_cell
-from fourfold.reproduce.exact_values import compute
+from fourfold.reproduce.exact_values import exact_cell
 from fourfold.reproduce.load_tables import all_tables
 from fourfold.reproduce.runs.plan import plan_runs
-from fourfold.reproduce.runs.run import run_title
+from fourfold.reproduce.runs.run import Machine, title_of
 from fourfold.reproduce.tables import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,9 +93,12 @@ def test_a_trained_table_follows_todays_recipes(
     table, runs = TABLES[name], json.loads(file.with_name("provenance.json").read_text())["runs"]
     rows = [row for row in table.rows.values() if tier in row.runs]
     n_seeds = max(run["seed"] for run in runs) + 1
-    plan = {run.title: run.stamp for run in plan_runs(table, tier, rows, n_seeds, Path("runs"))}
+    plan = {
+        run.title: run.stamp
+        for run in plan_runs(table, tier, rows, n_seeds, Path("runs"), Machine())
+    }
     for run in runs:
-        called = run_title(*(run[key] for key in ("table", "row", "part", "seed")))
+        called = title_of(run)
         assert run["stamp"] == plan[called], called
 
 
@@ -132,7 +133,7 @@ def test_what_is_computed_is_still_what_is_written(file: Path) -> None:
     table = TABLES[named(file)[0]]
     kept = {(c["row"], c["column"]): c for c in json.loads(file.read_text())["cells"]}
     for row, column in table.cells("exact"):
-        cell = exact_cell(table, row, column, partial(compute, table, row, column))
+        cell = exact_cell(table, row, column)
         before = kept.pop((row.name, column))
         for name in ("printed", "verdict", "why", "source"):
             assert getattr(cell, name) == before[name], f"{row.name}, {column}: {name}"

@@ -23,7 +23,6 @@ tables:
   t:
     title: Killed
     source: [read]
-    confirmed: true
     columns: {ppl: {title: perplexity}, task: {title: perplexity afterwards}}
     rows:
       learned: {laptop: {}, ppl: 5.0, task: 4.0}

@@ -7,10 +7,9 @@ from fourfold.reproduce.layer_complexity import (
     LAYERS,
     Size,
     cost_formula,
+    growth,
     operations,
     path,
-    path_formula,
-    sequence_formula,
     sequential,
 )
 
@@ -23,7 +22,7 @@ S = Size(n=27, d=8, k=3, r=5)
         ("self_attention", 2 * 27 * 27 * 8, 2, 1),  # scores and weighted sum
         ("recurrent", 27 * 8 * 8, 26, 26),  # the first token has no past to wait for
         ("convolutional", 3 * 27 * 8 * 8, 1, 3),  # 3 + 9 + 27 reach back 26
-        ("self_attention_restricted", 2 * 5 * 27 * 8, 2, 13),  # two tokens further a layer
+        ("restricted", 2 * 5 * 27 * 8, 2, 13),  # two tokens further a layer
     ],
 )
 def test_what_is_counted_by_hand(name: str, count: int, chain: int, far: int) -> None:
@@ -43,5 +42,5 @@ def test_formulas_follow_the_layer_and_not_its_name() -> None:
 
     assert cost_formula(twice) == "O(n * d^2)"
     assert cost_formula(cubic) in ("O(n^2 * d)", "O(n^3)")
-    assert sequence_formula(twice) == "O(1)"
-    assert path_formula(cubic) == "O(1)"
+    assert growth(sequential, twice) == "O(1)"
+    assert growth(path, cubic) == "O(1)"

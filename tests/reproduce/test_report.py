@@ -2,11 +2,10 @@
 
 import csv
 import io
-from functools import partial
 from pathlib import Path
 
-from fourfold.reproduce.cells import exact_cell, run_cell
-from fourfold.reproduce.exact_values import compute
+from fourfold.reproduce.cells import run_cell
+from fourfold.reproduce.exact_values import exact_cell
 from fourfold.reproduce.load_tables import find_tables, papers
 from fourfold.reproduce.plot import draw
 from fourfold.reproduce.rank_correlation import compare_orders
@@ -52,7 +51,7 @@ def test_a_seed_that_came_to_infinity_spoils_no_table(tmp_path: Path) -> None:
 
 def test_an_explanation_stands_once_and_shows_what_its_change_gives() -> None:
     cells = [
-        exact_cell(TABLE, r, c, partial(compute, TABLE, r, c))
+        exact_cell(TABLE, r, c)
         for r, c in TABLE.cells("exact")
         if r.name in ("base", "C_N2", "A_h1")
     ]
@@ -91,6 +90,6 @@ def test_the_picture_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "lines.png").read_bytes() != (tmp_path / "fewer.png").read_bytes()
     (formulas,) = find_tables(["vaswani2017/table1"])
     row, column = formulas.cells("exact")[0]
-    cell = exact_cell(formulas, row, column, partial(compute, formulas, row, column))
+    cell = exact_cell(formulas, row, column)
     draw(formulas, [cell], tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists()

@@ -9,12 +9,11 @@ prints, such as millions of parameters.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fourfold.commands.seeds import standard_deviation
-from fourfold.reproduce.load_tables import merged
 from fourfold.reproduce.tables import Column, Row, Table, printed_number, printed_step
 
 Value = float | str
@@ -29,13 +28,14 @@ class Cell:
         row: Name of the row of the table.
         column: Name of the column.
         printed: Text that the paper prints; None if the cell is empty in the paper.
-        values: Our values in printed units, one per seed, or per round of a timing; a single value
-            if the cell is computed; empty if the cell was not run. A text is a formula, or a limit
-            such as "over 1024" that stands for all rounds of a timing.
-        verdict: Result of the comparison. For a computed cell "agrees", "explained" (agrees with
-            the inputs or the rounding that the explanation names), "unknown cause", "differs" or
-            "not printed"; for every other cell "measured" or "not run".
-        seeds: Seeds of the values, or numbers of the rounds; empty if the value is computed.
+        values: Our values in printed units: one value per seed, one value per round of a timing, or
+            the only value of a computed cell. The list is empty if the cell was not run. A string
+            is a formula, or a bound such as "over 1024", which replaces the values of all rounds.
+        verdict: Result of the comparison. For a computed cell, the verdict is "agrees",
+            "explained" (agrees after the change of inputs or rounding that the explanation names),
+            "unknown cause", "differs" or "not printed". For every other cell, the verdict is
+            "measured" or "not run".
+        seeds: Seeds of the values, or indices of the rounds; empty if the value is computed.
         why: Explanation of the difference from the printed value; "" if there is none.
         source: Keys of `Paper.sources` that support the explanation.
         changed: Our value in printed units if the inputs are changed as the explanation says
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def numbers(self) -> list[float]:
-        """Our values that are numbers and not formulas, in printed units."""
+        """Our values without strings, in printed units."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
@@ -64,15 +64,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Mean of our values over seeds, in printed units; None if no value is a number."""
+        """Mean of `numbers` over seeds or rounds, in printed units; None if there are none."""
         return statistics.fmean(self.numbers) if self.numbers else None
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation of our values over seeds, in printed units.
-
-        None for fewer than two seeds.
-        """
+        """Sample standard deviation of `numbers`, in printed units; None for fewer than two."""
         return standard_deviation(self.numbers) if len(self.numbers) > 1 else None
 
     @property
@@ -86,21 +83,22 @@ class Cell:
         return self.mean / self.printed_number - 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields of the cell and three statistics by name, for JSON and CSV.
+        """Return the fields of the cell by name, for JSON and CSV, with three further entries.
 
-        The statistics are `mean` and `std`, the mean and the standard deviation of our values, and
-        `deviation`, the relative deviation of our mean from the printed number.
+        The further entries are `mean`, `std` (the property `spread`) and `deviation`.
         """
-        statistic = {"mean": self.mean, "std": self.spread, "deviation": self.deviation}
-        return {**asdict(self), **statistic}
+        statistics = {"mean": self.mean, "std": self.spread, "deviation": self.deviation}
+        return {**asdict(self), **statistics}
 
 
 def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest") -> bool:
     """Return True if a value in printed units rounds to the printed number.
 
+    If the value or the printed text is a formula, both must be the same text.
+
     Args:
-        value: Our number in printed units, or formula as text.
-        printed: Text of the cell in the paper. A formula must be equal to `value`.
+        value: Our number in printed units, or a formula.
+        printed: Text of the cell in the paper.
         column: Column of the cell. Its `step` is the step of the rounding; None means one unit in
             the last printed digit.
         rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
@@ -109,50 +107,18 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
     if isinstance(value, str) or number is None:
         return value == printed
     step = column.step or printed_step(printed)
-    steps = value / step
-    printed_steps = number / step
     if rounding == "down":
-        return math.floor(steps + TOLERANCE) == round(printed_steps)
-    return abs(steps - printed_steps) <= 0.5 + TOLERANCE
+        return math.floor(value / step + TOLERANCE) == round(number / step)
+    return abs(value / step - number / step) <= 0.5 + TOLERANCE
 
 
-def exact_cell(
-    table: Table, row: Row, name: str, compute: Callable[[dict[str, object]], Value]
-) -> Cell:
-    """Compute a cell of the exact tier, with an explanation if our value differs from the paper's.
-
-    Args:
-        table: Table.
-        row: Row of the table, with a `setup`, the inputs of the computation.
-        name: Name of the column.
-        compute: Function from a setup to the number in base units, or to a formula.
-    """
-    column, printed = table.columns[name], row.printed.get(name)
-    assert row.setup is not None, f"{row.name} is not computed"
-    value = _in_units(compute(row.setup), column)
-    cell = Cell(row.name, name, printed, [value], "not printed")
-    if printed is None:
-        return cell
-    if agrees(value, printed, column):
-        return replace(cell, verdict="agrees")
-    reason = table.reason(row.name, name)
-    if reason is None:
-        return replace(cell, verdict="differs")
-    changed = None
-    if reason.changes:
-        changed = value = _in_units(compute(merged(row.setup, reason.changes)), column)
-    holds = agrees(value, printed, column, reason.rounding)
-    verdict = "unknown cause" if reason.unknown else "explained" if holds else "differs"
-    return replace(cell, verdict=verdict, why=reason.why, source=reason.source, changed=changed)
-
-
-def _in_units(value: Value, column: Column) -> Value:
-    """Convert a value from base units to the printed units of a column."""
+def in_units(value: Value, column: Column) -> Value:
+    """Convert a value from base units to the printed units of a column; keep a formula."""
     return value if isinstance(value, str) else value / column.scale
 
 
 def run_cell(
-    table: Table, row: Row, name: str, metric: str, metrics_by_seed: dict[int, dict[str, float]]
+    table: Table, row: Row, name: str, metric: str, metrics: Mapping[int, Mapping[str, float]]
 ) -> Cell:
     """Create a cell of a tier that trains or tests models.
 
@@ -161,11 +127,12 @@ def run_cell(
         row: Row of the table.
         name: Name of the column.
         metric: Metric of `fourfold test` that fills the column.
-        metrics_by_seed: Metrics of the finished tests, by seed; empty if no test is finished.
+        metrics: Metrics of the finished tests, by seed and name of the metric; empty if no test is
+            finished. Tests without the metric are ignored.
     """
     column = table.columns[name]
-    values = [_in_units(float(metrics[metric]), column) for metrics in metrics_by_seed.values()]
-    return measured_cell(row, name, values, list(metrics_by_seed))
+    known = {seed: float(m[metric]) for seed, m in metrics.items() if metric in m}
+    return measured_cell(row, name, [in_units(x, column) for x in known.values()], list(known))
 
 
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
@@ -174,19 +141,19 @@ def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) ->
     Args:
         row: Row of the table.
         name: Name of the column.
-        values: One value in printed units per seed or per round of a timing. A text such as "over
-            1024" stands for the values of all rounds.
-        seeds: Seeds, or numbers of the rounds.
+        values: One value in printed units per seed or per round of a timing. A single string such
+            as "over 1024" replaces the values of all rounds.
+        seeds: Seeds, or indices of the rounds.
     """
     verdict = "measured" if values else "not run"
     return Cell(row.name, name, row.printed.get(name), values, verdict, seeds)
 
 
 def format_number(value: Value | None) -> str:
-    """Format a number for display; a text is returned as it is, and None as "".
+    """Format a number for display; return a string unchanged, and "" for None.
 
-    Integers have all digits, other numbers from 1000 on have one decimal, and the remaining numbers
-    have five significant digits. From 10^12 on, all numbers have five significant digits.
+    Numbers from 10^12 on have five significant digits. Below 10^12, integers have all digits, other
+    numbers from 1000 on have one decimal, and the remaining numbers have five significant digits.
     """
     if value is None or isinstance(value, str):
         return value or ""
@@ -199,9 +166,9 @@ def format_value(value: Value | None, column: Column) -> str:
     """Format a value for display.
 
     Args:
-        value: Value in printed units, or text.
-        column: Column of the value. If `column.whole` is set, a number is converted to base units
-            and has all its digits.
+        value: Number in printed units, or a string, which is returned unchanged.
+        column: Column of the value. If `column.whole` is True, the number is converted to base
+            units and shown with all its digits.
     """
     if column.whole and isinstance(value, int | float):
         return f"{value * column.scale:,.0f}"

@@ -2,7 +2,8 @@
 
 The module parses and checks the options before torch is imported, so that mistakes are reported
 without delay. A row of a table is one of its lines, a cell is one number, and a tier is one way to
-obtain cells, such as computing them without training.
+obtain cells, such as computing them without training. A run is one training of a row, followed by a
+test.
 """
 
 import re
@@ -24,9 +25,8 @@ deviation over seeds, origin, deviation, and the cause of the deviation where it
 that were not run are shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER,
 or all.
 
-A command that was stopped resumes when it is run again: complete rows are skipped, and an
-interrupted training ends with the same weights. Runs recorded in the tables under --out count as
-complete. A run with another config, options, data or start is reported and repeated; its old
+A stopped command resumes when it is run again. Finished runs, also those recorded under --out, are
+skipped. A run whose config, options, data or start has changed is reported and repeated; its old
 directory has to be removed first. A failed run only prevents the runs that start from it."""
 
 
@@ -42,29 +42,24 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0, or that of a run that failed or was stopped.
 
     Raises:
-        InputError: A table, tier or row is unknown, data files are missing, or the budget is
-            shorter than every run.
+        InputError: A table, tier or row is unknown, or data files are missing.
     """
     options = make_parser().parse_intermixed_args(list(argv))
     if options.list:
         list_tables(find_tables(options.tables or ["all"]), Path(options.out))
         return 0
     if not options.tables:
-        hint = " (the values after --rows are rows)" if options.rows else ""
-        raise InputError(
-            f"must be a table such as vaswani2017/table3, a paper, or all{hint}; --list shows all",
-            option="TABLE",
-        )
+        hint = "before --rows; --list shows all" if options.rows else "--list shows all"
+        message = f"must be a table such as vaswani2017/table3, a paper, or all; {hint}"
+        raise InputError(message, option="TABLE")
     check_choice("--tier", options.tier, TIERS)
     check_positive("--seeds", options.seeds)
     for name in ("budget", "commands", "machine", "memory"):
         if getattr(options, name) not in (None, False) and options.tier not in RECIPES:
-            raise InputError(
-                f"must not be given for the tier {options.tier}, which trains nothing",
-                option=f"--{name}",
-            )
+            message = f"must not be given for the tier {options.tier}, which trains nothing"
+            raise InputError(message, option=f"--{name}")
     seconds = None if options.budget is None else parse_budget(options.budget)
-    tables = _with_tier(find_tables(options.tables), options)
+    tables = _with_tier(options)
     rows = {table.name: _rows(table, options) for table in tables}
     from fourfold.reproduce.fill_tables import fill_tables, show_commands  # imports torch
 
@@ -88,19 +83,9 @@ def make_parser() -> OptionParser:
         " weights (official weights), laptop, single-gpu or paper (the published recipe)",
     )
     add("--rows", nargs="+", metavar="ROW", help="run only these rows")
-    add(
-        "--seeds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of seeds, 0 to N - 1 (default 1); rounds of the tier measured",
-    )
+    add("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1, or rounds of measured")
     add("--budget", metavar="TIME", help="start no run expected to end later: 90s, 30m, 2h")
-    add(
-        "--machine",
-        metavar="FILE",
-        help="Trainer config such as configs/trainer/ddp.yaml; batches are split over its devices",
-    )
+    add("--machine", metavar="FILE", help="Trainer config, whose devices share the batches")
     add("--memory", type=float, metavar="GIB", help="memory of one device, to fit batches into")
     add("--commands", action="store_true", help="print the commands in order and run none")
     add("--out", default="results", metavar="DIR", help="directory of the tables (%(default)s)")
@@ -118,43 +103,32 @@ def parse_budget(text: str) -> float:
         >>> parse_budget("1h30m")
         5400.0
     """
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
-    if "".join(n + u for n, u in parts) != text or not seconds:
-        raise InputError(
-            f"must be a duration such as 90s, 30m or 2h, got {text!r}", option="--budget"
-        )
-    return seconds
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        message = f"must be a duration such as 90s, 30m or 2h, got {text!r}"
+        raise InputError(message, option="--budget")
+    return sum(float(n) * UNITS[unit] for n, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
-def _with_tier(tables: list[Table], options: Namespace) -> list[Table]:
-    """Return the tables with at least one cell that the tier named by `--tier` fills.
-
-    Args:
-        tables: Tables that the names on the command line stand for.
-        options: Options of the command.
+def _with_tier(options: Namespace) -> list[Table]:
+    """Return the named tables with at least one cell that the tier fills.
 
     Raises:
-        InputError: A table named by PAPER/TABLE has no cell in the tier, or no table has one.
+        InputError: A name is unknown, or it stands for tables without such a cell.
     """
-    for table in tables:
-        if table.name in options.tables:
-            check_choice(f"--tier of {table.name}", options.tier, table.obtainable or ("none",))
-    available = [table for table in tables if options.tier in table.obtainable]
-    if not available:
-        raise InputError(
-            f"must be a tier of {', '.join(options.tables)}, got {options.tier}", option="--tier"
-        )
-    return available
+    for name in options.tables:
+        tiers = {tier for table in find_tables([name]) for tier in table.obtainable}
+        known = tuple(tier for tier in TIERS if tier in tiers)
+        check_choice(f"--tier of {name}", options.tier, known or ("none",))
+    return [t for t in find_tables(options.tables) if options.tier in t.obtainable]
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the selected rows of a table, in the order of the table.
+    """Return the rows of a table that `--rows` names, in the order of the table.
 
-    The rows are those that `--rows` names; without `--rows`, all rows that the tier fills.
+    Without `--rows`, all rows that the tier fills are returned.
 
     Raises:
-        InputError: `--rows` names no row, or a row that the tier does not fill.
+        InputError: `--rows` is empty, or contains a name that is not a row that the tier fills.
     """
     available = {row.name: row for row, _ in table.cells(options.tier)}
     wanted = [name for word in options.rows or available for name in word.split(",") if name]

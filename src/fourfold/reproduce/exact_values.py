@@ -1,21 +1,24 @@
 """Computation of table cells without training: parameters, FLOPs, formulas, schedules, masks.
 
 Each function of `EXACT` computes the cells of one column. The argument is the setup of a row (line)
-of the table: a mapping with the inputs of the function, such as `family` and `config` of a model,
-or the number of training `steps`. The result is a number, or a formula as text. A multiply-add
-counts as two FLOPs.
+of the table: a mapping with the inputs of the function, such as `model` (a class of
+`fourfold.models`) and `config` (fields of its config), or the number of training `steps`. The
+result is a number in base units, such as parameters and not millions of parameters, or a formula
+as text. A multiply-add counts as two FLOPs.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fourfold import models
-from fourfold.core.config import TransformerConfig
 from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
 from fourfold.models.analysis.flops import parameters as count
-from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, path_formula, sequence_formula
+from fourfold.reproduce.cells import Cell, agrees, in_units
+from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, growth, path, sequential
+from fourfold.reproduce.load_tables import merged
 from fourfold.reproduce.mask_statistics import distinct_masks, shares
 from fourfold.reproduce.recipe_cards.conventions import max_learning_rate
 from fourfold.reproduce.tables import Row, Table
@@ -23,19 +26,14 @@ from fourfold.schedules import ScheduleConfig
 
 Setup = Mapping[str, Any]
 
-FAMILIES: dict[str, tuple[Callable[..., models.Model], Callable[..., TransformerConfig]]] = {
-    "encoder_decoder": (models.EncoderDecoder, models.EncoderDecoderConfig),
-    "masked_lm": (models.MaskedLM, models.MaskedLMConfig),
-    "causal_lm": (models.CausalLM, models.CausalLMConfig),
-    "vit": (models.ViT, models.ViTConfig),
-}
-
 
 def _model(setup: Setup) -> models.Model:
     """Build the model of a setup on the meta device, without values of the weights."""
-    model_class, config_class = FAMILIES[setup["family"]]
+    name = setup["model"]
+    config = getattr(models, f"{name}Config")(**setup["config"])
     with torch.device("meta"):
-        return model_class(config_class(**setup["config"]))
+        model: models.Model = getattr(models, name)(config)
+    return model
 
 
 def parameters(setup: Setup) -> int:
@@ -66,10 +64,10 @@ def device_flops(setup: Setup) -> float:
 
 
 def training_flops(setup: Setup) -> float:
-    """Compute the training FLOPs of the setup's model as three times those of all forward passes.
+    """Compute the training FLOPs of the setup's model: three times the FLOPs of all forward passes.
 
-    The setup contains the number of training `samples` (sequences or images), or the number of
-    `steps` and the samples of a `batch`.
+    The setup contains either `samples`, the number of training sequences or images, or `steps` and
+    `batch`, the number of steps and the number of sequences or images per step.
     """
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
     return TRAINING_TO_FORWARD * float(forward(setup)) * samples
@@ -103,8 +101,8 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
     "sequences": lambda setup: float(setup["steps"] * setup["batch"]),
     "peak_rate": peak_rate,
     "cost_formula": lambda setup: cost_formula(LAYERS[setup["layer"]]),
-    "sequence_formula": lambda setup: sequence_formula(LAYERS[setup["layer"]]),
-    "path_formula": lambda setup: path_formula(LAYERS[setup["layer"]]),
+    "sequence_formula": lambda setup: growth(sequential, LAYERS[setup["layer"]]),
+    "path_formula": lambda setup: growth(path, LAYERS[setup["layer"]]),
     "masked_share": lambda setup: shares(setup["masking"])["mask"],
     "same_share": lambda setup: shares(setup["masking"])["same"],
     "random_share": lambda setup: shares(setup["masking"])["random"],
@@ -112,17 +110,32 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
 }
 
 
-def compute(table: Table, row: Row, column: str, setup: Setup | None = None) -> float | str:
-    """Compute one cell with the function of `EXACT` that belongs to its column.
+def exact_cell(table: Table, row: Row, name: str) -> Cell:
+    """Compute a cell without training, and compare the value with the printed number.
+
+    If the two numbers differ, the cell contains the explanation that `table.reasons` gives for the
+    difference, if any. If the explanation changes inputs, the value is computed again with the
+    changed inputs.
 
     Args:
         table: Table.
-        row: Row of the table.
-        column: Name of a column whose `exact` is set.
-        setup: Inputs of the function; None means `row.setup`.
-
-    Returns:
-        A number in base units (parameters, not millions of parameters), or a formula as text.
+        row: Row of the table with a `setup`, the inputs of the computation.
+        name: Name of a column whose `exact` is set.
     """
-    function = EXACT[str(table.columns[column].exact)]
-    return function(setup or row.setup or {})
+    column, printed = table.columns[name], row.printed.get(name)
+    compute = EXACT[str(column.exact)]
+    value = in_units(compute(row.setup or {}), column)
+    cell = Cell(row.name, name, printed, [value], "not printed")
+    if printed is None:
+        return cell
+    if agrees(value, printed, column):
+        return replace(cell, verdict="agrees")
+    reason = table.reason(row.name, name)
+    if reason is None:
+        return replace(cell, verdict="differs")
+    changed = None
+    if reason.changes:
+        changed = value = in_units(compute(merged(row.setup, reason.changes)), column)
+    holds = agrees(value, printed, column, reason.rounding)
+    verdict = "unknown cause" if reason.unknown else "explained" if holds else "differs"
+    return replace(cell, verdict=verdict, why=reason.why, source=reason.source, changed=changed)

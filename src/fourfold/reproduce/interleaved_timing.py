@@ -30,8 +30,7 @@ def interleave(
         functions: Functions to measure, by name.
         rounds: Number of measured rounds. Each function is called once per round, in random order.
         warm: Number of unmeasured rounds before the measured rounds.
-        device: CUDA device to synchronize before and after each call; None, or another device, is
-            not synchronized.
+        device: Device of the functions. A CUDA device is synchronized before and after each call.
         seed: Seed of the random orders.
         clock: Function that returns the time in seconds.
 
@@ -39,10 +38,9 @@ def interleave(
         The seconds of each call, one per measured round, by name of the function.
     """
     orders = random.Random(seed)
-    names = list(functions)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(warm + rounds):
-        for name in orders.sample(names, len(names)):
+        for name in orders.sample(list(functions), len(functions)):
             wait(device)
             start = clock()
             functions[name]()

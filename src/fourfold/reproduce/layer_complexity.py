@@ -1,9 +1,9 @@
 """Complexity, sequential operations and path length of four layer types, obtained by running them.
 
 The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only,
-without projections. torch's FLOP counter counts the operations, autograd's graph yields the longest
-chain of dependent operations, and gradients show which tokens a stack of layers connects (path
-length). A formula is then selected that fits the growth of these counts with the sizes.
+without projections. torch's FLOP counter counts the operations, autograd's graph contains the
+longest chain of dependent operations, and gradients show how many layers connect two tokens (path
+length). For each count, the formula is selected that grows with the sizes as the count does.
 
 Shapes:
     T tokens (n in the table), D width (d), K kernel width (k), R tokens of a neighbourhood (r).
@@ -71,9 +71,9 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention of each token over the R tokens around it to x (T, D).
+    """Apply self-attention to x (T, D) in which each token attends to the R nearest tokens.
 
-    The R tokens include the token itself; `depth` is ignored.
+    The R tokens include the token itself. `depth` is ignored.
     """
     padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
     neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
@@ -84,10 +84,7 @@ def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
 # Function of the input (T, D), the sizes, and the depth, the number of layers below this layer.
 Layer = Callable[[Tensor, Size, int], Tensor]
 LAYERS: dict[str, Layer] = {
-    "self_attention": self_attention,
-    "recurrent": recurrent,
-    "convolutional": convolutional,
-    "self_attention_restricted": restricted,
+    layer.__name__: layer for layer in (self_attention, recurrent, convolutional, restricted)
 }
 
 
@@ -107,31 +104,22 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """Count the sequential operations of a layer: matrix products that must follow one another."""
-    x = _input(size)
-    return max(_chain_lengths(layer(x, size, 0).grad_fn).values())
+    """Count the sequential operations of a layer: matrix products that must follow one another.
 
-
-def _chain_lengths(end: Any) -> dict[Any, int]:
-    """Count the matrix products on the longest path from each node of a graph to the input.
-
-    Args:
-        end: Last node of autograd's graph, which is `grad_fn` of the output of a layer.
-
-    Returns:
-        For each node of the graph, `end` included, the number of matrix products on that path.
+    The count is the maximum number of matrix products on a path through autograd's graph.
     """
-    lengths: dict[Any, int] = {}
-    stack = [end]
+    output: Any = layer(_input(size), size, 0).grad_fn
+    lengths: dict[Any, int] = {}  # products on the longest path from each node to the input
+    stack = [output]
     while stack:
-        node = stack[-1]
-        below = [child for child, _ in node.next_functions if child is not None]
+        below = [child for child, _ in stack[-1].next_functions if child is not None]
         if todo := [child for child in below if child not in lengths]:
             stack += todo
             continue
+        node = stack.pop()
         own = type(node).__name__.startswith(PRODUCTS)
-        lengths[stack.pop()] = max((lengths[child] for child in below), default=0) + own
-    return lengths
+        lengths[node] = max((lengths[child] for child in below), default=0) + own
+    return lengths[output]
 
 
 @cache
@@ -139,7 +127,7 @@ def path(layer: Layer, size: Size) -> int:
     """Compute the maximum length of the path between two tokens through a stack of equal layers.
 
     The length is the number of layers after which the output of the last token depends on the first
-    token. A recurrent layer counts as the number of its recurrent steps.
+    token. For a recurrent layer, its recurrent steps are counted instead of layers.
     """
     x = _input(size)
     h = layer(x, size, 0)
@@ -168,16 +156,7 @@ def cost_formula(layer: Layer) -> str:
     return f"O({' * '.join(factors)})"
 
 
-def sequence_formula(layer: Layer) -> str:
-    """Derive the growth of a layer's sequential operations with the number n of tokens.
-
-    The result is "O(1)" or "O(n)".
-    """
-    ratio = sequential(layer, Size(n=64)) / sequential(layer, Size(n=16))
-    return {1: "O(1)", 4: "O(n)"}[round(ratio)]
-
-
-# Candidate formulas for the path length. Kernel widths and neighbourhoods are odd.
+# Candidate formulas of `growth`. Kernel widths and neighbourhoods are odd.
 GROWTHS: dict[str, Callable[[Size], float]] = {
     "O(1)": lambda s: 1.0,
     "O(n)": lambda s: s.n,
@@ -187,11 +166,19 @@ GROWTHS: dict[str, Callable[[Size], float]] = {
 SIZES = tuple(Size(n=n, d=4, k=k, r=r) for n in (27, 81, 243) for k, r in ((3, 5), (5, 9)))
 
 
-def path_formula(layer: Layer) -> str:
-    """Select the formula (a key of GROWTHS) that grows over SIZES as a layer's path length does."""
+def growth(count: Callable[[Layer, Size], int], layer: Layer) -> str:
+    """Select the formula that grows with the sizes as a count of a layer does.
+
+    Args:
+        count: Function from a layer and its sizes to a number, such as `path`.
+        layer: Layer.
+
+    Returns:
+        The key of `GROWTHS` whose value is closest to proportional to the count over `SIZES`.
+    """
 
     def spread(name: str) -> float:
-        ratios = [path(layer, size) / GROWTHS[name](size) for size in SIZES]
+        ratios = [count(layer, size) / GROWTHS[name](size) for size in SIZES]
         return max(ratios) / min(ratios)
 
     return min(GROWTHS, key=spread)

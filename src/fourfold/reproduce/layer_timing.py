@@ -1,9 +1,9 @@
 """Timing of self-attention, recurrent and convolutional layers by sequence length.
 
-Vaswani et al. 2017, Table 1 counts operations. This module measures the time of a forward and
-backward pass of each layer, including its projections, for lengths that double. From the times
-follows the crossover, the length from which self-attention is slower than another layer. The
-layers are timed in random order, round by round (`interleaved_timing`).
+Vaswani et al. 2017, Table 1, counts operations. This module measures the time of a forward and
+backward pass of each layer, including its projections, for lengths that double. From the times, the
+module computes the crossover: the length from which self-attention is slower than another layer.
+Each layer is timed once per round, in random order (`interleaved_timing`).
 
 Shapes:
     B sequences of a batch, T tokens (n in the table), D width (d), R tokens of a block (r).
@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ MAX_LENGTH_PER_WIDTH = 16  # default maximum length, as a multiple of the width
 SELF = "self_attention"
 
 Layer = Callable[[Tensor], Tensor]
-Times = Mapping[int, Mapping[str, Sequence[float]]]  # length, layer, seconds by round
-Round = Mapping[str, Mapping[str, float]]  # one round: length, layer, seconds
+Round = Mapping[str, Mapping[str, float]]  # seconds by length in tokens (as text) and layer
 
 
 def self_attention(width: int) -> Attention:
@@ -73,25 +73,26 @@ LAYERS: dict[str, Callable[[int], Layer]] = {
 }
 
 
-def measure_layers(width: int, rounds: int, longest: int | None = None) -> Times:
+def measure_layers(width: int, rounds: int, longest: int | None = None) -> Sequence[Round]:
     """Time every layer at lengths that double from MIN_LENGTH.
 
     Args:
         width: Width D of the layers.
-        rounds: Number of timed passes of each layer at each length.
+        rounds: Number of rounds, in each of which each layer is timed once at each length.
         longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
 
     Returns:
-        For each length in tokens, a mapping from each key of LAYERS to the seconds of its passes,
-        one number per round.
+        One mapping per round, which contains the seconds by length (as text) and by key of LAYERS.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
-    times = {}
+    times: list[dict[str, dict[str, float]]] = [{} for _ in range(rounds)]
     length = MIN_LENGTH
     while length <= (longest or MAX_LENGTH_PER_WIDTH * width):
         passes = {name: _pass(layer, length, width) for name, layer in layers.items()}
-        times[length] = interleave(passes, rounds, warm=1)
+        seconds = interleave(passes, rounds, warm=1)
+        for number, in_round in enumerate(times):
+            in_round[str(length)] = {name: seconds[name][number] for name in LAYERS}
         length *= 2
     return times
 
@@ -110,10 +111,13 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         layer: Key of LAYERS, the layer that self-attention is compared with.
 
     Returns:
-        One length in tokens for each round with a crossover. If the medians over the rounds have
-        no crossover, the only entry is "under N" (self-attention is slower at all lengths, of which
-        N is the minimum) or "over N" (self-attention is not slower at the maximum length N). If the
-        medians have a crossover but no single round has one, the only entry is that of the medians.
+        The list depends on the median over the rounds of the ratio of the two times:
+
+        - ["under N"] if self-attention is slower at all lengths, of which N is the minimum.
+        - ["over N"] if self-attention is not slower at the maximum length N.
+        - Otherwise one length in tokens for each round with a crossover. If no single round has
+          one, the only entry is the crossover of the medians.
+
         The list is empty if there are no rounds.
     """
     # Up to the block length the restricted layer is identical to self-attention.
@@ -130,41 +134,42 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         return [f"under {min(medians)}"]
     if medians[max(medians)] <= 0.0:
         return [f"over {max(medians)}"]
-    lengths: list[float | str] = [x for curve in curves if (x := _crossing(curve)) is not None]
-    return lengths or [_crossing(medians) or math.nan]
+    lengths = [length for curve in curves for length in _crossing(curve)]
+    return [*(lengths or _crossing(medians))]
 
 
-def _crossing(curve: Mapping[int, float]) -> float | None:
-    """Return the length in tokens at which a curve last rises above 0.
+def _crossing(curve: Mapping[int, float]) -> list[float]:
+    """Return the length in tokens at which a curve last rises above 0, as a list of one number.
 
     Between two measured lengths, the curve is interpolated linearly over the logarithm of the
-    length. None if the curve is above 0 at all lengths, or not above 0 at the maximum length.
+    length. The list is empty if the curve is above 0 at all lengths, or not above 0 at the maximum
+    length.
 
     Args:
         curve: Logarithm of the ratio of two times, by length in tokens. The ratio is the time of
             self-attention divided by that of another layer.
     """
-    lengths = sorted(curve)
-    no_slower = [i for i, n in enumerate(lengths) if curve[n] <= 0.0]
-    if not no_slower or no_slower[-1] == len(lengths) - 1:
-        return None
-    last = lengths[no_slower[-1]]
-    after = lengths[no_slower[-1] + 1]
-    fraction = -curve[last] / (curve[after] - curve[last])
-    return float(last * (after / last) ** fraction)
+    for last, after in reversed([*pairwise(sorted(curve))]):
+        if curve[after] <= 0.0:
+            return []
+        if curve[last] <= 0.0:
+            fraction = -curve[last] / (curve[after] - curve[last])
+            return [float(last * (after / last) ** fraction)]
+    return []
 
 
 def time_rows(
     table: Table, rows: Sequence[Row], rounds: int, out: Path
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """Time the layers of some rows of a table and fill its cells with the crossover lengths.
+    """Time the layers of some rows of a table and compute the crossover lengths.
 
     A row (line) of the table is one width of the layers. A cell is the length in tokens from which
     self-attention is slower than the layer of the column.
 
     Args:
         table: Table.
-        rows: Rows to time. The timings of the other rows are read from provenance.json.
+        rows: Rows to time. The new timings replace recorded timings of these rows. The timings of
+            the other rows are read from provenance.json.
         rounds: Number of rounds.
         out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
 
@@ -176,43 +181,25 @@ def time_rows(
         InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.
     """
     file = out / table.name / TIER / "provenance.json"
-    recorded = _recorded_timings(table, file)
+    runs = read_provenance(file).get("runs", ())
+    recorded = {name: [run for run in runs if run["row"] == name] for name in table.rows}
     for row in rows:
         if rounds < (n := len(recorded[row.name])):
             raise InputError(
-                f"must be at least {n}, the number of rounds of {row.name} in {file}, got {rounds}"
-                " (or choose another --out)",
+                f"must be at least {n}, the number of rounds of {row.name} in {file}, got {rounds}",
                 option="--seeds",
             )
-    timed = {row.name: _time_row(row, rounds) for row in rows}
-    by_row = _recorded_timings(table, file) | timed  # other processes may have added rows
+    timed = {}
+    for row in rows:
+        setup = row.setup or {}
+        timed[row.name] = [
+            {"row": row.name, "seed": seed, **provenance({}), "seconds_by_length": times}
+            for seed, times in enumerate(measure_layers(setup["d"], rounds, setup.get("longest")))
+        ]
+    by_row = recorded | timed
     cells = []
     for row, name in table.cells(TIER):
         rounds_of_row = [run["seconds_by_length"] for run in by_row[row.name]]
         values = crossover(rounds_of_row, str(table.columns[name].measured))
         cells.append(measured_cell(row, name, values, list(range(len(rounds_of_row)))))
     return cells, [run for runs in by_row.values() for run in runs]
-
-
-def _time_row(row: Row, rounds: int) -> list[dict[str, Any]]:
-    """Time all layers at the width of one row of the table; return one record per round.
-
-    The entry `seconds_by_length` of a record holds the seconds by length and by layer.
-    """
-    assert row.setup is not None, f"{row.name} is not timed"
-    times = measure_layers(row.setup["d"], rounds, row.setup.get("longest"))
-    records = []
-    for seed in range(rounds):
-        by_length = {
-            str(n): {layer: seconds[seed] for layer, seconds in by_layer.items()}
-            for n, by_layer in times.items()
-        }
-        about = {"row": row.name, "seed": seed, **provenance({})}
-        records.append({**about, "seconds_by_length": by_length})
-    return records
-
-
-def _recorded_timings(table: Table, file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the timings in a provenance.json by name of the row, one record per round."""
-    runs = read_provenance(file).get("runs", ())
-    return {name: [run for run in runs if run["row"] == name] for name in table.rows}

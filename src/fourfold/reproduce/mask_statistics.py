@@ -1,4 +1,7 @@
-"""Statistics of BERT's masking: replacement shares (BERT, Table 8) and number of distinct masks.
+"""Statistics of BERT's masking of tokens.
+
+The statistics are the shares of the selected tokens that are masked, replaced or kept (BERT, Table
+8), and the number of distinct masks of a sequence over several epochs.
 
 Shapes:
     B sequences, T tokens of a sequence.
@@ -6,6 +9,7 @@ Shapes:
 
 from collections.abc import Mapping
 from functools import cache
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -17,35 +21,39 @@ from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 N_ROWS = 2000
 LENGTH = 512  # T
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 @cache
 def _tokenizer() -> Tokenizer:
     """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens."""
-    words = [" ".join(a + b for b in ALPHABET) for a in ALPHABET]
-    return train_tokenizer(TokenizerConfig("wordpiece", 2 * len(ALPHABET) + 5), words, mask=True)
+    words = [" ".join(a + b for b in ascii_lowercase) for a in ascii_lowercase]
+    return train_tokenizer(
+        TokenizerConfig("wordpiece", 2 * len(ascii_lowercase) + 5), words, mask=True
+    )
 
 
-def _random_rows(n: int, length: int) -> np.ndarray:
-    """Draw random token ids (n, length) that contain no special tokens."""
-    tokenizer = _tokenizer()
-    ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
-    return np.random.default_rng(0).choice(ordinary, (n, length))
+def _masking(config: Mapping[str, Any], n: int) -> tuple[Masking, np.ndarray]:
+    """Return a masking and random token ids (n, T) that contain no special tokens.
+
+    Args:
+        config: Fields of `MaskingConfig`.
+        n: Number of sequences.
+    """
+    mask = Masking(MaskingConfig(**config), _tokenizer(), seed=0)
+    return mask, np.random.default_rng(0).choice(mask.ordinary_ids, (n, LENGTH))
 
 
 def shares(masking: Mapping[str, Any]) -> dict[str, float]:
-    """Measure the proportions of the replacements among the tokens selected for prediction.
+    """Measure how the tokens that are selected for prediction are replaced in the input.
 
     Args:
         masking: Fields of `MaskingConfig`.
 
     Returns:
-        The shares, which add up to 1, of tokens that are replaced by the mask token ("mask"),
-        replaced by a random token ("random"), or kept ("same").
+        The shares of the selected tokens that are replaced by the mask token ("mask"), replaced by
+        a random token ("random") or kept ("same"). The shares add up to 1.
     """
-    ids = _random_rows(N_ROWS, LENGTH)
-    mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
+    mask, ids = _masking(masking, N_ROWS)
     inputs, targets = mask(ids, np.arange(N_ROWS), 0)
     chosen = targets != IGNORE_INDEX
     masked = inputs[chosen] == mask.mask_id
@@ -69,6 +77,5 @@ def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
         masking: Fields of `MaskingConfig`.
         epochs: Number of epochs.
     """
-    ids = _random_rows(1, LENGTH)
-    mask = Masking(MaskingConfig(**masking), _tokenizer(), seed=0)
+    mask, ids = _masking(masking, 1)
     return len({mask(ids, np.zeros(1, int), epoch)[1].tobytes() for epoch in range(epochs)})

@@ -1,7 +1,8 @@
-"""Plot of a reproduced table: values by row, or curves over a coordinate, one panel per column.
+"""Plot of a reproduced table with one panel per column.
 
-A row is one line of the table, such as one model, and a cell is one number. Columns with a
-coordinate (`Column.at`) are drawn in one panel, with one curve per row.
+A row is one line of the table, such as one model, and a cell is one number. All columns with a
+coordinate (`Column.at`), which were read from a figure, are drawn in one common panel, with one
+curve per row.
 """
 
 from collections.abc import Sequence
@@ -33,31 +34,30 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     from matplotlib.figure import Figure
 
     known = [cell for cell in cells if cell.numbers]
-    curves = [cell for cell in known if table.columns[cell.column].at is not None]
-    panels = {name: [c for c in known if c.column == name] for name in table.columns}
-    columns = {n: panel for n, panel in panels.items() if panel and table.columns[n].at is None}
     if not known:
         return
-    heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in columns.values()]
+    curves = [cell for cell in known if table.columns[cell.column].at is not None]
+    names = [name for name, column in table.columns.items() if column.at is None]
+    panels = [panel for name in names if (panel := [c for c in known if c.column == name])]
+    heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in panels]
     heights += [CURVE_PANEL_HEIGHT] if curves else []
     figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="tight")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (name, panel) in zip(axes, columns.items(), strict=False):
-        _draw_column(axis, table, name, panel)
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_column(axis, table, panel)
     if curves:
         _draw_curves(axes[-1], table, curves)
     with atomic_path(file) as temporary:
         figure.savefig(temporary, dpi=100, format="png")
 
 
-def _draw_column(axis: Any, table: Table, name: str, cells: Sequence[Cell]) -> None:
-    """Draw our means with their standard deviations, and the printed values, of one column.
+def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
+    """Draw one column: our means with standard deviations, and the printed values.
 
     Args:
         axis: Axes of matplotlib.
         table: Table.
-        name: Name of the column.
         cells: Cells of the column, one per row of the table.
     """
     rows = range(len(cells))
@@ -68,7 +68,7 @@ def _draw_column(axis: Any, table: Table, name: str, cells: Sequence[Cell]) -> N
         axis.plot(*zip(*known, strict=True), "x", color="black", label="paper")
     axis.set_yticks(rows, [table.rows[cell.row].title for cell in cells], fontsize=7)
     axis.invert_yaxis()
-    _finish(axis, table.columns[name].heading)
+    _finish(axis, table.columns[cells[0].column].heading)
 
 
 def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
@@ -80,16 +80,10 @@ def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
         cells: Cells of all columns with a coordinate (`Column.at`).
     """
     for row in dict.fromkeys(cell.row for cell in cells):
-        own = [(table.columns[cell.column].at or 0.0, cell) for cell in cells if cell.row == row]
-        own.sort(key=lambda pair: pair[0])
-        axis.errorbar(
-            [x for x, _ in own],
-            [cell.mean for _, cell in own],
-            yerr=[cell.spread or 0.0 for _, cell in own],
-            fmt="o-",
-            capsize=3,
-            label=table.rows[row].title,
-        )
+        own = [cell for cell in cells if cell.row == row]
+        points = sorted((table.columns[c.column].at or 0.0, c.mean, c.spread or 0.0) for c in own)
+        x, mean, spread = zip(*points, strict=True)
+        axis.errorbar(x, mean, yerr=spread, fmt="o-", capsize=3, label=table.rows[row].title)
     axis.set_xscale("log")
     axis.set_xlabel(table.axis, fontsize=9)
     _finish(axis, table.title)

@@ -55,7 +55,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 
     Args:
         table: Table.
-        cells: Cells of the table in one tier.
+        cells: Cells (numbers) of the table that were obtained in the same way.
     """
     correlations = []
     for name, column in table.columns.items():

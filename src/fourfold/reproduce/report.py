@@ -1,8 +1,8 @@
 """Report of a reproduced table as Markdown, CSV and JSON.
 
-A tier is one way to obtain cells (numbers) of a table: `exact` computes them, `measured` times
-layers, and the other tiers train or test models. The verdict of a cell is the result of comparing
-our value with the printed value.
+A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
+`exact` computes them, `measured` times layers, and the other tiers train or test models. The
+verdict of a cell is the result of comparing our value with the printed value.
 """
 
 import csv
@@ -18,10 +18,7 @@ from fourfold.reproduce.tables import Column, Paper, Table
 
 METHODS = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
 HEADINGS = ("row", "column", "paper", "ours", "tier, how obtained", "deviation", "why")
-CSV_HEADINGS = [
-    *("row", "column", "unit", "paper", "ours"),
-    *("std", "seeds", "deviation", "verdict", "why"),
-]
+FIELDS = ("row", "column", "unit", "paper", "ours", "std", "seeds", "deviation", "verdict", "why")
 
 
 def markdown(
@@ -32,25 +29,22 @@ def markdown(
     Args:
         paper: Paper of the table.
         table: Table.
-        tier: Method that gave the cells, such as exact, laptop or paper.
+        tier: Tier that the cells were obtained in, such as exact, laptop or paper.
         cells: Cells of the table.
         order: Rank correlations between the printed numbers and ours, one for each column that
             `compare_orders` compares.
     """
-    paragraphs = [
-        f"# {table.name}, {tier}: {table.title}",
-        f"{paper.citation}. {table.setting}.",
-    ]
+    paragraphs = [f"# {table.name}, {tier}: {table.title}", f"{paper.citation}. {table.setting}."]
     if table.source:
-        printed = "Printed numbers were" if table.has_printed_numbers else "The setting was"
-        subject = "Formulas were" if table.derived else printed
+        is_printed = any(row.printed for row in table.rows.values())
+        subject = "Printed numbers were" if is_printed else "The setting was"
+        subject = "Formulas were" if table.derived else subject
         sources = "; ".join(paper.sources[s] for s in table.source)
-        paragraphs.append(f"{subject} {'' if table.confirmed else 'NOT '}read in {sources}.")
+        paragraphs.append(f"{subject} read in {sources}.")
     if tier in table.tiers:
         paragraphs.append(f"Differences from the paper: {table.tiers[tier].about}")
     paragraphs += _grid(paper, table, tier, cells)
-    count = f"{len(cells)} cells: {count_verdicts(cells)}."
-    paragraphs.append(count if cells else "This tier fills no cell.")
+    paragraphs.append(f"{len(cells)} cells: {count_verdicts(cells)}.")
     if rest := left_out(table, tier):
         paragraphs.append(f"Printed, but not filled by this tier: {rest}.")
     paragraphs += [entry.sentence() for entry in order]
@@ -63,47 +57,30 @@ def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[
     """Format the cells as a Markdown table with one line per cell.
 
     Returns:
-        The Markdown table, and one paragraph for each explanation that its cells refer to by
-        number.
+        Paragraphs: the Markdown table, followed by one paragraph for each explanation that the
+        table refers to by number.
     """
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
     notes: dict[str, int] = {}  # number of each explanation
     for cell in cells:
         column = table.columns[cell.column]
+        why = ""
+        if cell.why:
+            text = f"{cell.why} Source: {'; '.join(paper.sources[s] for s in cell.source)}."
+            why = f"[{notes.setdefault(text, len(notes) + 1)}]"
+        if cell.changed is not None:
+            why += f" gives {format_value(cell.changed, column)}"
         names = (table.rows[cell.row].title, column.heading, cell.printed or "-")
-        why = _note(paper, cell, column, notes)
         rows.append((*names, ours(cell, column), method(cell, tier), deviation(cell), why))
     grid = [f"| {' | '.join(text.replace('|', '/') for text in row)} |" for row in rows]
     return ["\n".join(grid), *(f"[{n}] {text}" for text, n in notes.items())]
 
 
-def _note(paper: Paper, cell: Cell, column: Column, notes: dict[str, int]) -> str:
-    """Format the reference from a cell to its explanation, such as "[2]" or "[2] gives 65.1".
-
-    The page prints the explanation number 2 below the table of the cells. The number 65.1 is
-    `cell.changed`, our value if the inputs are changed as the explanation says; a reference without
-    "gives" belongs to an explanation that changes no input. The result is "" if the cell has no
-    explanation.
-
-    Args:
-        paper: Paper of the table, whose sources the explanation cites.
-        cell: Cell.
-        column: Column of the cell, which determines the format of `cell.changed`.
-        notes: Numbers of the explanations, by text of the explanation. An explanation that is
-            missing is added in place, with the next number.
-    """
-    if not cell.why:
-        return ""
-    text = f"{cell.why} Source: {'; '.join(paper.sources[s] for s in cell.source)}."
-    changed = "" if cell.changed is None else f" gives {format_value(cell.changed, column)}"
-    return f"[{notes.setdefault(text, len(notes) + 1)}]{changed}"
-
-
 def ours(cell: Cell, column: Column) -> str:
     """Format our value: the only value, or the mean ± standard deviation of several values.
 
-    The result is "not run" if there is no value.
+    The result is "not run" if the cell has no value.
     """
     if not cell.values:
         return "not run"
@@ -123,9 +100,12 @@ def method(cell: Cell, tier: str) -> str:
 def deviation(cell: Cell) -> str:
     """Format the deviation of our mean from the printed number in percent, and the verdict.
 
-    An example is "+6.4 %, explained". The result is "" for the verdicts "not run" and "not
-    printed", and the verdict alone for "agrees" or if there is no deviation, as for a formula. The
-    verdict "measured" is omitted if there is a deviation.
+    The result depends on the verdict:
+
+    - "not run" or "not printed": an empty string.
+    - "agrees", or any other verdict without a deviation, as for a formula: the verdict.
+    - "measured": the deviation, such as "+6.4 %".
+    - Otherwise, both, such as "+6.4 %, explained".
     """
     if cell.verdict in ("not run", "not printed"):
         return ""
@@ -136,26 +116,22 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """Count the printed cells that a tier does not fill, by column, such as "BLEU of 3 rows".
+    """Describe how many printed cells of each column a tier does not fill.
 
-    The columns are separated by commas. The result is "" if the tier fills all printed cells.
+    An example is "BLEU of 3 rows, parameters of 1 row". The result is "" if the tier fills all
+    printed cells.
     """
-    filled = {(row.name, column) for row, column in table.cells(tier)}
-    missing = Counter(
-        column
-        for row in table.rows.values()
-        for column in row.printed
-        if (row.name, column) not in filled
-    )
+    printed = Counter(column for row in table.rows.values() for column in row.printed)
+    printed.subtract(column for row, column in table.cells(tier) if column in row.printed)
     return ", ".join(
-        f"{table.columns[c].title} of {n} row{'s' * (n > 1)}" for c, n in missing.items()
+        f"{table.columns[c].title} of {n} row{'s' * (n > 1)}" for c, n in printed.items() if n
     )
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
     """Format the cells as CSV, with a line of headings and one line per cell."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_HEADINGS, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(out, FIELDS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for cell in cells:
         mean = cell.mean if cell.mean is not None else "".join(map(str, cell.values))
@@ -169,10 +145,5 @@ def content(
     table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> dict[str, Any]:
     """Return the content of table.json: all cells and rank correlations of a table in one tier."""
-    return {
-        "table": table.name,
-        "title": table.title,
-        "tier": tier,
-        "cells": [cell.as_dict() for cell in cells],
-        "order": [asdict(entry) for entry in order],
-    }
+    about = {"table": table.name, "title": table.title, "tier": tier}
+    return about | {"cells": [c.as_dict() for c in cells], "order": [asdict(o) for o in order]}

@@ -2,8 +2,8 @@
 
 The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json}. A
 tier is one way to obtain cells (numbers) of a table, such as computing them without training. A run
-is the training and test of one row (line) of the table with one seed. The provenance holds the
-command, date, machine and package versions, and the records of the runs.
+is one training of a row (line) of the table with one seed, followed by a test. The provenance holds
+the command, date, machine and package versions, and the results of the runs.
 """
 
 import json
@@ -15,29 +15,23 @@ from typing import Any
 from fourfold.atomic_files import write_atomically
 from fourfold.commands.train.metrics_report import to_json
 from fourfold.errors import InputError
+from fourfold.reproduce import load_tables
 from fourfold.reproduce.cells import Cell
 from fourfold.reproduce.plot import draw
 from fourfold.reproduce.rank_correlation import compare_orders
 from fourfold.reproduce.report import as_csv, content, markdown
-from fourfold.reproduce.tables import Paper, Table
+from fourfold.reproduce.tables import Table
 
 
 def write(
-    paper: Paper,
-    table: Table,
-    tier: str,
-    cells: Sequence[Cell],
-    provenance: dict[str, Any],
-    out: Path,
+    table: Table, tier: str, cells: Sequence[Cell], provenance: dict[str, Any], out: Path
 ) -> str:
     """Write all files of a table, each atomically.
 
-    provenance.json is written first, because later commands read the finished runs from this file.
-    If its runs and data hashes would be the same as before, the previous content, with the previous
-    command and date, is kept.
+    An existing provenance.json with the same runs and data hashes is not changed. Its command and
+    date remain, and table.md names them.
 
     Args:
-        paper: Paper of the table.
         table: Table.
         tier: Tier that the cells were obtained in.
         cells: Cells of the table.
@@ -49,6 +43,7 @@ def write(
         commit, followed by the name of the directory.
     """
     order = compare_orders(table, cells) if tier != "exact" else []
+    paper = load_tables.papers()[table.name.partition("/")[0]]
     page = markdown(paper, table, tier, cells, order)
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +52,7 @@ def write(
     current = json.loads(_json(provenance))  # as later commands will read it
     if "runs" in previous and all(previous.get(k) == current.get(k) for k in ("runs", "data")):
         provenance = previous
-    write_atomically(file, _json(provenance))
+    write_atomically(file, _json(provenance))  # first: later commands read finished runs from it
     write_atomically(folder / "table.md", with_provenance(page, provenance))
     write_atomically(folder / "table.csv", as_csv(table, cells))
     write_atomically(folder / "table.json", _json(content(table, tier, cells, order)))
@@ -74,14 +69,13 @@ def check_folder(out: Path, table: Table, tier: str) -> None:
         tier: Name of the tier.
 
     Raises:
-        InputError: The directory, or its closest existing parent, is no writable directory.
+        InputError: The directory, or its closest existing parent, is not a writable directory.
     """
     folder = out / table.name / tier
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise InputError(
-            f"must be a writable directory, got {out} ({existing} is not one)", option="--out"
-        )
+        message = f"must be a writable directory, got {out} ({existing} is not one)"
+        raise InputError(message, option="--out")
 
 
 def read_provenance(file: Path) -> dict[str, Any]:

@@ -7,12 +7,14 @@ Terms:
     A row is one line of a printed table, such as one model. A cell is the number in one row and
     one column. A tier is one way to obtain cells: `exact` computes them without training,
     `measured` times layers, `weights` tests official weights, and the other tiers (`laptop`,
-    `single-gpu` and `paper`) train models. A recipe is a config file with changed options; a row
-    of the table is obtained by running the recipe of a tier with the changes of that row.
+    `single-gpu` and `paper`) train models. A recipe is a config file with changed options. A row
+    of the table is obtained by running the recipe of a tier with the changes of that row. A run is
+    one training of a row with one seed, followed by a test.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 from fourfold.core.validation import check_types
@@ -39,9 +41,7 @@ def printed_step(text: str) -> float:
         >>> printed_step("4.92"), printed_step("3.3e18")
         (0.01, 1e+17)
     """
-    mantissa, _, exponent = text.lower().partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    return float(f"1e{int(exponent or 0) - decimals}")
+    return float(f"1e{Decimal(text).as_tuple().exponent}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Column:
     """Column of a table.
 
     Args:
-        title: Heading.
+        title: Heading without the unit.
         unit: Unit, appended to the heading.
         scale: Value of one printed unit in base units: 1e6 if the paper prints millions.
         step: Step to which the paper rounds, in printed units; None means one unit in the last
@@ -87,8 +87,8 @@ class Reason:
         rows: Names of the rows of the table that the explanation applies to.
         columns: Names of the columns that the explanation applies to.
         changes: Changes of `Row.setup` with which the computation results in the printed number;
-            empty if the explanation needs none, such as another rounding, or if the cause of the
-            difference is unknown.
+            empty if the explanation changes no input (for example, if it is another rounding) or if
+            the cause of the difference is unknown.
         rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
         unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
     """
@@ -115,19 +115,26 @@ class Row:
             the timing, such as the width; None if no cell of the row is computed or timed.
         runs: Changes of the tier's recipe, by tier; tiers that do not run this row are missing.
 
-    The changes of one tier are a mapping. A row may consist of several trainings: the first one,
-    and further ones that are called parts (see `Tier`). The keys of the mapping are:
+    A row may consist of several trainings: the first one, and further ones that are called parts
+    (see `Tier`). The changes of one tier are a mapping with these keys:
 
-    - config, model, data, trainer, run: mappings of the options that change in the first training
-      to their values.
-    - recipe, minutes: values that replace `config` and `minutes` of the tier.
-    - each: a mapping of changes that apply to every training.
-    - the name of a part: a mapping of changes of that part, or null to omit the part.
-    - start: the name of the row whose first training replaces that of this row; "random" if the
-      parts start from random weights without a first training.
-    - words: the name of the row whose tokenizer is reused, while the weights start at random.
-    - teacher: the name of the row whose model is the teacher in distillation.
+    - config, model, data, trainer, run: changed options of the first training, as a mapping from
+      the option to its value. `Recipe.options` describes these sections.
+    - recipe: config file that replaces `config` of the tier.
+    - minutes: duration that replaces `minutes` of the tier.
+    - each: changes of all trainings, as a mapping with the keys above.
+    - the name of a part: changes of that part, as a mapping with the keys above, or null to omit
+      the part.
+    - start: name of the row whose first training replaces the first training of this row. With
+      "random" there is no first training, and the parts start from random weights.
+    - words: name of the row whose tokenizer the parts use.
+    - teacher: name of the row whose model is the teacher in distillation.
     - columns: metrics by column, which replace those of the tier.
+
+    Example:
+        A row that changes the width of the first training and the batch size of the part "sst2"::
+
+            laptop: {config: {d_ff: 64}, sst2: {data: {batch_size: 4}}}
     """
 
     name: str
@@ -142,11 +149,12 @@ class Recipe:
     """Training and test that fill columns of a table.
 
     Args:
-        config: Config file, whose options the rows of the table change.
+        config: Path of a config file, whose options the rows of the table change.
         columns: Metric of `fourfold test` by column, such as test/accuracy.
-        options: Changed options that all rows share, by section: config (of the model), model,
-            data, trainer, run.
-        test: Further changed options, by section, which apply to the test only.
+        options: Changed options that all rows share. The outer keys are sections of the config
+            file: `config` (model.init_args.config), `model` (model.init_args), `data`
+            (data.init_args), `trainer`, and `run` (top level). The inner keys are options.
+        test: Further changed options, by section and option, which apply to the test only.
         minutes: Duration of training and test in minutes, measured or estimated; None if it is
             unknown.
     """
@@ -160,7 +168,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(Recipe):
-    """Recipes that fill columns of a table on one class of hardware.
+    """Tier that runs recipes: trainings that fill columns of a table on one class of hardware.
 
     The fields that a tier shares with `Recipe` describe its first training, such as pretraining.
     `then` and `also` add trainings, such as fine-tuning, which are called parts.
@@ -172,11 +180,11 @@ class Tier(Recipe):
             Their hashes are recorded with the results. Downloads from a hub are not listed.
         origin: Description and source of `files`.
         train: False if the tier only tests given weights.
-        like: Name of another tier, whose changes apply to a row that has none for this tier.
+        like: Name of another tier. A row without changes for this tier uses its changes for the
+            other tier.
         then: Parts that start from the weights of the first training, by name. A row whose changes
             contain `start` uses the first training of another row instead, named by ROW or
-            PAPER/TABLE/ROW. If `start` is "random", there is no first training, and the parts start
-            from random weights.
+            PAPER/TABLE/ROW.
         also: Parts that always start from random weights, by name.
     """
 
@@ -226,9 +234,9 @@ class Table:
         columns: Columns by name.
         rows: Rows by name.
         setting: Description of the experiment.
-        source: Keys of `Paper.sources` that the numbers were read from.
-        confirmed: True if the numbers were read in the source itself.
-        tiers: Recipes by tier, for the tiers that run recipes (`RECIPES`).
+        source: Keys in `Paper.sources` of the sources in which the numbers were read; empty if the
+            table has no source.
+        tiers: Tiers that run recipes (a part of `RECIPES`), by name.
         reasons: Explanations of differences between computed and printed numbers.
         note: Remark below the table.
         axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
@@ -241,17 +249,11 @@ class Table:
     rows: Mapping[str, Row]
     setting: str = ""
     source: list[str] = field(default_factory=list)
-    confirmed: bool = False
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
     note: str = ""
     axis: str = ""
     derived: bool = False
-
-    @property
-    def has_printed_numbers(self) -> bool:
-        """True if the paper prints at least one cell of the table."""
-        return any(row.printed for row in self.rows.values())
 
     @property
     def obtainable(self) -> list[str]:
@@ -271,14 +273,13 @@ class Table:
         return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Return the explanation of a computed cell's difference from the paper; None without one.
+        """Return the explanation of a computed cell's difference from the paper, or None.
 
         Args:
             row: Name of the row.
             column: Name of the column.
         """
-        matches = (r for r in self.reasons if row in r.rows and column in r.columns)
-        return next(matches, None)
+        return next((r for r in self.reasons if row in r.rows and column in r.columns), None)
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ class Paper:
 
     @property
     def citation(self) -> str:
-        """Citation of the first author, the title, the venue and the year."""
+        """Citation as text: first author, title, venue and year."""
         first, *others = self.authors.split(",")
         return f"{first}{' et al.' if others else ''}, {self.title}, {self.venue} {self.year}"
 

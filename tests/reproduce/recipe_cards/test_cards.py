@@ -119,11 +119,13 @@ def test_one_alpha_of_three_is_two_things() -> None:
     names = ("vaswani2017_big", "tensor2tensor_base", "fairseq_big")
     lines = compare([find_card(name) for name in names])
     start = next(i for i, line in enumerate(lines) if line.startswith("length penalty"))
-    assert lines[start + 4 : start + 8] == [
+    gnmt, power = "1.7329, 2.3544, 3.3499, 1.3587", "3.9811, 6.0342, 9.1461, 1.5157"
+    assert [line.partition("   from")[0] for line in lines[start + 1 : start + 6]] == [
+        f"  A  {gnmt}",
+        f"  B  {gnmt}",
+        f"  C  {power}",
         "     gnmt: scores are divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",
         "     power: scores are divided by n^alpha",
-        "     therefore A and B are equal",
-        "     therefore length_penalty 0.6 of A and B differs from that of C",
     ]
 
 
@@ -137,8 +139,6 @@ def test_the_papers_base_and_two_toolkits() -> None:
     assert PEAK(paper) == pytest.approx((6.99e-4,), rel=1e-3)
     assert PEAK(fairseq) == (5e-4,)
     assert [TOKENS(v) for v in (paper, t2t, fairseq)] == [(25000,), (32768,), (28672,)]
-    lines = compare([find_card(name) for name in names])
-    assert "     therefore length_penalty 0.6 of A and B differs from that of C" in lines
 
 
 def test_other_numbers_by_hand() -> None:
@@ -180,26 +180,6 @@ def test_what_a_task_has_not_is_not_left_open() -> None:
 def test_a_rate_without_a_width_is_known_but_for_noam() -> None:
     assert PEAK({"lr": 2e-5, "schedule": "linear"}) == (2e-5,)
     assert PEAK({"lr": 2.0, "schedule": "noam"}) is None
-
-
-def test_many_that_agree_are_listed() -> None:
-    rates = (1, 1, 1, 2)
-    recipes = [
-        Card("a", "A", "s", {"lr": lr, "schedule": "linear", "d_model": i})
-        for i, lr in enumerate(rates)
-    ]
-    assert "     therefore A, B and C are equal" in compare(recipes)
-
-
-def test_three_conventions_of_one_number() -> None:
-    recipes = [
-        Card(word, word, "s", {"length_penalty": 0.6, "length_penalty_type": word})
-        for word in ("gnmt", "power", "none")
-    ]
-    assert (
-        "     therefore length_penalty 0.6 of A differs from that of B, and from that of C"
-        in compare(recipes)
-    )
 
 
 def test_what_is_noted_has_a_mark() -> None:

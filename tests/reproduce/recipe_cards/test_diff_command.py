@@ -32,7 +32,7 @@ def test_three_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "vaswani2017_base", "tensor2tensor_base", "fairseq_base"]) == 0
     page = capsys.readouterr().out
     assert re.search(r"length_penalty_type +gnmt +gnmt +power\n", page)
-    assert "     therefore length_penalty 0.6 of A and B differs from that of C\n" in page
+    assert "     power: scores are divided by n^alpha\n" in page
     assert "Equal in all: task translation, n_layers 6" in page
 
 

@@ -1,1 +1,1 @@
-"""Recipe cards, the hyperparameters of papers and toolkits, and their comparison."""
+"""Recipe cards (files with hyperparameters of papers and toolkits), and their comparison."""

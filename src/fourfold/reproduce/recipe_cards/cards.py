@@ -1,9 +1,10 @@
 """Recipe cards: hyperparameters of papers and toolkits with their conventions and sources.
 
 A recipe card is a YAML file that holds the hyperparameters of one published training. The same
-number has another meaning under another convention, such as another formula of label smoothing. A
-card therefore also holds the conventions, in the keys `length_penalty_type`,
-`label_smoothing_type`, `weight_decay_form` and `schedule`; `MEANINGS` lists their values.
+number means different things under different conventions, such as different formulas of label
+smoothing. A card therefore also holds the conventions, under the keys `length_penalty_type`,
+`label_smoothing_type`, `weight_decay_form` and `schedule`. `MEANINGS` lists the possible values of
+these keys.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ TASKS_OF_KEY = {
     "label_smoothing": ("translation", "downstream", "images"),
     **dict.fromkeys(("label_smoothing_type", *BEAM_SEARCH), ("translation",)),
 }
-# Key of the number that a convention applies to; if the number is 0, the convention has no meaning.
+# Key of the number that a convention applies to. If the number is 0, no convention is needed.
 CONVENTION_OF = {"weight_decay_form": "weight_decay", "label_smoothing_type": "label_smoothing"}
 # Conventions and their meanings.
 MEANINGS = {
@@ -97,10 +98,10 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a hyperparameter, given by its key, has no meaning for the card.
+        """Return True if a hyperparameter, given by its key, does not apply to the card.
 
-        Such a hyperparameter applies only to tasks other than that of the card, or is the
-        convention of a value that is 0 in this card.
+        The hyperparameter belongs to other tasks than that of the card, or it is the convention
+        (such as `label_smoothing_type`) of a number that is 0 in the card.
         """
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)
@@ -109,13 +110,13 @@ class Card:
 
 @cache
 def cards() -> dict[str, Card]:
-    """Load all cards of the package by name."""
+    """Load all recipe cards of the package; return them by name."""
     files = sorted((DATA / "cards").glob("*.yaml"))
     return {file.stem: read_card(file.stem, file.read_text(encoding="utf-8")) for file in files}
 
 
 def read_card(name: str, text: str) -> Card:
-    """Parse the YAML file of one card.
+    """Parse the YAML file of one recipe card.
 
     Args:
         name: Name of the card, which is the name of the file without .yaml.
@@ -128,7 +129,7 @@ def read_card(name: str, text: str) -> Card:
 
 
 def find_card(name: str) -> Card:
-    """Return the card of the package with a given name.
+    """Return the recipe card of the package with a given name.
 
     Raises:
         InputError: The name is unknown; the message contains the closest name.
@@ -136,8 +137,6 @@ def find_card(name: str) -> Card:
     if name not in cards():
         close = get_close_matches(name, cards(), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "`fourfold diff --list` shows all"
-        raise InputError(
-            f"must be a recipe card, a config or a packaged recipe, got {name}; {hint}",
-            option="RECIPE",
-        )
+        message = f"must be a recipe card, a config or a packaged recipe, got {name}; {hint}"
+        raise InputError(message, option="RECIPE")
     return cards()[name]

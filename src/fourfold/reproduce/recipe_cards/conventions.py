@@ -1,10 +1,10 @@
 """Values of recipe cards in common conventions: smoothing, length penalty, rates, batch sizes.
 
-A recipe card holds the hyperparameters of one published training and the convention of each, such
-as the formula of a length penalty. Each entry of `RESOLVED` converts values of a card under its
-conventions to numbers that have the same meaning for all cards, so that cards can be compared. The
-argument of the functions is `Card.values`, the hyperparameters by key. Most functions return a
-tuple of one number.
+A recipe card holds the hyperparameters of one published training and their conventions, such as the
+formula of a length penalty. Each entry of `RESOLVED` converts values of a card to numbers that have
+the same meaning for all cards, so that cards can be compared. The argument of the functions is
+`Card.values`, the hyperparameters by key. Most functions return a tuple of one number. They raise
+KeyError if the card does not state a value.
 """
 
 import math
@@ -30,8 +30,8 @@ class Resolution:
     Args:
         title: Description of the quantity.
         needs: Keys of the values that are required.
-        value: Function from the values of a card to one or more numbers, or to None if they cannot
-            be computed from the card.
+        value: Function from the values of a card to one or more numbers. The result is None if the
+            quantity cannot be computed. KeyError is raised if the card does not state a value.
         optional: Keys of values that change the quantity if present.
     """
 
@@ -41,11 +41,11 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """Compute the numbers of the quantity from the values of a card.
-
-        None if the card does not contain enough values.
-        """
-        return self.value(values) if all(key in values for key in self.needs) else None
+        """Compute the quantity from the values of a card; None if values are missing."""
+        try:
+            return self.value(values)
+        except KeyError:
+            return None
 
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
@@ -72,17 +72,15 @@ def smoothed(values: Values) -> tuple[float, ...]:
     return own, 1.0 - own
 
 
-def peak(values: Values) -> tuple[float, ...] | None:
+def peak(values: Values) -> tuple[float, ...]:
     """Compute the peak learning rate.
 
     The peak is `lr` of the card, except for the schedule noam, which multiplies `lr` by a function
-    of width and warm-up steps. None if the schedule is noam and the card states no width.
+    of width and warm-up steps.
     """
     lr = float(values["lr"])
     if values["schedule"] != "noam":
         return (lr,)
-    if "d_model" not in values:
-        return None
     warmup = int(values.get("warmup_steps", 0))
     config = ScheduleConfig(name="noam", warmup_steps=warmup)
     return (max_learning_rate(config, lr, warmup + 2, int(values["d_model"])),)
@@ -106,51 +104,42 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 def decay(values: Values) -> tuple[float, ...] | None:
     """Convert the weight decay of a card to the convention of torch's AdamW.
 
-    AdamW multiplies the decay by the learning rate in each step. A decay that is not multiplied by
-    the peak learning rate (the form `own`) is therefore divided by this rate. The result is None in
-    three cases: an L2 penalty, which cannot be converted; a decay whose convention the card does
-    not state; and the form `own` without a stated peak learning rate.
+    AdamW multiplies the decay by the learning rate in each step. In the form `own`, the weights
+    shrink by the decay itself, so the decay is divided by the peak learning rate.
+
+    Returns:
+        One number, or None if the decay is an L2 penalty, which cannot be converted.
     """
     given = float(values["weight_decay"])
-    form = values.get("weight_decay_form")
-    if not given or form == "times_lr":
+    if not given or values["weight_decay_form"] == "times_lr":
         return (given,)
-    rate = peak(values) if form == "own" and {"lr", "schedule"} <= values.keys() else None
-    return rate and (given / rate[0],)
+    return (given / peak(values)[0],) if values["weight_decay_form"] == "own" else None
 
 
-def tokens(values: Values) -> tuple[float, ...] | None:
+def tokens(values: Values) -> tuple[float, ...]:
     """Compute the number of tokens per optimizer step over all devices.
 
-    Of a sentence pair, only the longer side counts, including padding. None if the card states
-    neither the tokens of a batch (`batch_tokens`) nor its samples and their length (`batch_rows`
-    and `length`).
+    A sentence pair counts as the tokens of its longer side. Padding tokens are counted. The number
+    is that of the card (`batch_tokens`), or else the product of samples (`batch_rows`) and length.
     """
-    return _per_step(values, "batch_tokens") or _per_step(values, "batch_rows", "length")
+    keys = ("batch_tokens",) if "batch_tokens" in values else ("batch_rows", "length")
+    return _per_step(values, *keys)
 
 
-def rows(values: Values) -> tuple[float, ...] | None:
-    """Compute the number of samples per optimizer step over all devices.
-
-    None if the card does not state the number of samples of a batch (`batch_rows`).
-    """
+def rows(values: Values) -> tuple[float, ...]:
+    """Compute the number of samples per optimizer step over all devices."""
     return _per_step(values, "batch_rows")
 
 
-def _per_step(values: Values, *keys: str) -> tuple[float, ...] | None:
-    """Compute the product of some values of a card, its devices and its accumulation steps.
+def _per_step(values: Values, *keys: str) -> tuple[float, ...]:
+    """Multiply some values of a card by its numbers of devices and accumulation steps.
 
     Args:
         values: Values of the card. One device and one accumulation step are assumed if not stated.
         keys: Keys of the values to multiply.
-
-    Returns:
-        One number, or None if a value of `keys` is missing.
     """
-    if not set(keys) <= values.keys():
-        return None
-    factors = [*(values[key] for key in keys), values.get("devices", 1)]
-    return (float(math.prod(map(int, factors)) * int(values.get("accumulation", 1))),)
+    stated = {"devices": 1, "accumulation": 1, **values}
+    return (float(math.prod(int(stated[key]) for key in (*keys, "devices", "accumulation"))),)
 
 
 RESOLVED = (

@@ -1,10 +1,11 @@
 """The command `fourfold diff`: differences between recipe cards and config files.
 
-A recipe card is a YAML file with the hyperparameters of one published training and the convention
-of each, such as the formula of a length penalty. Config files are converted to cards.
+A recipe card is a YAML file with the hyperparameters of one published training and their
+conventions, such as the formula of a length penalty. Config files are converted to recipe cards.
 """
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ file, or a recipe that `fourfold recipes` lists, such as gpt2/small."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the differences between two or more recipes; with `--list`, only list the recipe cards.
+    """Print the differences between two or more recipe cards or config files.
+
+    With `--list`, only the list of the recipe cards is printed.
 
     Args:
         argv: Arguments after `fourfold diff`.
@@ -72,11 +75,8 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(f"{c.name:<{width}}  {c.title} ({c.source})" for c in cards().values()))
         return 0
     if not 2 <= len(options.recipes) <= MAX_RECIPES:
-        raise InputError(
-            f"must be given two to {MAX_RECIPES} times, as a recipe card or a config file;"
-            " `fourfold diff --list` shows the cards",
-            option="RECIPE",
-        )
+        hint = "as a recipe card or a config file; `fourfold diff --list` shows the cards"
+        raise InputError(f"must be given two to {MAX_RECIPES} times, {hint}", option="RECIPE")
     packaged = recipe_names()
     recipes = [
         read_config(name) if Path(name).suffix in SUFFIXES or name in packaged else find_card(name)
@@ -113,19 +113,14 @@ def read_config(name: str) -> Card:
     task = next((task for name, task in TASK_OF_CLASS.items() if kind.endswith(name)), None)
     devices = count_devices(config["trainer"]["devices"])
     n_devices = devices and devices * int(config["trainer"]["num_nodes"])
-    settings: dict[str, Any] = {"length": length, "task": task, "devices": n_devices}
-    for tree in (
-        config["model"]["init_args"]["config"],
-        config["model"]["init_args"],
-        data,
-        config["trainer"],
-        {key: value for key, value in config.items() if not isinstance(value, dict)},
-    ):
-        settings = {**flatten(tree), **settings}
-    settings |= dict(zip(("beta1", "beta2"), settings.get("optimizer.betas", ()), strict=False))
+    model = config["model"]["init_args"]
+    trees = map(flatten, (model["config"], model, data, config["trainer"], config))
+    own = {"length": length, "task": task, "devices": n_devices}
+    settings: Mapping[str, Any] = ChainMap(own, *trees)  # the first value of a key counts
+    own |= dict(zip(("beta1", "beta2"), settings.get("optimizer.betas", ()), strict=False))
     if settings.get("vocab_size") is None:
-        settings["vocab_size"] = settings.get("tokenizer.vocab_size")
-    values = {key: settings[k] for key in KEYS if (k := OPTION_OF_KEY.get(key, key)) in settings}
+        own["vocab_size"] = settings.get("tokenizer.vocab_size")
+    values: dict[str, Any] = {key: settings.get(OPTION_OF_KEY.get(key, key)) for key in KEYS}
     # Values that depend on data or machine are omitted: null, -1 steps, devices auto.
     values = {key: v for key, v in values.items() if v is not None and v not in ("auto", -1)}
     if values.get("weight_decay"):

@@ -10,7 +10,7 @@ from string import ascii_uppercase
 
 from fourfold.reproduce.cells import format_number
 from fourfold.reproduce.recipe_cards.cards import KEYS, MEANINGS, Card
-from fourfold.reproduce.recipe_cards.conventions import RESOLVED, Resolution
+from fourfold.reproduce.recipe_cards.conventions import RESOLVED
 
 OPEN = "(open)"  # the source does not state the value
 ABSENT = "-"  # the key does not apply to the task
@@ -20,8 +20,8 @@ def compare(recipes: Sequence[Card]) -> list[str]:
     """Compare two to 26 recipe cards, each of which is named by a letter from A on.
 
     Returns:
-        The lines to print: titles, table of differing values, derived quantities, notes, and equal
-        values.
+        The lines to print: titles of the cards, table of differing values, derived quantities,
+        notes, and equal values.
     """
     lettered = dict(zip(ascii_uppercase, recipes, strict=False))
     lines = []
@@ -45,9 +45,8 @@ def compare(recipes: Sequence[Card]) -> list[str]:
     ]
     if notes:
         lines += ["", "Notes on values marked with *", *notes]
-    noted = {key for card in recipes for key in card.notes}
     same = [
-        f"{key} {_text(recipes[0], key)}{'*' * (key in noted)}"
+        f"{key} {_text(recipes[0], key)}{'*' * any(key in card.notes for card in recipes)}"
         for key in keys
         if key not in differing
     ]
@@ -70,32 +69,28 @@ def _noted(card: Card, key: str) -> str:
 
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
-    """Iterate over the lines to print on derived quantities that are not equal in all cards.
+    """Iterate over the lines to print on the derived quantities of `RESOLVED`.
 
-    The quantities are those of `RESOLVED`. A quantity that is equal in all cards is also shown if
-    the hyperparameters that it is derived from are not equal.
+    A quantity is left out if it cannot be computed for any card, or if the quantity and all
+    hyperparameters that it is derived from are equal in all cards.
 
     Args:
         lettered: Cards by letter.
     """
     explained: set[str] = set()
     for quantity in RESOLVED:
-        results = {
-            letter: result
-            for letter, card in lettered.items()
-            if (result := quantity.of(card.values)) is not None
-        }
-        groups = _groups(results)
+        results = {letter: quantity.of(card.values) for letter, card in lettered.items()}
         inputs = quantity.needs or quantity.optional
         first, *others = ([card.values.get(key) for key in inputs] for card in lettered.values())
-        is_same = groups[:1] == [list(lettered)] and all(other == first for other in others)
-        if not groups or is_same:
+        known = [numbers for numbers in results.values() if numbers is not None]
+        is_same = len(known) == len(lettered) and _are_equal(known)
+        if not known or (is_same and all(other == first for other in others)):
             continue
         yield quantity.title
         keys = (*quantity.needs, *quantity.optional)
         for letter, card in lettered.items():
             missing = ABSENT if any(card.lacks(key) for key in quantity.needs) else "not stated"
-            text = ", ".join(map(format_number, results.get(letter, ()))) or missing
+            text = ", ".join(map(format_number, results[letter] or ())) or missing
             values = ", ".join(f"{key} {_noted(card, key)}" for key in keys if key in card.values)
             yield f"  {letter}  {text}" + (f"   from {values}" if values else "")
         for key in keys:
@@ -103,53 +98,10 @@ def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
                 if value in MEANINGS.get(key, {}) and value not in explained:
                     explained.add(value)
                     yield f"     {value}: {MEANINGS[key][value]}"
-        yield from _conclusions(quantity, lettered, groups)
+        if is_same:
+            yield "     therefore all are equal"
 
 
-def _groups(results: Mapping[str, tuple[float, ...]]) -> list[list[str]]:
-    """Group the cards for which a derived quantity is equal.
-
-    Args:
-        results: Numbers of the quantity by letter of the card.
-
-    Returns:
-        The letters of the cards of each group.
-    """
-    groups: list[list[str]] = []
-    for letter, numbers in results.items():
-        for group in groups:
-            if all(map(math.isclose, results[group[0]], numbers)):
-                group.append(letter)
-                break
-        else:
-            groups.append([letter])
-    return groups
-
-
-def _conclusions(
-    quantity: Resolution, lettered: Mapping[str, Card], groups: Sequence[Sequence[str]]
-) -> Iterator[str]:
-    """Iterate over sentences that say for which cards a derived quantity is equal or different.
-
-    Args:
-        quantity: Derived quantity.
-        lettered: Cards by letter.
-        groups: Letters of the cards for which the quantity is equal.
-    """
-    for group in groups:
-        if len(group) > 1:
-            everyone = len(group) == len(lettered)
-            yield f"     therefore {'all' if everyone else _listed(group)} are equal"
-    resolved = [lettered[letter] for group in groups for letter in group]
-    for key in quantity.needs[:1]:
-        stated = {_text(card, key) for card in resolved}
-        if len(stated) == 1 and len(groups) > 1:
-            first, *others = map(_listed, groups)
-            rest = ", and from that of ".join(others)
-            yield f"     therefore {key} {stated.pop()} of {first} differs from that of {rest}"
-
-
-def _listed(letters: Sequence[str]) -> str:
-    """Join letters as in "A, B and C"."""
-    *others, last = letters
-    return f"{', '.join(others)} and {last}" if others else last
+def _are_equal(results: Sequence[tuple[float, ...]]) -> bool:
+    """Return True if all tuples of numbers are equal up to rounding."""
+    return all(all(map(math.isclose, results[0], numbers)) for numbers in results)

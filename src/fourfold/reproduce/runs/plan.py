@@ -2,14 +2,14 @@
 
 A run consists of `fourfold fit` and `fourfold test` of a recipe, with the changes of one row (line)
 of the table and with one seed. A row may need several trainings, such as pretraining and
-fine-tuning; those after the first training are called parts. The run directory, which holds
+fine-tuning. The trainings after the first one are called parts. The run directory, which holds
 checkpoints and metrics, is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and
-.../ROW/PART/seed_N for a part.
+RUNS/PAPER/TABLE/TIER/ROW/PART/seed_N for a part.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from fourfold.commands.packaged_recipes import find_recipe
 from fourfold.core.validation import check_choice
 from fourfold.reproduce.load_tables import find_tables, merged
-from fourfold.reproduce.runs.run import RECIPE_MACHINE, Machine, Run
+from fourfold.reproduce.runs.run import Machine, Run
 from fourfold.reproduce.tables import RANDOM, Recipe, Row, Table, Tier
 
 # Prefix of the options of `fourfold fit`, by section of the changes of a recipe.
@@ -31,6 +31,8 @@ SECTIONS = {
 RUN_KEYS = (*SECTIONS, "recipe", "minutes")  # keys of the changes of one run
 ROW_KEYS = (*RUN_KEYS, "each", "start", "words", "teacher", "columns")
 
+Changes = dict[str, Any]  # changes of a recipe for one row, see `Row`
+
 
 @dataclass(frozen=True)
 class RowPlan:
@@ -38,11 +40,11 @@ class RowPlan:
 
     Args:
         table: Table.
-        tier: Name of the tier whose recipes are run, such as laptop.
+        tier: Name of the tier (kind of training) whose recipes are run, such as laptop.
         row: Row of the table.
         seed: Random seed.
         folder: Directory that contains all run directories (RUNS).
-        machine: Devices that the runs are trained on.
+        machine: Devices for the trainings.
     """
 
     table: Table
@@ -50,53 +52,59 @@ class RowPlan:
     row: Row
     seed: int
     folder: Path
-    machine: Machine = RECIPE_MACHINE
-
-    @property
-    def where(self) -> str:
-        """Location of the row's changes, for messages."""
-        return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
+    machine: Machine
 
     def runs(self) -> dict[str, Run]:
-        """Return the runs of the row by part, in the order of execution.
+        """Return the runs that the row needs, in the order of execution.
 
-        The key of the first training is "", and that of a teacher to distil is "teacher". Both of
-        these runs may belong to other rows.
+        Returns:
+            Runs by name of the part. The key of the first training is "", and the key of a teacher
+            for distillation is "teacher". These two runs may belong to other rows.
 
         Raises:
-            InputError: A recipe is missing, or the row has an unknown key or an unknown start.
+            InputError: A recipe is missing, the row has an unknown key, or its `start`, `words` or
+                `teacher` names an unknown row.
         """
         recipe, changes = self.table.tiers[self.tier], self.row.runs[self.tier]
         each = changes.get("each", {})
         changes = merged(each, changes)
-        _check_keys(self.where, changes, (*ROW_KEYS, *recipe.parts))
+        self._check_keys(changes, (*ROW_KEYS, *recipe.parts))
         planned = self._teacher_and_first(recipe, changes)
         first = planned.get("")
         for part, part_recipe in recipe.parts.items():
             own = merged(each, changes.get(part, {}))
             if own is None:  # null: the row has no such part
                 continue
-            _check_keys(f"{self.where}, {part}", own, RUN_KEYS)
+            self._check_keys(own, RUN_KEYS, f", {part}")
             start = first if part in recipe.then else None
             options: list[str] = []
             if start and "words" in changes:
                 options = ["--data.tokenizer.file", str(start.folder / "checkpoints" / "last.ckpt")]
             elif start:
                 options = ["--model.init_from", str(start.folder)]
-            planned[part] = self._run(part, part_recipe, own, options, (start,) if start else ())
+            planned[part] = self._run(part, part_recipe, own, options, start)
         return planned
 
-    def _teacher_and_first(self, recipe: Tier, changes: dict[str, Any]) -> dict[str, Run]:
+    def _check_keys(self, changes: Iterable[str], known: Sequence[str], part: str = "") -> None:
+        for key in changes:
+            check_choice(f"{self._place}{part}: key", key, known)
+
+    @property
+    def _place(self) -> str:
+        """Place of the row's changes in the YAML file, for error messages."""
+        return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
+
+    def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:
         """Return the runs that come before the parts of the row, in the order of execution.
 
         Args:
-            recipe: Recipes of the tier.
+            recipe: Tier, whose own fields describe the first training.
             changes: Changes of the recipe for the row.
 
         Returns:
-            A dict with the run "teacher", if the row distils a teacher, and the run "", the first
-            training, whose weights or tokenizer the parts use. The run "" is missing if the parts
-            use neither. Both runs may belong to other rows.
+            A dict with up to two runs. "teacher" is the first training of the row that `teacher`
+            names. "" is the first training of the row that `words` or `start` names, or otherwise
+            of this row. "" is absent if `start` is "random" or the tier has no config.
         """
         start = changes.get("start", self.row.name)
         planned: dict[str, Run] = {}
@@ -107,9 +115,9 @@ class RowPlan:
         elif start not in (RANDOM, self.row.name):
             planned[""] = self._other_row("start", start)
         elif start != RANDOM and recipe.config:
-            teachers = tuple(planned.values())
-            options = [text for run in teachers for text in ("--model.teacher", str(run.folder))]
-            planned[""] = self._run("", recipe, changes, options, teachers)
+            teacher = planned.get("teacher")
+            options = ["--model.teacher", str(teacher.folder)] if teacher else []
+            planned[""] = self._run("", recipe, changes, options, teacher)
         return planned
 
     def _other_row(self, key: str, name: str) -> Run:
@@ -117,7 +125,7 @@ class RowPlan:
 
         Args:
             key: Key of the row's changes that names the other row (start, words or teacher), for
-                the message.
+                the error message.
             name: Name of the other row: ROW in this table, or PAPER/TABLE/ROW.
 
         Raises:
@@ -126,16 +134,11 @@ class RowPlan:
         table_name, _, row = name.rpartition("/")
         table = find_tables([table_name])[0] if table_name else self.table
         rows = {r.name: r for r in table.rows_of(self.tier) if "start" not in r.runs[self.tier]}
-        check_choice(f"{self.where}: {key}", row, tuple(rows))
+        check_choice(f"{self._place}: {key}", row, tuple(rows))
         return replace(self, table=table, row=rows[row]).runs()[""]
 
     def _run(
-        self,
-        part: str,
-        recipe: Recipe,
-        changes: dict[str, Any],
-        start_options: list[str],
-        starts: tuple[Run, ...],
+        self, part: str, recipe: Recipe, changes: Changes, links: list[str], start: Run | None
     ) -> Run:
         """Return the run of one training of the row.
 
@@ -143,16 +146,16 @@ class RowPlan:
             part: Name of the part; "" for the first training.
             recipe: Recipe of the training.
             changes: Changes of the recipe for this training of the row.
-            start_options: Options of the commands that name the weights, the tokenizer or the
-                teacher in the directories of `starts`.
-            starts: Runs that have to be finished before this run.
+            links: Command-line options that point to the weights, tokenizer or teacher in the
+                directory of `start`.
+            start: Run that has to be finished before this run; None if there is none.
         """
         config = find_config(changes.get("recipe", recipe.config))
         changed = merged(recipe.options, {k: v for k, v in changes.items() if k in SECTIONS})
         names = (self.table.name, self.row.name, part, self.seed)
         parts = (self.table.name, self.tier, self.row.name, part, f"seed_{self.seed}")
         folder = self.folder.joinpath(*parts)
-        where = [*start_options, "--run_dir", str(folder), "--seed_everything", str(self.seed)]
+        where = [*links, "--run_dir", str(folder), "--seed_everything", str(self.seed)]
         fit, test = (
             ["--config", config, *options(given), *where]
             for given in (changed, merged(changed, recipe.test))
@@ -160,29 +163,24 @@ class RowPlan:
         if isinstance(recipe, Tier) and not recipe.train:
             fit = []
         minutes = changes.get("minutes", recipe.minutes)
-        return Run(*names, folder, recipe, fit, test, starts, minutes, self.machine)
+        return Run(*names, folder, recipe, fit, test, start, minutes, self.machine)
 
 
 def plan_runs(
-    table: Table,
-    tier: str,
-    rows: Iterable[Row],
-    n_seeds: int,
-    runs: Path,
-    machine: Machine = RECIPE_MACHINE,
+    table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path, machine: Machine
 ) -> list[Run]:
     """Return the runs of several rows of a table without repetition, ordered by seed.
 
-    Each run comes after all runs that it starts from, which are included even if they belong to
-    rows that are not in `rows`.
+    Each run comes after all runs that it starts from. Those runs are included even if they belong
+    to rows that are not in `rows`.
 
     Args:
         table: Table.
-        tier: Name of the tier whose recipes are run.
+        tier: Name of the tier whose recipes are run, such as laptop.
         rows: Rows of the table.
         n_seeds: Number of seeds, which are 0 to `n_seeds` - 1.
         runs: Directory that contains all run directories.
-        machine: Devices that the runs are trained on.
+        machine: Devices for the trainings.
 
     Raises:
         InputError: A recipe is missing, or a row has an unknown key or starts from an unknown row.
@@ -192,28 +190,15 @@ def plan_runs(
         for seed in range(n_seeds)
         for row in rows
         for last in RowPlan(table, tier, row, seed, runs, machine).runs().values()
-        for run in _with_starts(last)
+        for run in last.with_starts()
     }
     return list(planned.values())
-
-
-def _with_starts(run: Run) -> Iterator[Run]:
-    """Iterate over the runs that a run directly or indirectly starts from, and the run itself."""
-    for start in run.starts:
-        yield from _with_starts(start)
-    yield run
-
-
-def _check_keys(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Raise InputError, with the location `where`, if a key of `given` is not in `known`."""
-    for key in given:
-        check_choice(f"{where}: key", key, known)
 
 
 def find_config(name: str) -> str:
     """Return the path of a config file relative to the current directory.
 
-    Records of runs therefore contain no directory of the machine.
+    The path is relative, so that the recorded command lines are valid on other machines.
 
     Args:
         name: Path of the file, or name of a packaged recipe.
@@ -231,7 +216,7 @@ def options(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
         changes: For each section (a key of `SECTIONS`), the values by name of the option.
 
     Returns:
-        Options and values in alternation. A value that is not a text is written as JSON.
+        Options and values in alternation. A value that is not a string is written as JSON.
     """
     converted = []
     for section, keys in changes.items():

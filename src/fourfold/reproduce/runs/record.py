@@ -1,12 +1,14 @@
-"""Record of the runs of a table: finished, outdated and due runs, and the cells that runs fill.
+"""Record of the runs of tables: results of finished runs, and the cells that these results fill.
 
-A run is the training and test of one row (line) of a table with one seed. A run is identified by
-its stamp (a hash of its options, its configs and the runs that it starts from) and by the hashes of
-its data. Results are read from the run directories and from the committed file provenance.json of
-each table. A run is outdated if a result exists, but with another stamp or other data.
+A run is one training of a row (line) of a table with one seed, followed by a test. A run is
+identified by its stamp (a hash of its options, its configs and the runs that it starts from) and by
+the hashes of its data. Results are read from the run directories and from the committed file
+provenance.json of each table. A recorded result is outdated if it belongs to another stamp or to
+other data than the run of the same name has now.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,15 @@ from typing import Any
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, run_cell
 from fourfold.reproduce.runs.plan import RowPlan, plan_runs
-from fourfold.reproduce.runs.run import Machine, Run, run_title
+from fourfold.reproduce.runs.run import Machine, Run, title_of
 from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Table
 
-NAMES = ("table", "row", "part", "seed")  # names of a run in its record
+Entry = dict[str, Any]  # result of one run, as provenance.json holds it
 
 
 class Record:
-    """Results of all finished runs, whether or not their run directories still exist.
+    """Results of all finished runs, with and without an existing run directory.
 
     A run directory may disappear with its machine, whereas provenance.json keeps the result of
     each run of a table, so that the run is not repeated.
@@ -37,47 +39,39 @@ class Record:
 
     def __init__(self, files: Iterable[Path], data: Mapping[str, str]) -> None:
         self.data = data
-        self._by_stamp: dict[str, dict[str, Any]] = {}
-        # Entries by the table whose file holds them, and by title.
-        self._by_title: dict[tuple[str, str], dict[str, Any]] = {}
+        self._by_stamp: dict[str, Entry] = {}
+        # Results by title of the run, for each table whose file holds them.
+        self._by_table: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
         for file in files:
-            table = "/".join(file.parts[-4:-2])
             about = read_provenance(file)
             for entry in (*about.get("runs", ()), *about.get("outdated", ())):
                 entry_data = entry.pop("data", about.get("data", {}))
-                self._by_title[table, _title(entry)] = {**entry, "data": entry_data}
+                title = title_of(entry)
+                self._by_table["/".join(file.parts[-4:-2])][title] = {**entry, "data": entry_data}
                 # Tables share runs, and the record of one of them may be outdated.
                 if self._is_current(entry_data):
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
-        """Return the number of recorded seeds of a table: the largest seed plus 1, or 0 if none.
+        """Return the largest recorded seed of a table plus 1, or 0 if nothing is recorded.
 
         Args:
             table: Name of the table, PAPER/TABLE.
         """
-        return max((entry["seed"] + 1 for entry in self._of_table(table).values()), default=0)
+        return max((entry["seed"] + 1 for entry in self._by_table[table].values()), default=0)
 
-    def _of_table(self, table: str) -> dict[str, dict[str, Any]]:
-        """Return the results in the provenance files of a table, by title of the run.
-
-        Args:
-            table: Name of the table, PAPER/TABLE.
-        """
-        return {title: e for (name, title), e in self._by_title.items() if name == table}
-
-    def in_directory(self, run: Run) -> dict[str, Any] | None:
+    def in_directory(self, run: Run) -> Entry | None:
         """Return the result in the directory of a run.
 
-        None if the run is not finished, or if the directory was started with other options, data
-        or start runs (the runs whose weights or tokenizer the run needs).
+        None if the run is not finished, or if the training in the directory had other options,
+        other data, or other weights, tokenizer or teacher to start from.
 
         Raises:
             InputError: The directory was created by hand and does not match the run.
         """
         return None if self._change(run) else run.result
 
-    def find(self, run: Run) -> dict[str, Any] | None:
+    def find(self, run: Run) -> Entry | None:
         """Return the result of a run from its directory, or else from a provenance file.
 
         None if the run was never finished with its present options and data.
@@ -87,50 +81,42 @@ class Record:
         """
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
-    def is_outdated(self, run: Run) -> bool:
-        """Return True if a run has results in provenance files, but none that is valid now.
-
-        A result is valid if its options, start runs and data are those of the run.
-        """
-        is_recorded = any(run.title == title for _, title in self._by_title)
-        return is_recorded and self.find(run) is None
-
-    def outdated(self, table: str, runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the recorded results of a table that no current result replaces.
+    def outdated(self, table: str, current: Iterable[Entry]) -> list[Entry]:
+        """Return the recorded results of a table that are not replaced by a current result.
 
         An outdated result stays on record, because it becomes valid again if the change of its
         recipe is reverted.
 
         Args:
             table: Name of the table, PAPER/TABLE.
-            runs: Current results. A recorded result with the title of one of them is left out.
+            current: Current results, which replace the recorded results of the same runs.
         """
-        current = {_title(run) for run in runs}
-        return [e for title, e in self._of_table(table).items() if title not in current]
+        replaced = {title_of(entry) for entry in current}
+        return [e for title, e in self._by_table[table].items() if title not in replaced]
 
     def check_unchanged(self, runs: Iterable[Run]) -> None:
-        """Raise InputError if a run's directory was started with other options, data or start runs.
+        """Check that the training in the directory of each run belongs to the run.
 
-        The start runs are those whose weights or tokenizer the run needs.
+        Raises:
+            InputError: A training had other options, other data, or other weights, tokenizer or
+                teacher to start from.
         """
         for run in runs:
             if change := self._change(run):
-                raise InputError(
-                    f"{change} since {run.folder} was started; remove the directory to train"
-                    " again, or name another one with --runs",
-                    file=run.folder,
-                )
+                hint = "remove the directory to train again, or name another one with --runs"
+                message = f"{change} since {run.folder} was started; {hint}"
+                raise InputError(message, file=run.folder)
 
     def _change(self, run: Run) -> str:
-        """Describe the difference between a run and the run that its directory was started with.
+        """Describe what has changed since the training in the directory of a run was started.
 
-        An example is "the data have changed". The result is "" if there is no difference, or no
-        directory that a `Run` created.
+        An example is "the data have changed". The result is "" if nothing has changed, if the
+        directory does not exist, or if it was created by hand.
         """
-        started = run.started_with
-        if started and not self._is_current(started["data"]):
+        note = run.note
+        if note and not self._is_current(note["data"]):
             return "the data have changed"
-        if started and started["stamp"] != run.stamp:
+        if note and note["stamp"] != run.stamp:
             return "the config, the options or the runs that it starts from have changed"
         return ""
 
@@ -143,7 +129,7 @@ class Record:
         return all(data[name] == self.data[name] for name in data.keys() & self.data.keys())
 
     def due(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs to execute.
+        """Return the runs to execute, in the given order.
 
         These are the unfinished runs, and each finished run whose weights no longer exist although
         a run to execute starts from them.
@@ -152,17 +138,16 @@ class Record:
             runs: Runs, each after those that it starts from.
         """
         due: list[Run] = []
-        needed: set[Path] = set()
         for run in reversed(runs):
-            is_done = self.usable(run) if run.folder in needed else self.find(run)
-            if not is_done:
+            is_needed = any(user.start and user.start.folder == run.folder for user in due)
+            if not (self.usable(run) if is_needed else self.find(run)):
                 due.append(run)
-                needed.update(start.folder for start in run.starts)
         return due[::-1]
 
     def usable(self, run: Run) -> bool:
-        """Return True if the run is finished and its weights still exist in its directory."""
-        return run.has_weights and self.in_directory(run) is not None
+        """Return True if the run is finished and its directory contains the weights, if any."""
+        has_weights = not run.fit or any((run.folder / "checkpoints").glob("*.ckpt"))
+        return has_weights and self.in_directory(run) is not None
 
     def expected_seconds(self, runs: Sequence[Run], run: Run) -> float | None:
         """Estimate the duration of a run in seconds.
@@ -171,7 +156,7 @@ class Record:
         are none, the duration that the recipe states (`Run.minutes`). None if both are unknown.
 
         Args:
-            runs: Runs among which those with the same recipe are searched.
+            runs: Runs that are searched for finished runs with the same recipe.
             run: Run whose duration is estimated.
         """
         similar = [r for r in runs if (r.recipe, r.minutes) == (run.recipe, run.minutes)]
@@ -181,47 +166,42 @@ class Record:
         return None if run.minutes is None else 60 * run.minutes
 
 
-def _title(entry: Mapping[str, Any]) -> str:
-    """Return the title of the run that a recorded result belongs to."""
-    return run_title(**{key: entry[key] for key in NAMES})
-
-
 def collect_results(
     table: Table, tier: str, n_seeds: int, runs_dir: Path, record: Record, machine: Machine
-) -> tuple[list[Cell], list[dict[str, Any]]]:
+) -> tuple[list[Cell], list[Entry]]:
     """Collect the results of all finished runs of a table in one tier.
 
     Args:
         table: Table.
-        tier: Name of the tier.
-        n_seeds: Number of seeds whose values the cells contain.
+        tier: Name of the tier, such as laptop.
+        n_seeds: Minimum number of seeds whose values the cells contain. Recorded results of more
+            seeds are included.
         runs_dir: Directory that contains all run directories.
         record: Results of the finished runs.
-        machine: Devices that the runs are trained on.
+        machine: Devices for the trainings.
 
     Returns:
-        The cells of the table; and one mapping for each finished run, with its table, row, part,
-        seed, stamp, commands, metrics, and the names of the rows whose cells the run fills.
+        The cells of the table; and one entry for each finished run, with its table, row, part,
+        seed, stamp, commands, metrics, and `used_by`, the names of the rows whose cells it fills.
     """
+    n_seeds = max(n_seeds, record.n_seeds(table.name))
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)
     results = {run.folder: result for run in runs if (result := record.find(run))}
-    users: dict[Path, list[str]] = {folder: [] for folder in results}
+    users: defaultdict[Path, list[str]] = defaultdict(list)
     cells = []
     for row, column in table.cells(tier):
         part, metric = table.tiers[tier].metrics[column]
         metric = row.runs[tier].get("columns", {}).get(column, metric)
-        metrics_by_seed = {}
+        metrics = {}
         for seed in range(n_seeds):
-            folder = RowPlan(table, tier, row, seed, runs_dir).runs()[part].folder
+            folder = RowPlan(table, tier, row, seed, runs_dir, machine).runs()[part].folder
+            users[folder].append(row.name)
             if folder in results:
-                users[folder].append(row.name)
-                if metric in results[folder]["metrics"]:
-                    metrics_by_seed[seed] = results[folder]["metrics"]
-        cells.append(run_cell(table, row, column, metric, metrics_by_seed))
+                metrics[seed] = results[folder]["metrics"]
+        cells.append(run_cell(table, row, column, metric, metrics))
     entries = []
     for run in runs:
-        if run.folder in results:
-            names = {key: getattr(run, key) for key in NAMES}
-            own = {"used_by": list(dict.fromkeys(users[run.folder])), "stamp": run.stamp}
-            entries.append({**results[run.folder], **names, **own})
+        if result := results.get(run.folder):
+            used_by = list(dict.fromkeys(users[run.folder]))
+            entries.append({**result, **run.names, "used_by": used_by, "stamp": run.stamp})
     return cells, entries

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fourfold.errors import InputError
@@ -13,11 +14,11 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
 
     Args:
         table: Table.
-        tier: Name of one of the table's tiers, such as laptop.
+        tier: Name of one of the table's tiers (kinds of training), such as laptop.
 
     Returns:
-        Paths of the files and directories by their names in `Tier.files`. The name of a file of
-        GLUE has no .gz if only the uncompressed file was found.
+        Paths of the files and directories, by the names in `Tier.files`. The name of a GLUE file
+        lacks .gz if only the uncompressed file was found.
 
     Raises:
         InputError: A file is missing.
@@ -26,20 +27,17 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
     recipe = table.tiers[tier]
     roots = (Path(), Path(os.environ.get("FOURFOLD_DATA", ".")))
     for name in recipe.files:
-        # GLUE's files may also be uncompressed.
-        names = (name, name.removesuffix(".gz")) if name.endswith(".tsv.gz") else (name,)
+        names = [name, name.replace(".tsv.gz", ".tsv")]  # GLUE's files may be uncompressed
         available = [(n, root / n) for n in names for root in roots if (root / n).exists()]
         if not available:
-            raise InputError(
-                f"the file is required by {table.name}, tier {tier}; put it into the current"
-                f" directory or into $FOURFOLD_DATA ({recipe.origin})",
-                file=name,
-            )
+            hint = f"put it into the current directory or into $FOURFOLD_DATA ({recipe.origin})"
+            message = f"the file is required by {table.name}, tier {tier}; {hint}"
+            raise InputError(message, file=name)
         located.update(available[:1])
     return located
 
 
-def hashes(files: dict[str, Path]) -> dict[str, str]:
+def hashes(files: Mapping[str, Path]) -> dict[str, str]:
     """Compute the SHA-256 of each file or directory.
 
     The hash of a directory covers the names and sizes of the files in it. Their content is not
@@ -49,25 +47,20 @@ def hashes(files: dict[str, Path]) -> dict[str, str]:
         files: Paths of files and directories, by name.
 
     Returns:
-        The hashes, by name.
+        The hashes as hexadecimal strings, by name.
     """
-    return {
-        name: _hash_listing(path) if path.is_dir() else _hash_file(path)
-        for name, path in files.items()
-    }
+    return {name: _hash(path) for name, path in files.items()}
 
 
-def _hash_file(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _hash_listing(directory: Path) -> str:
-    """Return the SHA-256 of the names and sizes of all files in a directory tree."""
+def _hash(path: Path) -> str:
+    """Return the SHA-256 of the content of a file, or of the listing of a directory tree."""
+    if path.is_file():
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
     digest = hashlib.sha256()
-    for folder, subfolders, names in os.walk(directory, followlinks=True):
+    for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
-        inside = os.path.relpath(folder, directory)
+        inside = os.path.relpath(folder, path)
         for name in sorted(names):
             size = os.stat(os.path.join(folder, name)).st_size
             digest.update(os.fsencode(f"{os.path.join(inside, name)} {size}\n"))

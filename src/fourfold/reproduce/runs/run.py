@@ -1,7 +1,8 @@
 """Training run of one row (line) of a table: machine, options, identity, results and execution.
 
-A run is the training and test of one row with one seed. The identity of a run is its stamp, a
-SHA-256 hash of everything that determines the result of the run, except the data.
+A run is one training with one seed, followed by a test. A row of a table may need several runs. The
+stamp of a run is a SHA-256 hash of everything that determines its result, except the data. Two runs
+with the same stamp and the same data have the same result.
 """
 
 import hashlib
@@ -31,14 +32,15 @@ MACHINE_OPTIONS = (
     *(f"trainer.{name}" for name in ("precision", "benchmark", "deterministic")),
     "data.num_workers",
 )
+NAMES = ("table", "row", "part", "seed")  # fields that identify a run in its record
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices that a recipe is trained on.
+    """Devices for a training, which may differ from those that the recipe names.
 
-    The batch of the recipe is split over the devices and over accumulation steps, so that the
-    global batch, the samples of one optimizer step on all devices, stays that of the recipe.
+    The batch of the recipe is split over the devices and over accumulation steps. The number of
+    samples of an optimizer step on all devices together does not change.
 
     Args:
         config: File with options of the Trainer such as configs/trainer/ddp.yaml; None for the
@@ -46,7 +48,8 @@ class Machine:
         memory: Memory of one device in GiB, which limits the micro-batch; None for no limit.
 
     Raises:
-        InputError: The config sets an option that belongs to the recipe, or `memory` is invalid.
+        InputError: The config sets an option other than `MACHINE_OPTIONS`, or `memory` is not
+            positive.
     """
 
     config: str | None = None
@@ -55,8 +58,7 @@ class Machine:
     def __post_init__(self) -> None:
         if self.memory is not None:
             check_range("--memory", self.memory, above=0.0)
-        tree = read_tree(Path(self.config)) if self.config else None
-        for key, line, node in entries(tree):
+        for key, line, node in entries(read_tree(Path(self.config)) if self.config else None):
             problem = ""
             if key not in MACHINE_OPTIONS and not isinstance(node, yaml.MappingNode):
                 problem = f"belongs to the recipe; --machine takes {', '.join(MACHINE_OPTIONS)}"
@@ -68,52 +70,29 @@ class Machine:
     def options(self, given: list[str]) -> list[str]:
         """Return a new list of options: `given`, followed by `--config` with this machine's config.
 
-        The config comes last so that its options override those of the recipe.
+        Options of the machine's config override those in `given`.
         """
         return [*given, *(["--config", self.config] if self.config else [])]
-
-    def split_batch(self, fit: list[str]) -> dict[str, int]:
-        """Compute the options that keep the samples per optimizer step of a recipe on this machine.
-
-        Args:
-            fit: Options of `fourfold fit`; empty if nothing is trained.
-
-        Returns:
-            Values by key of the option, such as trainer.accumulate_grad_batches; empty if the
-            options of the recipe need no change.
-
-        Raises:
-            InputError: The data that determine the model's size are missing, the batch is not
-                divisible by the number of devices, no micro-batch fits into memory, or the model
-                has batch norms and the micro-batch would be smaller than the recipe's.
-        """
-        from fourfold.commands.plan import micro_batch_options
-
-        if self == RECIPE_MACHINE or not fit:
-            return {}
-        return micro_batch_options(self.options(fit), self.memory)
-
-
-RECIPE_MACHINE = Machine()  # the devices named in the recipe
 
 
 @dataclass(frozen=True)
 class Run:
-    """Training and test of one row of a table with one seed.
+    """One training of a row of a table with one seed, and the test of the trained model.
 
     Args:
         table: Name of the table, PAPER/TABLE.
         row: Name of the row of the table.
-        part: Name of the training, such as a fine-tuning, among those after the first training of
-            the row; "" for the first training.
+        part: Name of a training that follows the first training of the row, such as a fine-tuning;
+            "" for the first training.
         seed: Random seed.
         folder: Run directory, which holds checkpoints and metrics.
         recipe: Recipe that the run follows.
         fit: Options of `fourfold fit`; empty if nothing is trained.
         test: Options of `fourfold test`.
-        starts: Runs whose weights or tokenizer this run needs.
+        start: Run whose weights, tokenizer or model as a teacher this run needs; None if it needs
+            no other run.
         minutes: Duration of the run in minutes, measured or estimated; None if it is unknown.
-        machine: Devices that the run is trained on. They do not change the identity of the run.
+        machine: Devices for the training. The stamp of the run does not depend on them.
     """
 
     table: str
@@ -124,14 +103,19 @@ class Run:
     recipe: Recipe
     fit: list[str]
     test: list[str]
-    starts: tuple["Run", ...] = ()
-    minutes: float | None = None
-    machine: Machine = RECIPE_MACHINE
+    start: "Run | None"
+    minutes: float | None
+    machine: Machine
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Table, row, part and seed of the run, by these names."""
+        return {key: getattr(self, key) for key in NAMES}
 
     @property
     def title(self) -> str:
-        """Name of the run in messages and records."""
-        return run_title(self.table, self.row, self.part, self.seed)
+        """Title of the run in messages."""
+        return title_of(self.names)
 
     @cached_property
     def configs(self) -> dict[str, str]:
@@ -140,83 +124,96 @@ class Run:
 
     @cached_property
     def stamp(self) -> str:
-        """Identity of the run: SHA-256 of its options, its configs and the stamps of `starts`.
+        """SHA-256 of the options of the run, the content of its configs and the stamp of `start`.
 
-        The hash does not depend on the data, paths or devices. Runs of several tables may have the
+        The stamp does not depend on the data, paths or devices. Runs of several tables may have the
         same stamp.
         """
-        starts = {str(run.folder): run.stamp for run in self.starts}
-        portable = [list(_portable(options, starts)) for options in (self.fit, self.test)]
+        portable = [list(_portable(options, self.start)) for options in (self.fit, self.test)]
         text = json.dumps([portable, list(self.configs.values())])
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
-    def started_with(self) -> dict[str, Any] | None:
-        """Record of the run that the existing run directory was started with.
-
-        A dict with the keys `stamp`, `data` (hashes), `commands`, `cut` (options that split the
-        batch for the machine) and `seconds` (duration so far). None if there is no run directory,
-        or if the directory was created by hand and not by this class.
-        """
-        if not (self.folder.is_dir() and self._start_file.is_file()):
-            return None
-        return dict(json.loads(self._start_file.read_text(encoding="utf-8")))
-
-    @property
-    def _start_file(self) -> Path:
-        """Path of the file next to the run directory that holds the content of `started_with`."""
+    def _note_file(self) -> Path:
+        """Path of the file that holds the content of `note`, next to the run directory."""
         return self.folder.with_name(f".{self.folder.name}.json")
 
     @property
-    def seconds(self) -> float | None:
-        """Time in seconds that training and test have taken so far; None if it is not known."""
-        return (self.started_with or {}).get("seconds")
+    def note(self) -> dict[str, Any]:
+        """Description of the training in the run directory, written when the training started.
+
+        The keys are `stamp`, `data` (SHA-256 of each data file by name), `commands`, `cut` (options
+        that split the batch for the machine) and `seconds` (duration so far). The dict is empty if
+        there is no run directory, or if the directory was not created by `execute`.
+        """
+        if not (self.folder.is_dir() and self._note_file.is_file()):
+            return {}
+        return dict(json.loads(self._note_file.read_text(encoding="utf-8")))
 
     @property
     def result(self) -> dict[str, Any] | None:
         """Duration in seconds, metrics, commands and provenance of the run, by name.
 
-        None if the run is not finished or its directory does not exist any more.
+        None if the run is not finished or its directory does not exist.
 
         Raises:
-            InputError: The directory was created by hand, and its options differ from those of the
-                run, or its config has changed since.
+            InputError: The directory was not created by `execute`, and it holds the metrics of a
+                run with other options or with another content of the config files.
         """
         directory = RunDirectory(self.folder)
-        started = self.started_with
+        note = self.note
         content = directory.metrics
-        if content and started is None:
+        if content and not note:
             content = directory.metrics_of(self.options["test"])
         if content is None:
             return None
-        metrics = {k: v for k, v in content.items() if isinstance(v, int | float | str)}
-        commands = started["commands"] if started else self.commands
-        return {"seconds": self.seconds, "metrics": metrics, "commands": commands, **content["run"]}
+        about = {
+            "seconds": note.get("seconds"),
+            "metrics": {k: v for k, v in content.items() if isinstance(v, int | float | str)},
+            "commands": note["commands"] if note else self.commands,
+        }
+        return {**about, **content["run"]}
 
-    @property
-    def has_weights(self) -> bool:
-        """True if the run trains nothing, or has a checkpoint that other runs can start from."""
-        return not self.fit or any((self.folder / "checkpoints").glob("*.ckpt"))
+    def with_starts(self) -> Iterator["Run"]:
+        """Iterate over the runs that this run directly or indirectly starts from, then this run."""
+        if self.start:
+            yield from self.start.with_starts()
+        yield self
 
     @cached_property
     def options(self) -> dict[str, list[str]]:
-        """Options on the machine of the run, by command: "fit" (if it trains) and "test".
+        """Options by command, with the batch split for the machine of the run.
+
+        The commands are "test" and, if the run trains a model, "fit".
 
         Raises:
             InputError: The batch of the recipe cannot be split for the machine.
         """
         options = {"fit": self.fit, "test": self.test} if self.fit else {"test": self.test}
         adapted = {command: self.machine.options(given) for command, given in options.items()}
-        for key, value in self._batch_split.items():
+        for key, value in self.batch_split.items():
             for command, given in adapted.items():
                 if command == "fit" or key.startswith("data."):  # a test needs no more memory
                     given += [f"--{key}", str(value)]
         return adapted
 
     @cached_property
-    def _batch_split(self) -> dict[str, int]:
-        """Values by key of the options that split the batch of the recipe for the machine."""
-        return self.machine.split_batch(self.fit)
+    def batch_split(self) -> dict[str, int]:
+        """Options that split the batch of the recipe for the machine, as values by key.
+
+        An example is {"trainer.accumulate_grad_batches": 4}. The dict is empty if the options of
+        the recipe need no change.
+
+        Raises:
+            InputError: A file that determines the vocabulary size is missing, the batch is not
+                divisible by the number of devices, no micro-batch fits into memory, or the model
+                has batch norms and the micro-batch would be smaller than that of the recipe.
+        """
+        from fourfold.commands.plan import micro_batch_options
+
+        if self.machine == Machine() or not self.fit:
+            return {}
+        return micro_batch_options(self.machine.options(self.fit), self.machine.memory)
 
     @property
     def commands(self) -> list[str]:
@@ -224,7 +221,7 @@ class Run:
         return [shlex.join(["fourfold", name, *given]) for name, given in self.options.items()]
 
     def execute(self, limit: float | None, data: Mapping[str, str]) -> int:
-        """Train and test in subprocesses; an interrupted training is resumed.
+        """Train and test in subprocesses, and resume an interrupted training.
 
         Args:
             limit: Seconds after which the training is saved and stopped; None for no limit.
@@ -239,19 +236,17 @@ class Run:
         """
         start = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
-        started = self.started_with
-        if started and started["cut"] != self._batch_split:  # changes the order of samples
-            raise InputError(
-                "was started with the batch split for another machine; resume with the same"
-                " --machine and --memory, or remove the directory",
-                option=str(self.folder),
-            )
-        before = self.seconds or 0.0
+        previous = self.note
+        if previous and previous["cut"] != self.batch_split:  # changes the order of samples
+            hint = "resume with the same --machine and --memory, or remove the directory"
+            message = f"was started with the batch split for another machine; {hint}"
+            raise InputError(message, option=str(self.folder))
+        before = previous.get("seconds", 0.0)
         note: dict[str, Any] = {"stamp": self.stamp, "data": dict(data), "commands": self.commands}
-        note |= {"cut": self._batch_split, "seconds": before}
+        note |= {"cut": self.batch_split, "seconds": before}
         # Written before the training starts: a config that is edited later is not recorded.
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._start_file, json.dumps(note))
+        write_atomically(self._note_file, json.dumps(note))
         try:
             for command, options in self.options.items():
                 check_unedited(self.configs, self.test)  # each subprocess reads the configs again
@@ -261,34 +256,31 @@ class Run:
             return 0
         finally:
             note["seconds"] = round(before + time.monotonic() - start, 1)
-            write_atomically(self._start_file, json.dumps(note))
+            write_atomically(self._note_file, json.dumps(note))
 
 
-def run_title(table: str, row: str, part: str, seed: int) -> str:
-    """Return the name of one run in messages and records.
+def title_of(run: Mapping[str, Any]) -> str:
+    """Return the title of a run in messages, such as "gpt2_2019/table2, row small, seed 0".
 
     Args:
-        table: Name of the table, PAPER/TABLE.
-        row: Name of the row of the table.
-        part: Name of the training, such as a fine-tuning, among those after the first training of
-            the row; "" for the first training.
-        seed: Random seed.
+        run: Table, row, part and seed of the run, by these names. Other entries are ignored.
     """
-    return f"{table}, row {row}, {part + ', ' if part else ''}seed {seed}"
+    part = f", {run['part']}" if run["part"] else ""
+    return f"{run['table']}, row {run['row']}{part}, seed {run['seed']}"
 
 
-def _portable(options: list[str], starts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Iterate over pairs of option and value without paths, which differ between machines.
+def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]]:
+    """Iterate over (option, value) pairs in which no path depends on the machine.
+
+    The options `--config` and `--run_dir` are skipped.
 
     Args:
-        options: Options and values in alternation. `--config` and `--run_dir` are left out.
-        starts: Stamps of the runs that this run starts from, by run directory. A stamp replaces the
-            directory in values such as the path of a checkpoint.
+        options: Options and values in alternation.
+        start: Run that provides weights, tokenizer or teacher; None if there is none. In a value
+            such as the path of a checkpoint, the stamp of this run replaces its directory.
     """
     for key, value in zip(options[::2], options[1::2], strict=True):
-        if key in ("--config", "--run_dir"):
-            continue
-        for folder, stamp in starts.items():
-            if value == folder or value.startswith(f"{folder}/"):
-                value = stamp + value.removeprefix(folder)
-        yield key, value
+        if start and f"{value}/".startswith(f"{start.folder}/"):
+            value = start.stamp + value.removeprefix(str(start.folder))
+        if key not in ("--config", "--run_dir"):
+            yield key, value
