@@ -130,7 +130,7 @@ def test_exported_model_has_the_same_output(
 ) -> None:
     ours = build(family, **changes)
     fourfold.save(ours, tmp_path / "there")
-    assert directory.read_config(tmp_path / "there")["architectures"] == [kind]
+    assert directory.read_json(tmp_path / "there" / "config.json")["architectures"] == [kind]
     theirs = getattr(hf, kind).from_pretrained(tmp_path / "there", dtype=torch.float64).eval()
     theirs = to_fp64(theirs)
     x, tgt = torch.randint(4, 29, (2, 9)), torch.randint(4, 29, (2, 6))
@@ -304,7 +304,7 @@ def spoil(folder: Path, how: str) -> None:
         ("no weights", "contains neither model.safetensors"),
         ("cut off", "model.safetensors: corrupted or incomplete"),
         ("unknown", "model_type must be one of bert"),
-        ("no config", "there is no config.json in this directory"),
+        ("no config", "there is no checkpoint"),
         ("not JSON", "config.json:1: invalid JSON"),
         ("shape", "embed.tokens.weight has shape (61, 36)"),
         ("heads", "n_heads"),

@@ -1,4 +1,7 @@
-"""Marian, Pegasus and BART: config fields, tensor names, and conversion to Marian's positions."""
+"""Marian, Pegasus and BART: config fields and tensor names of transformers.
+
+`deinterleave_positions` converts sinusoidal positions to Marian's order of channels.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -21,14 +24,14 @@ _SINUSOIDAL_TABLES = {
 
 
 def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -> tuple[Entry, ...]:
-    """Return the name rules of the blocks of a stack; Marian and CLIP share most of the names.
+    """Return the `KeyMap` entries of the blocks of a stack; Marian and CLIP share most names.
 
     Args:
         block: Prefix of the native names of a block.
         layer: Prefix of the names of a layer in transformers.
         attn_norm: Name in transformers of the norm of the self-attention.
-        ff: Name in transformers of the matrices of the feed-forward layer, without their numbers 1
-            and 2.
+        ff: Common part of the names of the two feed-forward matrices in transformers: `fc` for
+            `fc1` and `fc2`.
         ff_norm: Name in transformers of the norm of the feed-forward layer.
     """
     return (
@@ -42,7 +45,7 @@ def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -
 
 
 def _keymap(*entries: Entry) -> KeyMap:
-    """Return the key map of the names that Marian, Pegasus and BART share, and of `entries`."""
+    """Return a KeyMap with the rules that Marian, Pegasus and BART share, followed by `entries`."""
     return KeyMap(
         Rule("src_embed.tokens.weight", "model.shared.weight"),
         *layer_rules(
@@ -71,8 +74,8 @@ def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
 def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config fields `output_bias` and `decoder_start_token_id`.
 
-    The decoder of BART starts with the end-of-text token. For a decoder that starts with the
-    beginning-of-text token, the field `decoder_start_token_id` becomes None.
+    The decoder of BART starts with the end-of-text token. If config.json says that the decoder
+    starts with the beginning-of-text token, the field is None, which is fourfold's default.
     """
     start = config.get("decoder_start_token_id", 2)
     is_bos = start == config.get("bos_token_id", 0)
@@ -82,9 +85,9 @@ def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
     """Return the special token ids of tokenizers that fourfold trains, for config.json.
 
-    Without these entries, the defaults of transformers would apply: token ids that most
-    vocabularies do not contain, and a forced last token, which would be padding or the
-    beginning-of-text token here.
+    Without these entries, transformers would use its defaults. Most vocabularies do not contain
+    these default token ids. transformers would also force the last token of a generated text, to
+    an id that is padding or the beginning-of-text token in fourfold's vocabularies.
     """
     start = config.decoder_start_token_id
     return {
@@ -156,9 +159,7 @@ PEGASUS = replace(
     fields=BART.fields,
     implied={**MARIAN.implied, "norm_placement": "pre"},
     required=BART.required,
-    keymap=_keymap(
-        Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}"),
-    ),
+    keymap=_keymap(Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}")),
 )
 
 # Modules whose weights read the residual stream, and modules that add to it.
