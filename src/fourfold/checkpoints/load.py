@@ -112,17 +112,17 @@ def read_model(
             the checkpoint names a class that the user does not allow.
     """
     located = directory.resolve_path(path)
-    if (located / native_directory.DESCRIPTION).is_file():
-        saved = native_directory.read(located)
-        return model_from_checkpoint(saved, located / native_directory.DESCRIPTION, classes)
-    content: dict[str, Any] | None = None
-    if not directory.is_model_directory(located):
-        file = find_checkpoint(located) if located.is_dir() else located
-        is_safetensors = file.suffix == ".safetensors"
-        content = dict(directory.read_safetensors(file)) if is_safetensors else read_file(file)
-        if "fourfold" in content:
-            return model_from_checkpoint(content, file, classes)
-        located = file
+    description = located / native_directory.DESCRIPTION
+    content: Mapping[str, Any] | None = None
+    if description.is_file():
+        located, content = description, native_directory.read(located)
+    elif not directory.is_model_directory(located):
+        if located.is_dir():
+            located = find_checkpoint(located)
+        is_safetensors = located.suffix == ".safetensors"
+        content = directory.read_safetensors(located) if is_safetensors else read_file(located)
+    if content is not None and "fourfold" in content:
+        return model_from_checkpoint(content, located, classes)
     from fourfold.hub import detect_format  # imports all architectures
 
     return detect_format.read_model(located, content, allow_missing_heads=allow_missing_heads)
@@ -163,15 +163,14 @@ def model_from_checkpoint(
         from fourfold.hub.transformers_format import SourceCheckpoint
 
         model.source = SourceCheckpoint(**content["source"])
-    values = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
-    defaults = GenerationDefaults(**values)
+    defaults = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     merge_lora(model)
     return SourceModel(
         path,
         model.eval(),
         tokenizer=artifacts.get("tokenizer"),
         artifacts=artifacts,
-        defaults=defaults,
+        defaults=GenerationDefaults(**defaults),
     )
 
 

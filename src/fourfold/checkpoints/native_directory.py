@@ -10,7 +10,6 @@ fourfold.json holds
      "generation": {"eos_id": 2, ...}}
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from fourfold.checkpoints.format import VERSION, WEIGHT_PREFIX, check_version
 from fourfold.core.validation import check_type
 from fourfold.errors import errors_in
 from fourfold.generation.defaults import GenerationDefaults
-from fourfold.hub.directory import read_json, read_safetensors
+from fourfold.hub.directory import WEIGHTS_FILE, read_json, read_safetensors, write_json
 
 DESCRIPTION = "fourfold.json"
-WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 
 
@@ -56,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
     }
     if (path / TOKENIZER).is_file():
         saved["data"]["tokenizer"] = (path / TOKENIZER).read_text(encoding="utf-8")
-    weights = read_safetensors(path / WEIGHTS)
+    weights = read_safetensors(path / WEIGHTS_FILE)
     return {
         "fourfold": saved,
         "state_dict": {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()},
@@ -82,8 +80,7 @@ def write(model: Any, path: Path) -> None:
     }
     # Copies, since the format does not store tensors that share memory.
     weights = {name: x.detach().cpu().clone() for name, x in model.state_dict().items()}
-    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, path / WEIGHTS_FILE, metadata={"format": "pt"})
     if tokenizer is not None:
         (path / TOKENIZER).write_text(tokenizer.to_str(), encoding="utf-8")
-    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-    (path / DESCRIPTION).write_text(text, encoding="utf-8")
+    write_json(path / DESCRIPTION, description)

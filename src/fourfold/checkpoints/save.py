@@ -66,8 +66,7 @@ def write_transformers(model: Any, folder: Path) -> str:
     """
     from fourfold.hub import transformers_format  # imports all architectures
 
-    named: str = transformers_format.write_model(model, folder, _write_preprocessing(model, folder))
-    return named
+    return transformers_format.write_model(model, folder, _write_preprocessing(model, folder))
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:

@@ -161,8 +161,8 @@ class Architecture:
             this architecture may be exported to it.
         distinctive: Names of the tensors that tell this architecture from others that have the
             same `model_type`.
-        count_heads: Function from tensor names to the number of classification heads among them,
-            for models whose checkpoints may lack heads.
+        model_options: Function from tensor names to further arguments of the model's constructor,
+            such as the number of classification heads in the checkpoint.
     """
 
     model_type: str
@@ -179,7 +179,7 @@ class Architecture:
     constants: Mapping[str, str] = dataclass_field(default_factory=dict)
     export_if: Callable[[Any], bool] = lambda config: True
     distinctive: tuple[str, ...] = ()
-    count_heads: Callable[[Collection[str]], int] | None = None
+    model_options: Callable[[Collection[str]], dict[str, Any]] = lambda names: {}
 
     def read_config(self, config: Json, names: Collection[str]) -> TransformerConfig:
         """Convert config.json to a native config.

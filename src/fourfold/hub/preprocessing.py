@@ -19,15 +19,12 @@ from fourfold.models import CLIP, CausalLM, MaskedLM
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.tokenization.pretrained import make_tokenizer
-from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
-# Newer directories have this file, in which the preprocessor is a section.
-PROCESSOR_FILE = "processor_config.json"
-GENERATION_CONFIG_FILE = "generation_config.json"
 # Sections of config.json that may contain the key of a token id.
 _TEXT_SECTIONS = ("", "text_config.", "decoder.")
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
@@ -118,7 +115,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     Raises:
         InputError: A file is not valid JSON, or a value has a wrong type.
     """
-    files = [path / GENERATION_CONFIG_FILE, path / CONFIG_FILE]
+    files = [path / "generation_config.json", path / CONFIG_FILE]
     contents = {file: read_json(file) for file in files if file.is_file()}
     start = _first_number(contents, "decoder_start_token_id")
     alpha = _first_number(contents, "length_penalty")
@@ -200,19 +197,15 @@ def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) ->
         The special token ids that belong into config.json, by key.
     """
     tokenizer = Tokenizer.from_str(text)
-    roles = ("pad", "bos", "eos", "unk", "mask")
-    ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in roles}
-    names = {
-        f"{role}_token": tokenizer.backend.id_to_token(token_id)
-        for role, token_id in ids.items()
-        if token_id is not None
-    }
+    ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
     _add_template(tokenizer, model, n_separators)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        **names,
     }
+    for role, token_id in ids.items():
+        if token_id is not None:
+            config[f"{role}_token"] = tokenizer.backend.id_to_token(token_id)
     if model.config.max_len is not None:
         config["model_max_length"] = model.config.max_len
     if getattr(model.config, "n_segments", 0) > 1:
@@ -286,7 +279,9 @@ def read_image_preprocessing(
     Raises:
         InputError: A setting is not supported.
     """
-    file = path / (PREPROCESSOR_FILE if (path / PREPROCESSOR_FILE).is_file() else PROCESSOR_FILE)
+    file = path / PREPROCESSOR_FILE
+    if not file.is_file():  # newer directories: the preprocessor is a section of another file
+        file = path / "processor_config.json"
     settings = read_json(file) if file.is_file() else {}
     with errors_in(file):
         transform = _read_transform(settings, image_size, n_channels)

@@ -1,7 +1,7 @@
 """Import of models from transformers directories, and export to transformers directories."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError, errors_in
-from fourfold.hub.architecture import Architecture, get_key, norm_eps_note, set_key
+from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
 from fourfold.hub.architectures.gpt import GPT1, GPT2
@@ -38,7 +38,7 @@ class SourceCheckpoint:
         is_base_model: True if the tensors had the names of a model without a head.
     """
 
-    config: Mapping[str, Any]
+    config: Json
     unmapped_tensors: Mapping[str, Tensor]
     is_base_model: bool
 
@@ -69,11 +69,10 @@ def read_model(path: Path) -> Model:
         tensors = {prefix + name: x for name, x in tensors.items()}
     with errors_in(path / CONFIG_FILE):
         native_config: Any = architecture.read_config(config, tensors.keys())
-    count_heads = architecture.count_heads
-    heads = {} if count_heads is None else {"n_heads": count_heads(tensors.keys())}
+    options = architecture.model_options(tensors.keys())
     try:
         with torch.device("meta"):
-            model: Any = architecture.model_class(native_config, **heads)
+            model: Any = architecture.model_class(native_config, **options)
     except RuntimeError as error:  # torch cannot count so many elements
         message = "the model that it describes is too large"
         raise InputError(message, file=path / CONFIG_FILE) from error
@@ -82,7 +81,8 @@ def read_model(path: Path) -> Model:
         if next(model.buffers(), None) is None:
             model = model.to_empty(device="cpu")
         else:  # computed buffers, such as sinusoidal positions, have no values on the meta device
-            model = architecture.model_class(native_config, **heads)
+            with torch.device("cpu"):
+                model = architecture.model_class(native_config, **options)
             _check_constants(architecture, unmapped, dict(model.named_buffers()))
     model = model.float()
     model.load_state_dict(native)
@@ -104,17 +104,16 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
     Returns:
         Tensors by the native names of `target`, in fp32.
     """
-    checkpoint = source.source
     result: dict[str, Tensor] = {}
-    for architecture in ARCHITECTURES if isinstance(checkpoint, SourceCheckpoint) else ():
-        is_same_type = architecture.model_type == checkpoint.config.get("model_type")
-        if is_same_type and architecture.model_class is type(target):
-            unmapped = checkpoint.unmapped_tensors
-            result |= architecture.keymap.to_native_subset(unmapped, target.state_dict())
+    if source.source is not None:
+        for architecture in _architectures_of(source.source.config):
+            if architecture.model_class is type(target):
+                unmapped = source.source.unmapped_tensors
+                result |= architecture.keymap.to_native_subset(unmapped, target.state_dict())
     return {name: x.float() for name, x in result.items()}
 
 
-def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = None) -> str:
+def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """Write a directory for the `from_pretrained` method of transformers.
 
     If `model.source` is not None, the architecture and the data type are those of the source. The
@@ -154,7 +153,7 @@ def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = No
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
         config["dtype"] = str(dtype).removeprefix("torch.")
     else:
-        config = _merge_config(architecture, source.config, config, tensors)
+        config = _merge_config(architecture, source.config, config, tensors.keys())
         tensors = {name: x.to(_config_dtype(source.config)) for name, x in tensors.items()}
         if source.is_base_model:
             prefix = architecture.base_model_prefix
@@ -165,7 +164,7 @@ def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = No
 
 
 def _choose_architecture(model: Model) -> Architecture:
-    """Choose the architecture for the export of a model: the first that represents its settings.
+    """Choose the first architecture that represents all settings of a model that is exported.
 
     Raises:
         InputError: No architecture represents every setting.
@@ -185,10 +184,7 @@ def _choose_architecture(model: Model) -> Architecture:
 
 
 def _merge_config(
-    architecture: Architecture,
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    names: Mapping[str, Tensor],
+    architecture: Architecture, old: Json, new: Json, names: Collection[str]
 ) -> dict[str, Any]:
     """Return the content of the source's config.json with the settings that the model changed.
 
@@ -198,7 +194,7 @@ def _merge_config(
         architecture: Architecture of the source and of the model.
         old: Content of the source's config.json.
         new: Content of config.json that `architecture` writes for the model.
-        names: Tensors of the model by their names in transformers; only the names are used.
+        names: Names of the model's tensors in transformers.
     """
     before, after = (architecture.read_config(config, names) for config in (old, new))
     fields = [f for f in architecture.fields if getattr(before, f.name) != getattr(after, f.name)]
@@ -211,7 +207,7 @@ def _merge_config(
     return merged
 
 
-def _architectures_of(config: Mapping[str, Any]) -> list[Architecture]:
+def _architectures_of(config: Json) -> list[Architecture]:
     """Return the architectures that have the `model_type` of a config.json.
 
     Raises:
@@ -226,7 +222,7 @@ def _architectures_of(config: Mapping[str, Any]) -> list[Architecture]:
 
 
 def _select_architecture(
-    candidates: list[Architecture], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    candidates: list[Architecture], config: Json, tensors: Mapping[str, Tensor]
 ) -> Architecture:
     """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
@@ -264,7 +260,7 @@ def _check_constants(
             raise InputError(message, option=external)
 
 
-def _config_dtype(config: Mapping[str, Any]) -> torch.dtype:
+def _config_dtype(config: Json) -> torch.dtype:
     """Return the data type in a config.json; float32 if it has none or an unknown type."""
     name = config.get("dtype") or config.get("torch_dtype")
     dtype = getattr(torch, str(name).removeprefix("torch."), None)

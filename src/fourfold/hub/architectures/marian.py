@@ -16,11 +16,6 @@ from fourfold.models.base import Model
 
 _CROSS_ATTN = "decoder.blocks.{i}.cross_attn"
 _HF_CROSS_ATTN = "model.decoder.layers.{i}.encoder_attn"
-# Tables of sinusoidal positions, which only some versions of transformers save.
-_SINUSOIDAL_TABLES = {
-    "model.encoder.embed_positions.weight": "src_embed.positions.weight",
-    "model.decoder.embed_positions.weight": "tgt_embed.positions.weight",
-}
 
 
 def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -> tuple[Entry, ...]:
@@ -149,7 +144,11 @@ MARIAN = replace(
     required={**BART.required, "share_encoder_decoder_embeddings": True},
     infer=_output_bias,
     keymap=_keymap(),
-    constants=_SINUSOIDAL_TABLES,
+    # Tables of sinusoidal positions, which only some versions of transformers save.
+    constants={
+        "model.encoder.embed_positions.weight": "src_embed.positions.weight",
+        "model.decoder.embed_positions.weight": "tgt_embed.positions.weight",
+    },
 )
 
 PEGASUS = replace(
