@@ -339,6 +339,8 @@ def test_existing_targets_are_not_overwritten(tmp_path: Path, capsys: Any) -> No
     assert target.read_bytes() == before
     assert main(["export", str(target), str(tmp_path / "theirs")]) == 2
     assert "is not an empty directory" in capsys.readouterr().err
+    assert main(["import", str(target), str(tmp_path / "y.ckpt")]) == 2
+    assert "which needs no import" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["one"], ["a", "b", "c"], ["a", "--force"]])

@@ -46,8 +46,8 @@ def import_class(path: str) -> type[Any]:
     module, _, name = path.rpartition(".")
     message = f"must be an import path of a class, such as mypkg.MyTask, got {path!r}"
     try:
-        found = getattr(import_module(module), name, None)
-    except (ModuleNotFoundError, ValueError) as error:  # ValueError if the path has no dot
+        found = getattr(import_module(module), name, None) if module else None
+    except ModuleNotFoundError as error:
         raise InputError(f"{message} ({error})", option="--allow_class") from error
     if not isinstance(found, type):
         raise InputError(message, option="--allow_class")

@@ -20,8 +20,6 @@ from fourfold.models import CausalLM, CausalLMConfig
 _COMPILED_PREFIX = "_orig_mod."  # torch.compile adds it to every name
 _TOKENS = "transformer.wte.weight"
 _POSITIONS = "transformer.wpe.weight"
-_LAYER_PREFIX = "transformer.h."
-_FF_UP = "transformer.h.0.mlp.c_fc.weight"
 
 # The names of GPT-2, but torch.nn.Linear in place of Conv1D.
 _KEYMAP = keymap(_TOKENS, _POSITIONS, SPLIT_QKV, KEEP)
@@ -97,9 +95,9 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json) -> CausalLM:
         raise InputError(message, option="model.n_head or model.model_type")
     options = {
         "d_model": d_model,
-        "n_layers": len({n.split(".")[2] for n in weights if n.startswith(_LAYER_PREFIX)}),
+        "n_layers": len({n.split(".")[2] for n in weights if n.startswith("transformer.h.")}),
         "n_heads": n_heads,
-        "d_ff": tensor_shape(weights, _FF_UP, 2)[0],
+        "d_ff": tensor_shape(weights, "transformer.h.0.mlp.c_fc.weight", 2)[0],
         "activation": "gelu_tanh",
         "dropout": _DROPOUT.read(settings),
         "attn_dropout": get_key(settings, "model.attn_pdrop", 0.1),

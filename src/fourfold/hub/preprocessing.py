@@ -25,8 +25,6 @@ from fourfold.tokenization.training import TokenizerConfig
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
-# Sections of config.json that may contain the key of a token id.
-_TEXT_SECTIONS = ("", "text_config.", "decoder.")
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
 _PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _IMAGE_DEFAULTS: dict[str, Any] = {
@@ -144,7 +142,7 @@ def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
     """
     allowed = (int, float) if key == "length_penalty" else (int,)
     for file, content in contents.items():
-        for section in _TEXT_SECTIONS:
+        for section in ("", "text_config.", "decoder."):
             value = get_key(content, section + key)
             value = value[0] if isinstance(value, list) and value else value
             if value is not None and type(value) not in allowed:

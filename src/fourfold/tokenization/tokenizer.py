@@ -160,11 +160,9 @@ class Tokenizer:
             Token ids of all texts, concatenated, (N,) int32; and the number of tokens of each text,
             (n_texts,) int64.
         """
-        chunks: list[str] = []
-        first_chunks = []  # of each text
-        for text in texts:
-            first_chunks.append(len(chunks))
-            chunks += split_for_workers(text, metaspace=self._is_metaspace)
+        chunked = [list(split_for_workers(text, metaspace=self._is_metaspace)) for text in texts]
+        chunks = list(chain.from_iterable(chunked))
+        first_chunks = np.cumsum([0, *map(len, chunked)])[:-1]  # of each text
         ids = [np.zeros(0, np.int32)]
         counts: list[int] = []
         n_chars = np.cumsum([len(chunk) + _CHARS_PER_TEXT for chunk in chunks])
@@ -172,8 +170,7 @@ class Tokenizer:
             encoded = self.encode_batch([chunks[i] for i in batch])
             counts += map(len, encoded)
             ids.append(np.fromiter(chain.from_iterable(encoded), np.int32))
-        counts_of_chunks = np.array(counts, np.int64)
-        lengths = np.add.reduceat(counts_of_chunks, np.array(first_chunks, np.int64))
+        lengths = np.add.reduceat(np.array(counts, np.int64), first_chunks)
         return np.concatenate(ids), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
