@@ -1,5 +1,7 @@
 """Exceptions that the command line reports in one line instead of a traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 
 
@@ -44,6 +46,17 @@ class InputError(ValueError):
         text = self.message if self.file is None else str(self)
         option = self.option if self.file is None else None
         return InputError(text, option=option, file=file, line=line)
+
+
+@contextmanager
+def errors_in(file: str | PathLike[str]) -> Iterator[None]:
+    """Context that adds `file` to an InputError that is raised inside and names no file yet."""
+    try:
+        yield
+    except InputError as error:
+        if error.file is not None:
+            raise
+        raise error.in_file(file) from error
 
 
 class TrainingStopped(RuntimeError):

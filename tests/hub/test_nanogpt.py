@@ -59,7 +59,7 @@ def test_nanogpt_logits_match(bias: bool, prefix: str, tmp_path: Path) -> None:
     [
         (lambda c: c["model_args"].pop("n_head"), "model_args has no entry n_head"),
         (lambda c: c["model"].pop("transformer.ln_f.weight"), "no tensor for stack.norm.weight"),
-        (lambda c: c.pop("model_args"), "nor a checkpoint of nanoGPT"),
+        (lambda c: c.pop("model_args"), "not a checkpoint written by fourfold"),
         (lambda c: c["model_args"].update(n_head=5), "n_heads"),
     ],
 )
@@ -106,14 +106,14 @@ def test_mingpt_logits_and_all_gradients_match(dtype: torch.dtype, tmp_path: Pat
     folder = work_dir(tmp_path / "out", weights, n_head=3)
     model: Any = fourfold.load(folder / "model.pt").to(dtype)
     if dtype == torch.float64:  # `load` converts to fp32
-        model.load_state_dict(nanogpt._KEYMAP.to_native(weights, model.state_dict(), "")[0])
+        model.load_state_dict(nanogpt._KEYMAP.to_native(weights, model.state_dict())[0])
     x, tolerance = random_ids(3, 11), {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
     actual, expected = model(x), hf_model(x).logits
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
     for y in (actual, expected):
         torch.nn.functional.cross_entropy(y[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
     hf_gradients = to_mingpt_layout({name: p.grad for name, p in hf_model.named_parameters()})
-    expected_gradients, _ = nanogpt._KEYMAP.to_native(hf_gradients, model.state_dict(), "")
+    expected_gradients, _ = nanogpt._KEYMAP.to_native(hf_gradients, model.state_dict())
     largest = max(float(g.abs().max()) for g in expected_gradients.values())
     for name, p in model.named_parameters():
         assert (p.grad - expected_gradients[name]).abs().max() <= 2 * tolerance * largest, name
@@ -141,9 +141,9 @@ def test_mingpt_heads_follow_from_the_model_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "drop", "message"),
     [
-        ({"model_type": "gpt"}, "", "do not determine the number of heads"),
+        ({"model_type": "gpt"}, "", "must be in config.json, since the weights do not"),
         ({"n_head": 5}, "", "n_heads"),
-        ({"n_head": 3, "embd_pdrop": 0.0}, "", "resid_pdrop and embd_pdrop must be equal"),
+        ({"n_head": 3, "embd_pdrop": 0.0}, "", "model.embd_pdrop=0.0 must be equal"),
         ({"n_head": 3}, "transformer.wpe.weight", "transformer.wpe.weight"),
         ({"n_head": 3}, "lm_head.weight", "no tensor for head.own.weight"),
     ],

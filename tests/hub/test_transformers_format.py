@@ -227,11 +227,11 @@ def mapped_gradients(hf_model: Any, model: nn.Module, folder: Path) -> dict[str,
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     hf_model.save_pretrained(folder)
     read = directory.read_tensors(folder)
-    candidates = transformers_format._architectures_of(directory.read_config(folder), folder)
+    candidates = transformers_format._architectures_of(directory.read_json(folder / "config.json"))
     architecture = next(a for a in candidates if a.model_class is type(model))
     if model.source.is_base_model:
         read = {architecture.base_model_prefix + key: value for key, value in read.items()}
-    mapped, _ = architecture.keymap.to_native(read, model.state_dict(), "")
+    mapped, _ = architecture.keymap.to_native(read, model.state_dict())
     with torch.no_grad():
         for p, value in zip(hf_model.parameters(), values, strict=True):
             p.copy_(value)
@@ -298,7 +298,9 @@ def test_export_of_an_imported_model_restores_tensors_config_and_logits(
     for key, tensor in before.items():
         assert tensor.dtype == after[key].dtype
         assert torch.equal(tensor, after[key]), key
-    assert directory.read_config(tmp_path / "theirs") == directory.read_config(tmp_path / "again")
+    assert directory.read_json(tmp_path / "theirs" / "config.json") == directory.read_json(
+        tmp_path / "again" / "config.json"
+    )
     again = type(hf_model).from_pretrained(tmp_path / "again").eval()
     for lengths in LENGTHS.values():
         torch.manual_seed(0)

@@ -130,7 +130,7 @@ def test_exported_model_has_the_same_output(
 ) -> None:
     ours = build(family, **changes)
     fourfold.save(ours, tmp_path / "there")
-    assert directory.read_config(tmp_path / "there")["architectures"] == [kind]
+    assert directory.read_json(tmp_path / "there" / "config.json")["architectures"] == [kind]
     theirs = getattr(hf, kind).from_pretrained(tmp_path / "there", dtype=torch.float64).eval()
     theirs = to_fp64(theirs)
     x, tgt = torch.randint(4, 29, (2, 9)), torch.randint(4, 29, (2, 6))
@@ -304,7 +304,7 @@ def spoil(folder: Path, how: str) -> None:
         ("no weights", "contains neither model.safetensors"),
         ("cut off", "model.safetensors: corrupted or incomplete"),
         ("unknown", "model_type must be one of bert"),
-        ("no config", "there is no config.json in this directory"),
+        ("no config", "there is no checkpoint"),
         ("not JSON", "config.json:1: invalid JSON"),
         ("shape", "embed.tokens.weight has shape (61, 36)"),
         ("heads", "n_heads"),
@@ -339,6 +339,8 @@ def test_existing_targets_are_not_overwritten(tmp_path: Path, capsys: Any) -> No
     assert target.read_bytes() == before
     assert main(["export", str(target), str(tmp_path / "theirs")]) == 2
     assert "is not an empty directory" in capsys.readouterr().err
+    assert main(["import", str(target), str(tmp_path / "y.ckpt")]) == 2
+    assert "which needs no import" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["one"], ["a", "b", "c"], ["a", "--force"]])

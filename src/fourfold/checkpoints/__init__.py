@@ -1,1 +1,1 @@
-"""Checkpoint files, and models loaded from them, without Lightning."""
+"""Reading and writing of checkpoint files and of the models in them. Lightning is not needed."""

@@ -1,8 +1,8 @@
-"""Classes that a checkpoint names: lookup in fourfold, import of classes that the user allows.
+"""Lookup of the classes that a checkpoint names.
 
 A checkpoint holds the name of a model class and the import path of a task class (LightningModule).
-Importing a module runs its code, so only classes of fourfold and those that the user names are
-imported.
+Importing a module runs its code. Therefore a class that is not part of fourfold is imported only if
+the user allows it.
 """
 
 import inspect
@@ -34,31 +34,23 @@ def model_name(cls: type[Any]) -> str:
 
 
 def import_class(path: str) -> type[Any]:
-    """Import a class that the user named.
+    """Import a class that the user allows.
 
     Args:
         path: Import path, such as `mypkg.AlibiTask`.
 
     Raises:
-        InputError: There is no such module, or no such class in it.
+        InputError: There is no such module, no such class in it, or the module imports another
+            module that does not exist.
     """
-    module_name, _, name = path.rpartition(".")
+    module, _, name = path.rpartition(".")
+    message = f"must be an import path of a class, such as mypkg.MyTask, got {path!r}"
     try:
-        found = getattr(import_module(module_name), name, None)
+        found = getattr(import_module(module), name, None) if module else None
     except ModuleNotFoundError as error:
-        # An import inside the user's module that fails keeps its traceback.
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise InputError(
-            f"names {path}, but there is no module {error.name}", option="--allow_class"
-        ) from error
-    except ValueError:  # the path has no dot
-        found = None
+        raise InputError(f"{message} ({error})", option="--allow_class") from error
     if not isinstance(found, type):
-        raise InputError(
-            f"must be an import path of a class, such as mypkg.MyTask, got {path!r}",
-            option="--allow_class",
-        )
+        raise InputError(message, option="--allow_class")
     return found
 
 
@@ -71,7 +63,7 @@ def find_user_class(path: str, classes: Classes, file: str | Path | None) -> typ
         file: The checkpoint, for the error message; None if there is no file.
 
     Raises:
-        InputError: The user does not allow the class, or a path in `classes` is not that of a
+        InputError: The user does not allow the class, or a path in `classes` does not lead to a
             class.
     """
     for given in classes:
@@ -127,8 +119,6 @@ def config_class_of(model_class: type[Model]) -> type[Any]:
         parameter = inspect.signature(model_class, eval_str=True).parameters.get("config")
         declared = getattr(parameter, "annotation", None)
     if not isinstance(declared, type):
-        raise InputError(
-            "must have an attribute config_class, or a type for the argument `config`",
-            option=class_path(model_class),
-        )
+        message = "must have an attribute config_class, or a type for the argument `config`"
+        raise InputError(message, option=class_path(model_class))
     return declared

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint matches the task, settings and data that resume or evaluate it."""
+"""Checks that a checkpoint matches the task, settings and data that it is used with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,14 +26,12 @@ def check_same_task(
     """
     written_by = saved["task"]["class"]
     if written_by != task_class:
-        raise InputError(
-            f"must be {written_by}, which wrote the checkpoint, got {task_class}", option="--model"
-        )
+        message = f"must be {written_by}, which wrote the checkpoint, got {task_class}"
+        raise InputError(message, option="--model")
     for name in ("tokenizer", "class_names"):
         if artifacts and artifacts.get(name) != saved["data"].get(name):
-            raise InputError(
-                f"gives another {name} than the one in the checkpoint", option="--data"
-            )
+            message = f"gives another {name} than the one in the checkpoint"
+            raise InputError(message, option="--data")
 
 
 def check_same_settings(
@@ -46,29 +44,23 @@ def check_same_settings(
     settings that the checkpoint lacks are not compared.
 
     Args:
-        saved: Settings in the checkpoint: `config` of the model, and the arguments of the task's
-            constructor by name.
+        saved: Settings in the checkpoint: a mapping with the key `config`, whose value contains the
+            fields of the model's config, and a key for each argument of the task's constructor.
         current: The same settings of the task that reads the checkpoint.
-        training: True if a training resumes, for which all settings are compared. False for an
-            evaluation, for which only those are compared that change the output of the model.
+        training: True for a training that resumes: all settings are compared. False for an
+            evaluation: only settings that change the output of the model are compared.
 
     Raises:
         InputError: A setting differs.
     """
-    for section in current if training else ("config", "tuning"):
+    old = flatten(saved)
+    for key, value in flatten(current).items():
+        section, name = key.partition(".")[0], key.rpartition(".")[2]
+        changes_output = section == "config" and name not in TRAINING_ONLY
+        if not (training or changes_output or key in ("tuning.lora_rank", "tuning.lora_alpha")):
+            continue
         if section == "init_from":
             continue  # these weights have been trained since
-        old = _flat_section(saved.get(section))
-        for key, value in _flat_section(current[section]).items():
-            affects_model = section == "config" or key in ("lora_rank", "lora_alpha")
-            if not training and (key.split(".")[-1] in TRAINING_ONLY or not affects_model):
-                continue
-            if key in old and as_list(old[key]) != as_list(value):
-                name = f"model.{section}.{key}".rstrip(".")
-                raise InputError(
-                    f"must be {old[key]}, as in the checkpoint, got {value}", option=name
-                )
-
-
-def _flat_section(section: Any) -> dict[str, Any]:
-    return flatten(section) if isinstance(section, Mapping) else {"": section}
+        if key in old and as_list(old[key]) != as_list(value):
+            message = f"must be {old[key]}, as in the checkpoint, got {value}"
+            raise InputError(message, option=f"model.{key}")

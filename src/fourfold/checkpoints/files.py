@@ -13,14 +13,15 @@ import torch
 from fourfold.errors import InputError
 
 CHECKPOINT_NAMES = ("best", "average", "last")  # in a run directory, in order of preference
-# First byte of a zip archive, of a pickle, and of a file truncated to nothing.
-MAGIC_BYTES = (b"P", b"\x80", b"")
 # Errors that `zipfile` raises for a truncated or corrupted archive.
 CORRUPTION_ERRORS = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
 
 
 def find_checkpoint(run: Path) -> Path:
-    """Return the preferred checkpoint of a run directory: best, else average, else last.ckpt.
+    """Return the preferred checkpoint of a run directory.
+
+    The file is best.ckpt if it exists, otherwise average.ckpt (averaged weights), otherwise
+    last.ckpt.
 
     Args:
         run: Run directory, which holds the config, the logs and the checkpoints of one training.
@@ -32,16 +33,11 @@ def find_checkpoint(run: Path) -> Path:
         file = run / "checkpoints" / f"{name}.ckpt"
         if file.is_file():
             return file
-    if (run / "config.json").is_file():
-        raise InputError(
-            f"this is a Hugging Face directory; convert it first with `fourfold import {run} FILE`",
-            file=run,
-        )
-    raise InputError(
-        "there is no checkpoint; train first with `fourfold fit`, or name another run directory"
-        " or a checkpoint file",
-        file=run / "checkpoints",
+    message = (
+        "there is no checkpoint; train first with `fourfold fit`, convert a Hugging Face directory"
+        " with `fourfold import`, or name another run directory or a checkpoint file"
     )
+    raise InputError(message, file=run / "checkpoints")
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -57,20 +53,15 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise InputError("there is no such checkpoint file", file=path)
     with suppress(*CORRUPTION_ERRORS):  # truncated, or no archive: `torch.load` tells the two apart
         if member := _corrupted_member(path):
-            raise InputError(
-                f"the checkpoint is corrupted: checksum of {member} is wrong", file=path
-            )
+            message = f"the checkpoint is corrupted: checksum of {member} is wrong"
+            raise InputError(message, file=path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError("not a checkpoint, or a file with code in it", file=path) from error
     except Exception as error:  # torch raises many classes for a truncated or corrupted file
-        with path.open("rb") as file:
-            looks_like_checkpoint = file.read(1) in MAGIC_BYTES
-        reason = "the checkpoint is corrupted or incomplete"
-        raise InputError(
-            reason if looks_like_checkpoint else "not a checkpoint", file=path
-        ) from error
+        message = "the checkpoint is corrupted or incomplete, or the file is not a checkpoint"
+        raise InputError(message, file=path) from error
     if not isinstance(content, dict):
         raise InputError("not a checkpoint written by fourfold", file=path)
     return content
@@ -85,9 +76,9 @@ def is_complete(path: Path) -> bool:
 
 
 def _corrupted_member(path: Path) -> str | None:
-    """Return the name of the first file with a wrong checksum in a zip archive; None without any.
+    """Return the name of the first file in a checkpoint's zip archive with a wrong checksum.
 
-    `torch.load` does not verify checksums.
+    The result is None if all checksums are right. `torch.load` does not verify checksums.
     """
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()

@@ -1,4 +1,4 @@
-"""Section `fourfold` of a checkpoint: its format, its checks, and configs built from its values.
+"""Format and checks of the section `fourfold` of a checkpoint, and configs from its values.
 
 A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourfold`:
 
@@ -13,8 +13,7 @@ values are plain, so that the file can be read with `weights_only=True`.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.core.validation import check_type, require_sizes
-from fourfold.errors import InputError
+from fourfold.errors import InputError, errors_in
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
@@ -54,20 +53,7 @@ ARTIFACTS: dict[str, Any] = {
     "interpolation": str,
 }
 ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of lists
-TASK_SECTIONS = {
-    "optimizer": OptimizerConfig,
-    "schedule": ScheduleConfig,
-    "tuning": TuningConfig,
-}
-
-
-@contextmanager
-def in_checkpoint(path: str | Path) -> Iterator[None]:
-    """Add the path of a checkpoint to every InputError that is raised in a `with` block."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"the checkpoint is not valid: {error}", file=path) from error
+TASK_SECTIONS = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
 
 
 def check_version(saved: Any, path: str | Path | None) -> None:
@@ -83,16 +69,13 @@ def check_version(saved: Any, path: str | Path | None) -> None:
     file = path or "checkpoint"
     if saved is None:
         raise InputError("not a checkpoint written by fourfold", file=file)
-    with in_checkpoint(file):
+    with errors_in(file):
         check_type("fourfold", saved, dict)
     version = saved.get("version")
     if version != VERSION:
         age = "a later" if isinstance(version, int) and version > VERSION else "an earlier"
-        raise InputError(
-            f"the checkpoint was written by {age} version of fourfold, which this version cannot"
-            " read",
-            file=file,
-        )
+        message = f"the checkpoint was written by {age} version of fourfold and cannot be read"
+        raise InputError(message, file=file)
 
 
 def check_content(content: Mapping[str, Any], path: str | Path) -> None:
@@ -108,7 +91,7 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
     """
     saved: Any = content.get("fourfold")
     check_version(saved, path)
-    with in_checkpoint(path):
+    with errors_in(path):
         for name, keys in SECTIONS.items():
             section = saved.get(name)
             check_type(f"fourfold.{name}", section, dict)
@@ -174,7 +157,8 @@ def init_annotations(task_class: type[Any]) -> dict[str, Any]:
     """Return the type annotations of a task's constructor arguments, by argument name.
 
     `self` and the model's `config` are left out. The constructor arguments of all base classes are
-    included, since a user's constructor may accept those as `**kwargs` or set them itself.
+    included, because a user's constructor may pass them to the base class as `**kwargs` or with
+    fixed values.
     """
     annotations: dict[str, Any] = {}
     for base in reversed(task_class.__mro__):
@@ -186,17 +170,17 @@ def init_annotations(task_class: type[Any]) -> dict[str, Any]:
 
 
 def config_from_dict(config_class: Any, values: Any) -> Any:
-    """Build the config of a trained model from a dictionary, and check that its sizes are given.
+    """Build the config of a trained model; check that `vocab_size` and `n_classes` are not None.
 
-    `vocab_size` and `n_classes` may be None before a training, whose data determine them. The
-    config of a trained model must contain both, if its class has such fields.
+    Both fields may be None before a training, whose data determine them. A config class may lack
+    these fields.
 
     Args:
         config_class: Class of the config.
         values: Fields of the config, as `asdict` returned them.
 
     Raises:
-        InputError: A value is invalid, or a size is missing.
+        InputError: A value is invalid, or `vocab_size` or `n_classes` is None.
     """
     config = dataclass_from_dict(config_class, values)
     require_sizes(config)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoints.classes import model_name
-from fourfold.checkpoints.load import SourceModel, read_model
-from fourfold.errors import InputError
+from fourfold.checkpoints.load import read_model
+from fourfold.errors import InputError, errors_in
+from fourfold.hub.directory import SourceModel
 from fourfold.models.base import Model
 from fourfold.models.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -23,8 +24,8 @@ InitFrom = str | dict[str, str] | None
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
     """Read a model, possibly without classification head, whose weights initialize another model.
 
-    The last result is cached, since the callers ask in turn for the model's sizes, tokenizer and
-    weights.
+    The last result is cached, because several callers read the same source: for its sizes, its
+    tokenizer and its weights.
 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.
@@ -34,7 +35,7 @@ def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> 
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
             the checkpoint names a class that is neither part of fourfold nor in `classes`.
     """
-    return read_model(path, classes=classes, allow_missing_head=True)
+    return read_model(path, classes=classes, allow_missing_heads=True)
 
 
 def initialize_from(
@@ -48,11 +49,12 @@ def initialize_from(
 
     Args:
         model: The model whose weights are overwritten.
-        init_from: Path of the source model, or paths of two source models by the part that each
-            initializes: {"encoder": PATH, "decoder": PATH}. None copies nothing.
-        tokenizer: Tokenizer of the data as JSON. If the source has another tokenizer, only the
-            embeddings of tokens in both vocabularies are copied, each to the token's id in the
-            data. If either tokenizer is None, equal ids are assumed to mean equal tokens.
+        init_from: Path of the source model, or a mapping from model part to the path of its source
+            model: {"encoder": PATH, "decoder": PATH}. None copies nothing.
+        tokenizer: Tokenizer of the data as JSON. If a source has another tokenizer, only the
+            embeddings of tokens in both vocabularies are copied, each to the row of the token's id
+            in `tokenizer`. If `tokenizer` or the tokenizer of the source is None, equal ids are
+            assumed to mean equal tokens.
         interpolation: Interpolation of position embeddings to another image size, a key of
             `vit_positions.INTERPOLATIONS`.
         classes: The user's model classes that the sources may name, or their import paths. The
@@ -67,25 +69,22 @@ def initialize_from(
     """
     from fourfold.hub.transformers_format import unmapped_tensors_for  # imports all architectures
 
-    paths = init_from
-    if isinstance(paths, str):
-        is_encoder_decoder = hasattr(model, "tgt_embed")
-        paths = {"" if is_encoder_decoder else "model": paths}
-    several = len(paths or {}) > 1
+    if init_from is None:
+        return ""
+    if isinstance(init_from, str):
+        init_from = {"" if hasattr(model, "tgt_embed") else "model": init_from}
     if "." in model_name(type(model)):
         classes = (*classes, type(model))
     lines = list[str]()
     reports = list[TransferReport]()
-    for role, path in (paths or {}).items():
+    for role, path in init_from.items():
         source = read_source(path, classes)
         lines += _describe(path, source, tokenizer)
         role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
         if role not in PREFIXES_BY_ROLE:
-            raise InputError(
-                f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}",
-                option="init_from",
-            )
-        try:
+            message = f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}"
+            raise InputError(message, option="init_from")
+        with errors_in(path):
             report = transfer(
                 model,
                 source.model,
@@ -94,22 +93,20 @@ def initialize_from(
                 tokens=shared_vocabulary(source.tokenizer, tokenizer),
                 interpolation=interpolation,
             )
-        except InputError as error:
-            raise InputError(f"{path}: {error}", option="init_from") from error
         reports.append(report)
-        lines += (replace(report, new=[]) if several else report).lines()
+        lines += replace(report, new=[]).lines()
     read_source.cache_clear()
-    if several:  # a tensor that is new to one source may have been loaded from the other
-        new = [line for line in reports[0].new if all(line in report.new for report in reports)]
-        lines += ["init_from: tensors that no source has", *TransferReport(new=new).lines()]
-    return "\n".join(lines)
+    if len(reports) > 1:
+        lines.append("init_from: tensors that no source has")
+    # A tensor that one source lacks may have been loaded from the other source.
+    new = [line for line in reports[0].new if all(line in report.new for report in reports)]
+    return "\n".join(lines + TransferReport(new=new).lines())
 
 
 def _describe(path: str, source: SourceModel, tokenizer: str | None) -> list[str]:
     n_parameters = sum(p.numel() for p in source.model.parameters())
     lines = [f"init_from {path}: {type(source.model).__name__}, {n_parameters:,} parameters"]
-    if source.foreign:
-        lines += [f"  {note}" for note in source.foreign.notes]
+    lines += [f"  {note}" for note in source.notes]
     if tokenizer and not source.tokenizer and hasattr(source.model.config, "vocab_size"):
         lines.append("  the source has no tokenizer: token ids are assumed to be those of the data")
     return lines

@@ -1,9 +1,9 @@
 """Loading of a model from a checkpoint, a run directory or a Hugging Face directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,44 +16,19 @@ from fourfold.checkpoints.format import (
     check_content,
     config_from_dict,
     dataclass_from_dict,
-    in_checkpoint,
 )
 from fourfold.core.validation import check_choice
-from fourfold.errors import InputError
+from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory
+from fourfold.hub.directory import SourceModel
 from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.lora import add_lora, merge_lora
 from fourfold.tokenization.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from fourfold.hub.detect_format import ImportedModel
-
 ModelT = TypeVar("ModelT", bound=Model)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-@dataclass(frozen=True)
-class SourceModel:
-    """Model that was read from a path, with the tokenizer and the other values stored there.
-
-    Args:
-        path: The file or directory that was read.
-        model: The model on the CPU, in fp32 and eval mode.
-        tokenizer: The tokenizer as JSON; None if none is stored.
-        artifacts: Plain values that inference needs, such as class names and image preprocessing.
-        defaults: Special tokens and options of beam search that are stored with the model.
-        foreign: The import from the format of another library, with notes for the user; None for a
-            checkpoint of fourfold.
-    """
-
-    path: Path
-    model: Model
-    tokenizer: str | None
-    artifacts: Mapping[str, Any] = field(default_factory=dict)
-    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-    foreign: "ImportedModel | None" = None
 
 
 def load(
@@ -65,20 +40,25 @@ def load(
     """Load a model in eval mode, with its weights, config and tokenizer.
 
     Args:
-        path: A checkpoint file (`.ckpt`); a run directory, of which best.ckpt is taken, else
-            average.ckpt, else last.ckpt; a directory written by `fourfold.save`; a Hugging Face
-            directory of transformers or timm; a file of weights of timm, nanoGPT or minGPT; or the
-            name of a model on the Hugging Face Hub, `owner/name`.
+        path: One of the following:
+
+            - a checkpoint file (`.ckpt`)
+            - a run directory, whose best.ckpt is loaded if it exists, otherwise average.ckpt,
+              otherwise last.ckpt
+            - a directory written by `fourfold.save`
+            - a Hugging Face directory of transformers or timm
+            - a file of weights of timm, nanoGPT or minGPT
+            - the name of a model on the Hugging Face Hub, `owner/name`
         device: Device of the model; the CPU by default.
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
             default.
         classes: Your own model classes that the checkpoint may name, or their import paths.
 
     Returns:
-        The model, with the attributes `config`; `tokenizer` (None if none is stored);
-        `generation_defaults` (special tokens that `fourfold.generate` and `fourfold.beam_search`
-        use, and options of beam search that the commands use); and `artifacts` (other values that
-        inference needs, such as `class_names`).
+        The model. It has the attributes `config`; `tokenizer` (None if none is stored);
+        `generation_defaults` (special token ids, which `fourfold.generate` and
+        `fourfold.beam_search` use, and options of beam search, which only the command line uses);
+        and `artifacts` (other values that inference needs, such as `class_names`).
 
     Raises:
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
@@ -91,29 +71,23 @@ def load(
         >>> ids = fourfold.generate(model, ids, max_new=20)  # doctest: +SKIP
         >>> model.tokenizer.decode(ids[0].tolist())  # doctest: +SKIP
     """
-    chosen = _dtype(dtype)
+    if dtype is not None:
+        name = str(dtype).removeprefix("torch.")
+        check_choice("dtype", name, DTYPES)
+        dtype = getattr(torch, name)
     source = read_model(path, classes=classes)
     model: Any = source.model
     model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
     model.generation_defaults = _with_special_tokens(source.defaults, model)
     model.artifacts = dict(source.artifacts)
-    loaded: Model = model.to(device=device, dtype=chosen)
+    loaded: Model = model.to(device=device, dtype=dtype)
     return loaded
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, DTYPES)
-    found: torch.dtype = getattr(torch, name)
-    return found
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
     """Return generation defaults in which special tokens that are None come from the tokenizer.
 
-    A `decoder_start_token_id` in the model's config always becomes `bos_id`.
+    If the model's config has a `decoder_start_token_id`, that id replaces any `bos_id`.
     """
     names = ("bos_id", "eos_id", "pad_id")
     missing = [name for name in names if getattr(defaults, name) is None]
@@ -123,35 +97,35 @@ def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> Generation
 
 
 def read_model(
-    path: str | Path, *, classes: Classes = (), allow_missing_head: bool = False
+    path: str | Path, *, classes: Classes = (), allow_missing_heads: bool = False
 ) -> SourceModel:
-    """Read a model in any format that `load` accepts.
+    """Read a model in any format that `load` accepts, in fp32 on the CPU.
 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
-        allow_missing_head: Accept an image model of another library whose file has no
-            classification head; otherwise such a model is an InputError.
+        allow_missing_heads: If True, an image model of another library may lack classification
+            heads. If False, such a model raises InputError.
 
     Raises:
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
             the checkpoint names a class that the user does not allow.
     """
     located = directory.resolve_path(path)
-    if (located / native_directory.DESCRIPTION).is_file():
-        content = native_directory.read(located)
-        return model_from_checkpoint(content, located / native_directory.DESCRIPTION, classes)
-    if directory.is_model_directory(located):
-        return read_foreign(located, allow_missing_head=allow_missing_head)
-    if located.is_dir():
-        located = find_checkpoint(located)
-    content = read_weights(located)
-    if "fourfold" not in content:
-        from fourfold.hub.detect_format import is_importable  # imports all architectures
+    description = located / native_directory.DESCRIPTION
+    content: Mapping[str, Any] | None = None
+    if description.is_file():
+        located, content = description, native_directory.read(located)
+    elif not directory.is_model_directory(located):
+        if located.is_dir():
+            located = find_checkpoint(located)
+        is_safetensors = located.suffix == ".safetensors"
+        content = directory.read_safetensors(located) if is_safetensors else read_file(located)
+    if content is not None and "fourfold" in content:
+        return model_from_checkpoint(content, located, classes)
+    from fourfold.hub import detect_format  # imports all architectures
 
-        if is_importable(content):
-            return read_foreign(located, content, allow_missing_head=allow_missing_head)
-    return model_from_checkpoint(content, located, classes)
+    return detect_format.read_model(located, content, allow_missing_heads=allow_missing_heads)
 
 
 def model_from_checkpoint(
@@ -173,7 +147,7 @@ def model_from_checkpoint(
     init_args, artifacts = saved["task"]["init_args"], saved["data"]
     name, values = saved["model"]["class"], saved["model"]["config"]
     model_class, config_class = find_model_class(name, values, classes, path)
-    with in_checkpoint(path):
+    with errors_in(path):
         model = build_model(model_class, config_from_dict(config_class, values))
         tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
         if tuning.lora_rank:
@@ -189,10 +163,15 @@ def model_from_checkpoint(
         from fourfold.hub.transformers_format import SourceCheckpoint
 
         model.source = SourceCheckpoint(**content["source"])
-    values = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
-    defaults = GenerationDefaults(**values)
+    defaults = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     merge_lora(model)
-    return SourceModel(path, model.eval(), artifacts.get("tokenizer"), artifacts, defaults)
+    return SourceModel(
+        path,
+        model.eval(),
+        tokenizer=artifacts.get("tokenizer"),
+        artifacts=artifacts,
+        defaults=GenerationDefaults(**defaults),
+    )
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
@@ -206,10 +185,8 @@ def build_model(model_class: type[ModelT], config: Any) -> ModelT:
     except RuntimeError as error:
         # torch has no exception class of its own for these two failures.
         if "allocate memory" in str(error) or "size calculation overflowed" in str(error):
-            raise InputError(
-                "describes a model for which the machine has too little memory",
-                option="model.config",
-            ) from error
+            message = "describes a model for which the machine has too little memory"
+            raise InputError(message, option="model.config") from error
         raise
 
 
@@ -246,48 +223,3 @@ def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None
     n_classes = getattr(config, "n_classes", None)
     if names and n_classes not in (None, len(names)):
         raise InputError(f"it has {len(names)} class names for {n_classes} classes", file=path)
-
-
-def read_foreign(
-    path: str | Path,
-    content: Mapping[str, Any] | None = None,
-    *,
-    allow_missing_head: bool = False,
-) -> SourceModel:
-    """Read a model in a format of another library: transformers, timm, nanoGPT or minGPT.
-
-    Args:
-        path: A directory of transformers or timm, a file of weights, or the name of a model on the
-            Hugging Face Hub.
-        content: Content of the file, if it has been read already; None reads the file.
-        allow_missing_head: Accept an image model whose file has no classification head; otherwise
-            such a model is an InputError.
-
-    Raises:
-        InputError: There is no such model; the file is corrupted; or the architecture is unknown.
-    """
-    from fourfold.hub import detect_format, preprocessing  # imports all architectures
-
-    located = directory.resolve_path(path)
-    is_file = located.is_file()
-    if not is_file and not directory.is_model_directory(located):
-        raise InputError(f"there is no {directory.CONFIG_FILE} in this directory", file=located)
-    if is_file and content is None:
-        content = read_weights(located)
-    found = detect_format.read_model(located, content, allow_missing_heads=allow_missing_head)
-    folder = located.parent if is_file else located
-    has_text = hasattr(found.model.config, "vocab_size")
-    tokenizer = preprocessing.read_tokenizer(folder) if has_text else None
-    defaults = GenerationDefaults() if is_file else preprocessing.read_generation_defaults(folder)
-    return SourceModel(located, found.model, tokenizer, found.artifacts, defaults, found)
-
-
-def read_weights(path: Path) -> dict[str, Any]:
-    """Read the dictionary in a file of weights that safetensors or `torch.save` wrote.
-
-    Raises:
-        InputError: There is no such file, or the file is corrupted or does not hold weights.
-    """
-    if path.suffix == ".safetensors" and path.is_file():
-        return dict(directory.read_safetensors(path))
-    return read_file(path)

@@ -1,7 +1,8 @@
-"""fourfold's own directory format: `write` and `read` of fourfold.json and model.safetensors.
+"""fourfold's own directory format: reading and writing.
 
-`fourfold.save` writes this format for models that transformers has no class for. The tokenizer, if
-there is one, is in tokenizer.json. fourfold.json holds
+`fourfold.save` writes this format for models that transformers has no class for. A directory
+contains model.safetensors, fourfold.json and, if the model has a tokenizer, tokenizer.json.
+fourfold.json holds
 
     {"version": 2,
      "model": {"class": "ResNet", "config": {...}},
@@ -9,7 +10,6 @@ there is one, is in tokenizer.json. fourfold.json holds
      "generation": {"eos_id": 2, ...}}
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fourfold.checkpoints.classes import model_name
-from fourfold.checkpoints.format import VERSION, WEIGHT_PREFIX, check_version, in_checkpoint
+from fourfold.checkpoints.format import VERSION, WEIGHT_PREFIX, check_version
 from fourfold.core.validation import check_type
+from fourfold.errors import errors_in
 from fourfold.generation.defaults import GenerationDefaults
-from fourfold.hub.directory import read_json, read_safetensors
+from fourfold.hub.directory import WEIGHTS_FILE, read_json, read_safetensors, write_json
 
 DESCRIPTION = "fourfold.json"
-WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 
 
@@ -34,9 +34,9 @@ def read(path: Path) -> dict[str, Any]:
         path: The directory.
 
     Returns:
-        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. The task in
-        `fourfold` has an empty class name; its `init_args` are the special tokens and the options
-        of beam search.
+        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. In the section
+        `fourfold`, the class of the task is "", and the arguments of the task's constructor are the
+        fields of `GenerationDefaults`.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.
@@ -44,7 +44,7 @@ def read(path: Path) -> dict[str, Any]:
     file = path / DESCRIPTION
     description = read_json(file)
     check_version(description, file)
-    with in_checkpoint(file):
+    with errors_in(file):
         check_type("artifacts", description.get("artifacts"), dict)
     saved = {
         "version": VERSION,
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
     }
     if (path / TOKENIZER).is_file():
         saved["data"]["tokenizer"] = (path / TOKENIZER).read_text(encoding="utf-8")
-    weights = read_safetensors(path / WEIGHTS)
+    weights = read_safetensors(path / WEIGHTS_FILE)
     return {
         "fourfold": saved,
         "state_dict": {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()},
@@ -80,8 +80,7 @@ def write(model: Any, path: Path) -> None:
     }
     # Copies, since the format does not store tensors that share memory.
     weights = {name: x.detach().cpu().clone() for name, x in model.state_dict().items()}
-    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, path / WEIGHTS_FILE, metadata={"format": "pt"})
     if tokenizer is not None:
         (path / TOKENIZER).write_text(tokenizer.to_str(), encoding="utf-8")
-    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-    (path / DESCRIPTION).write_text(text, encoding="utf-8")
+    write_json(path / DESCRIPTION, description)

@@ -58,16 +58,15 @@ def write_transformers(model: Any, folder: Path) -> str:
         folder: An existing directory.
 
     Returns:
-        Name of the class in transformers; if that class uses another `norm_eps` than the model,
-        the text goes on with a note about the change.
+        Text for the user: the name of the transformers class, followed by a note if that class uses
+        another `norm_eps` than the model.
 
     Raises:
         InputError: transformers has no such architecture.
     """
     from fourfold.hub import transformers_format  # imports all architectures
 
-    named: str = transformers_format.write_model(model, folder, _write_preprocessing(model, folder))
-    return named
+    return transformers_format.write_model(model, folder, _write_preprocessing(model, folder))
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
@@ -85,15 +84,13 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if tokenizer is not None:
         n_separators = artifacts.get("n_separators", 1)
-        max_len = model.config.max_len
-        text = tokenizer.to_str()
-        keys = preprocessing.write_tokenizer(folder, text, model, max_len, n_separators)
-        if artifacts.get("class_names"):
-            keys |= preprocessing.label_mappings(artifacts["class_names"])
+        keys = preprocessing.write_tokenizer(folder, tokenizer.to_str(), model, n_separators)
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:
-        keys |= preprocessing.write_image_preprocessing(folder, artifacts, is_clip=is_clip)
+        preprocessing.write_image_preprocessing(folder, artifacts, is_clip=is_clip)
+    if artifacts.get("class_names"):
+        keys |= preprocessing.label_mappings(artifacts["class_names"])
     return keys
 
 
@@ -101,9 +98,10 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
 def staged_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, and move its files to `path` if the `with` block succeeds.
 
-    A directory `path` that does not exist appears at once with all its files. In an existing
-    directory, files of the same name are replaced one by one. The description of the model,
-    config.json or fourfold.json, is replaced last, and that of the other format is removed.
+    If `path` does not exist, the temporary directory is renamed to `path` in one step. In an
+    existing directory, files of the same name are replaced one by one. The file that describes the
+    model, config.json or fourfold.json, is replaced last. If the directory also contains the
+    description file of the other format, that file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))

@@ -1,13 +1,12 @@
-"""Conversion between a model class of transformers and a model class of fourfold, with its config.
+"""Conversion of models and configs between transformers and fourfold.
 
 An `Architecture` combines a table of config fields (`Field`) with a table of tensor names
 (`KeyMap`). Both tables are used for import and for export.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
-from os import PathLike
 from typing import Any
 
 from fourfold.core.config import TransformerConfig
@@ -48,24 +47,20 @@ def get_key(config: Json, key: str, default: Any = None) -> Any:
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value of a dotted key; nested dictionaries are copied before they are changed."""
+    """Set the value of a dotted key in place; nested dictionaries become changed copies."""
     *sections, name = key.split(".")
     for section in sections:
-        nested = dict(config.get(section) or {})
-        config[section] = nested
-        config = nested
+        config[section] = dict(config.get(section) or {})
+        config = config[section]
     config[name] = value
 
 
-def check_allowed(
-    config: Json, allowed: Mapping[str, Collection[Any]], file: str | PathLike[str]
-) -> None:
+def check_allowed(config: Json, allowed: Mapping[str, Collection[Any]]) -> None:
     """Check keys of a JSON file that may only have certain values.
 
     Args:
         config: Content of a JSON file.
         allowed: Allowed values of each dotted key. A key may also be absent.
-        file: Path of the JSON file, for the error message.
 
     Raises:
         InputError: A key has another value.
@@ -74,7 +69,7 @@ def check_allowed(
         value = get_key(config, key, ...)
         if value is not ... and value not in values:
             listed = " or ".join(str(v) for v in values if v is not None)
-            raise InputError(f"must be {listed}, got {str(value)[:80]}", option=key, file=file)
+            raise InputError(f"must be {listed}, got {str(value)[:80]}", option=key)
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class Field:
     Args:
         name: Name of the field in fourfold's config (the native config).
         hf_keys: Dotted keys in config.json, which must have equal values.
-        default: Value in config.json that an absent key stands for.
+        default: Value that config.json implies if the key is absent.
         from_hf: Function from the value in config.json to the value in the native config.
         to_hf: Inverse of `from_hf`.
     """
@@ -95,12 +90,8 @@ class Field:
     from_hf: Callable[[Any], Any] = lambda value: value
     to_hf: Callable[[Any], Any] = lambda value: value
 
-    def read(self, config: Json, file: str | PathLike[str]) -> Any:
-        """Return the value of the field in the native config for the content of a config.json.
-
-        Args:
-            config: Content of config.json.
-            file: Path of config.json, for error messages.
+    def read(self, config: Json) -> Any:
+        """Return the native value of the field, read from the content of a config.json.
 
         Raises:
             InputError: The keys have different values, or a value of a wrong type.
@@ -110,23 +101,19 @@ class Field:
         first = next(iter(values.values()), self.default)
         if any(value != first for value in values.values()):
             listed = ", ".join(f"{key}={value}" for key, value in values.items())
-            raise InputError(
-                f"{listed} must be equal, since both give the one field {self.name}", file=file
-            )
+            message = f"must be equal, since both give the one field {self.name}"
+            raise InputError(message, option=listed)
         try:
             return self.from_hf(first)
         except TypeError as error:
             message = f"has a wrong type: {str(first)[:80]!r}"
-            raise InputError(message, option=" and ".join(self.hf_keys), file=file) from error
+            raise InputError(message, option=" and ".join(self.hf_keys)) from error
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
     """Create a `Field` whose value is the same in fourfold's config and in config.json.
 
-    Args:
-        name: Name of the field in fourfold's config.
-        hf_keys: Dotted key or keys in config.json.
-        default: Value of an absent key.
+    The arguments are those of `Field`.
     """
     return Field(name, hf_keys, default)
 
@@ -138,7 +125,7 @@ def activation_field(
 
     Args:
         hf_keys: Dotted key or keys in config.json.
-        default: Name in transformers that an absent key stands for.
+        default: Name of the activation in transformers if the key is absent.
         names: Name of each activation in fourfold, by its name in transformers.
     """
 
@@ -164,16 +151,18 @@ class Architecture:
             checkpoint of the base model (a model without a head) lack the prefix.
         implied: Native config fields that are constant for the architecture.
         required: Keys of config.json and the only value that each key may have, if it is present.
-        infer: Function from tensor names and config.json to further native config fields.
-        extra_config: Function from a native config to further entries of an exported config.json.
+        infer: Function from tensor names and config.json to a dictionary of further native config
+            fields.
+        extra_config: Function from a native config to a dictionary of further entries of an
+            exported config.json.
         constants: Native names of the buffers that are computed rather than learned, such as
-            sinusoidal positions, by their name in transformers.
-        export_if: Function that returns True for a native config that may be exported as this
-            architecture although the model was not imported from it.
+            sinusoidal positions, by their names in transformers.
+        export_if: Function that tells from a native config if a model that was not imported from
+            this architecture may be exported to it.
         distinctive: Names of the tensors that tell this architecture from others that have the
             same `model_type`.
-        count_heads: Function from tensor names to the number of classification heads among them,
-            for models whose checkpoints may lack heads.
+        model_options: Function from tensor names to further arguments of the model's constructor,
+            such as the number of classification heads in the checkpoint.
     """
 
     model_type: str
@@ -190,30 +179,26 @@ class Architecture:
     constants: Mapping[str, str] = dataclass_field(default_factory=dict)
     export_if: Callable[[Any], bool] = lambda config: True
     distinctive: tuple[str, ...] = ()
-    count_heads: Callable[[Collection[str]], int] | None = None
+    model_options: Callable[[Collection[str]], dict[str, Any]] = lambda names: {}
 
-    def read_config(
-        self, config: Json, names: Collection[str], file: str | PathLike[str]
-    ) -> TransformerConfig:
+    def read_config(self, config: Json, names: Collection[str]) -> TransformerConfig:
         """Convert config.json to a native config.
 
         Args:
             config: Content of config.json.
             names: Names of the tensors in the checkpoint, which show what config.json does not say.
-            file: Path of config.json, for error messages.
 
         Raises:
             InputError: A value is not supported or invalid.
         """
-        check_allowed(config, {key: (value,) for key, value in self.required.items()}, file)
-        values = {field.name: field.read(config, file) for field in self.fields}
+        check_allowed(config, {key: (value,) for key, value in self.required.items()})
+        values = {field.name: field.read(config) for field in self.fields}
         try:
             native = self.config_class(**values | {**self.implied, **self.infer(names, config)})
-            require_sizes(native)
-        except InputError as error:
-            raise error.in_file(file) from error
         except TypeError as error:  # raised before the config checks its fields
-            raise InputError(f"a value has a wrong type ({error})", file=file) from error
+            message = f"has a value of a wrong type ({error})"
+            raise InputError(message, option=self.config_class.__name__) from error
+        require_sizes(native)
         return native
 
     def write_config(self, config: Any) -> dict[str, Any]:
@@ -237,11 +222,12 @@ class Architecture:
             names: Names of the model's tensors in transformers.
 
         Returns:
-            For each setting a text such as "activation=silu" or an error message; empty if the
-            architecture represents all settings.
+            One text for each setting, such as "activation=silu". If the config cannot be converted,
+            the list may instead contain one error message. The list is empty if the architecture
+            represents all settings.
         """
         try:
-            imported = self.read_config(self.write_config(config), names, self.model_type)
+            imported = self.read_config(self.write_config(config), names)
         except InputError as error:
             if error.option is not None and hasattr(config, error.option):
                 return [f"{error.option}={getattr(config, error.option)}"]
@@ -253,10 +239,10 @@ class Architecture:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return a copy of a config in which each setting has one spelling, to compare two configs.
+    """Return a copy of a config with equivalent values made equal, so that configs can be compared.
 
-    The values that None stands for replace None in `d_head`, `d_value` and `n_decoder_layers`. An
-    `attn_scale` of 1 / sqrt(d_head), in contrast, is replaced by None.
+    In `d_head`, `d_value` and `n_decoder_layers`, None is replaced by the number that None implies.
+    An `attn_scale` of 1 / sqrt(d_head), in contrast, is replaced by None.
     """
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
@@ -268,7 +254,8 @@ def resolve_defaults(config: Any) -> Any:
 def differing_fields(config: Any, imported: Any) -> list[str]:
     """List the fields in which two configs differ, as "name=value" with the value in `config`.
 
-    Values that None stands for are resolved, and `UNSAVED_FIELDS` are not compared.
+    The values are compared after `resolve_defaults`. The fields `UNSAVED_FIELDS`, which config.json
+    does not store (initialization and some kinds of dropout), are not compared.
 
     Args:
         config: Config of the model to be exported.
@@ -285,29 +272,3 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
 def norm_eps_note(before: float, after: float) -> str:
     """Return a remark that an export changes `norm_eps`, or an empty text if it does not."""
     return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"
-
-
-def choose_architecture(architectures: Iterable[Architecture], model: Model) -> Architecture:
-    """Return the first architecture that represents every setting of a model, for its export.
-
-    Args:
-        architectures: Candidates, in order of preference.
-        model: The model.
-
-    Raises:
-        InputError: No architecture represents every setting.
-    """
-    config: Any = model.config
-    reasons = []
-    for architecture in architectures:
-        if type(model) is not architecture.model_class or not architecture.export_if(config):
-            continue
-        names = architecture.keymap.to_external(model.state_dict(), {})[0].keys()
-        problems = architecture.unrepresentable(config, names)
-        if not problems:
-            return architecture
-        reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
-    detail = "; ".join(reasons) or "transformers has no class for this model"
-    raise InputError(
-        f"{type(model).__name__} cannot be exported to transformers: {detail}", option="model"
-    )

@@ -1,8 +1,9 @@
-"""Model directories of transformers and timm: download, config.json and weights."""
+"""Model directories of transformers and timm: download, config.json, weights, and `SourceModel`."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fourfold.errors import InputError
+from fourfold.generation.defaults import GenerationDefaults
+from fourfold.models.base import Model
 from fourfold.text_files import parse_json, read_text
 
 CONFIG_FILE = "config.json"
@@ -21,6 +24,33 @@ PICKLE_FILE = "pytorch_model.bin"
 # Files that are downloaded from the Hugging Face hub; weights of other frameworks are not.
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", PICKLE_FILE)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """Model that was read from a path, with the tokenizer and the other values stored there.
+
+    Args:
+        path: The file or directory that was read.
+        model: The model on the CPU, in fp32 and eval mode. `model.source` is a `SourceCheckpoint`
+            if the model was imported from a transformers directory.
+        format_name: Name of the format of another library, for messages: timm, nanoGPT, minGPT, or
+            the `model_type` of a transformers directory. "" for a checkpoint of fourfold.
+        notes: Sentences for the user about assumptions of the import and about files that were not
+            read.
+        tokenizer: The tokenizer as JSON; None if none is stored.
+        artifacts: Plain values that inference needs, such as class names and image preprocessing.
+            Empty for transformers, whose directories have separate files for preprocessing.
+        defaults: Special tokens and options of beam search that are stored with the model.
+    """
+
+    path: Path
+    model: Model
+    format_name: str = ""
+    notes: Sequence[str] = ()
+    tokenizer: str | None = None
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
 def resolve_path(path: str | Path) -> Path:
@@ -42,24 +72,15 @@ def resolve_path(path: str | Path) -> Path:
         return Path(snapshot_download(str(path), allow_patterns=list(DOWNLOAD_PATTERNS)))
     except Exception as error:  # huggingface_hub raises many classes for network and permissions
         first_line = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"no such path, and it cannot be downloaded from the Hugging Face hub: {first_line}",
-            file=path,
-        ) from error
+        message = (
+            f"no such path, and it cannot be downloaded from the Hugging Face hub: {first_line}"
+        )
+        raise InputError(message, file=path) from error
 
 
 def is_model_directory(path: Path) -> bool:
     """Return True if `path` contains a config.json."""
     return (path / CONFIG_FILE).is_file()
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read the config.json of a directory.
-
-    Raises:
-        InputError: config.json is missing or not a JSON object.
-    """
-    return read_json(path / CONFIG_FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -80,35 +101,27 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"contains neither {WEIGHTS_FILE} nor {PICKLE_FILE}", file=path)
     shards = read_json(path / INDEX_FILE).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise InputError(
-            "must map tensor names to file names", option="weight_map", file=path / INDEX_FILE
-        )
+        message = "must map tensor names to file names"
+        raise InputError(message, option="weight_map", file=path / INDEX_FILE)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(shards.values())):
         tensors |= read_safetensors(path / shard)
     return tensors
 
 
-def common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the data type that all floating-point tensors have; float32 if they differ."""
-    dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else torch.float32
-
-
-def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int, file: str) -> tuple[int, ...]:
+def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
     """Return the shape of a tensor that must exist and have `ndim` dimensions.
 
     Args:
         tensors: Tensors by name.
         name: Name of the tensor.
         ndim: Required number of dimensions.
-        file: Path of the checkpoint, for the error message.
 
     Raises:
         InputError: There is no such tensor, or it has another number of dimensions.
     """
     if name not in tensors or tensors[name].ndim != ndim:
-        raise InputError(f"no tensor {name} of {ndim} dimensions", file=file)
+        raise InputError(f"have no tensor {name} of {ndim} dimensions", option="weights")
     return tuple(tensors[name].shape)
 
 
@@ -121,10 +134,15 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
         tensors: Tensors by their names in the library that will read the directory.
     """
     path.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(dict(config), indent=2, sort_keys=True, ensure_ascii=False)
     # transformers requires this entry of the metadata.
     save_file(dict(tensors), path / WEIGHTS_FILE, metadata={"format": "pt"})
-    (path / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    write_json(path / CONFIG_FILE, config)
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object to a file, indented and with sorted keys, as transformers does."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -157,16 +175,14 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     """Read a state dict that was written by `torch.save`.
 
     Raises:
-        InputError: The file is corrupted, or contains objects other than tensors, which could run
-            code.
+        InputError: The file is corrupted, or contains other objects than tensors. Such objects
+            could run code.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many classes for corrupted or malicious files
-        raise InputError(
-            "corrupted, or a pickle with objects other than tensors, which could run code",
-            file=path,
-        ) from error
+        message = "corrupted, or a pickle with objects other than tensors, which could run code"
+        raise InputError(message, file=path) from error
     if not isinstance(content, dict) or not all(isinstance(x, Tensor) for x in content.values()):
         raise InputError("must contain a dictionary of tensors", file=path)
     return content

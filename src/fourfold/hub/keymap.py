@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from os import PathLike
 
 import torch
 from torch import Tensor
@@ -36,10 +35,11 @@ class TensorOp:
         to_native: Function from the tensors of the other library to those of fourfold. Arguments
             and results are in the order of the names in the rule.
         to_external: Function from the tensors of fourfold to those of the other library. Rows that
-            `to_native` drops are 0 in the result.
+            `to_native` drops are filled with 0. `KeyMap.to_external` then replaces the zeros by the
+            stored rows.
         n_unmapped: Number of rows that `to_native` drops at the beginning of the external tensor,
             such as the rows for padding in a position table. `KeyMap.to_native` returns the dropped
-            rows separately, and `KeyMap.to_external` puts them back.
+            rows separately.
     """
 
     to_native: Callable[..., tuple[Tensor, ...]]
@@ -90,7 +90,7 @@ OFFSET_2 = TensorOp(
 
 @dataclass(frozen=True)
 class Rule:
-    """Names in fourfold (native) and in the other library (external) of the same parameters.
+    """Pair of names of the same parameters: native (fourfold) and external (other library).
 
     Args:
         native: Native name, or several names whose tensors are converted together.
@@ -128,32 +128,29 @@ class KeyMap:
     """Table of the tensor names and layouts of one architecture.
 
     Args:
-        entries: Rules and extra tensors. If several rules match a parameter, the first of them is
-            applied whose names all exist: in the model, and for an import in the checkpoint.
+        entries: Rules and extra tensors. If several rules match a parameter, the first rule is
+            applied whose native names all exist in the model and, on import, whose external names
+            all exist in the checkpoint.
     """
 
     def __init__(self, *entries: Entry) -> None:
         self.entries = entries
-        self.rules = [entry for entry in self.entries if isinstance(entry, Rule)]
-        self.extras = [entry for entry in self.entries if isinstance(entry, Extra)]
+        self.rules = [entry for entry in entries if isinstance(entry, Rule)]
+        self.extras = [entry for entry in entries if isinstance(entry, Extra)]
 
     def to_native(
-        self,
-        external: Mapping[str, Tensor],
-        expected: Mapping[str, Tensor],
-        file: str | PathLike[str],
+        self, external: Mapping[str, Tensor], expected: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Convert the tensors of another library (external) to a complete native state dict.
 
         Args:
             external: Tensors by external name.
             expected: State dict of the model, for the required names and shapes.
-            file: File or directory of the tensors, for error messages.
 
         Returns:
-            The native state dict; and a dictionary, by external name, of what the model has no
-            parameter for but an export writes again: whole tensors, or the rows of a tensor that
-            `TensorOp.n_unmapped` counts.
+            The native state dict; and the unmapped tensors by external name, which an export
+            restores. An unmapped tensor is a tensor without a parameter in the model, or consists
+            of the first rows of a tensor, which the model does not have (see `TensorOp`).
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
@@ -166,9 +163,8 @@ class KeyMap:
             try:
                 outputs = op.to_native(*(external[key] for key in keys))
             except (ValueError, IndexError, RuntimeError) as error:
-                shape = tuple(external[keys[0]].shape)
-                message = f"{keys[0]} {shape} cannot be converted: {error}"
-                raise InputError(message, file=file) from error
+                message = f"of shape {tuple(external[keys[0]].shape)} cannot be converted: {error}"
+                raise InputError(message, option=keys[0]) from error
             native.update(zip(names, outputs, strict=True))
             if op.n_unmapped:
                 unmapped[keys[0]] = external[keys[0]][: op.n_unmapped].clone()
@@ -180,29 +176,25 @@ class KeyMap:
                 if extra.is_kept:
                     unmapped[name] = tensor
                 if extra.tied_to in external and not tensor.equal(external[extra.tied_to]):
-                    raise InputError(
-                        f"{name} differs from {extra.tied_to}, although config.json ties them",
-                        file=file,
-                    )
-        _check_complete(native, expected, unknown, file)
+                    message = f"differs from {extra.tied_to}, although config.json ties them"
+                    raise InputError(message, option=name)
+        _check_complete(native, expected, unknown)
         return native, unmapped
 
     def to_native_subset(
         self, external: Mapping[str, Tensor], expected: Collection[str]
     ) -> dict[str, Tensor]:
-        """Convert tensors that one model had no parameter for to parameters of another model.
+        """Convert the unmapped tensors of an imported model to parameters of another model class.
 
         An example is BERT's pooler, which a classifier has, but a masked LM lacks.
 
         Args:
-            external: Tensors by external name for which the imported model had no parameter, as
-                `to_native` returns them. Entries that are only the first rows of a tensor, such as
-                a position table, are skipped.
+            external: Second result of `to_native` at the import. Entries that are only the first
+                rows of a tensor, such as a position table, are skipped.
             expected: Names of the parameters of the other model.
 
         Returns:
-            Tensors by native name, for those of the expected names that `external` has a tensor
-            for.
+            Tensors by native name. Expected names without a tensor in `external` are absent.
         """
         native: dict[str, Tensor] = {}
         for op, names, keys in self._rules_for(expected, external):
@@ -218,9 +210,8 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Tensors for which the model has no parameter, or the rows of a tensor that the
-                model leaves out, by external name, as `to_native` returned them at the import;
-                empty for a model that was not imported.
+            unmapped: Second result of `to_native` at the import; empty for a model that was not
+                imported.
 
         Returns:
             Tensors by external name, including `unmapped`; and the native names that no rule
@@ -245,7 +236,7 @@ class KeyMap:
 
         Args:
             native: Names of all parameters of the model.
-            external: Names of the external tensors; None if all of them are still to be computed.
+            external: Names of the external tensors; None for an export, which computes all of them.
         """
         for name in native:
             for rule in self.rules:
@@ -264,10 +255,7 @@ class KeyMap:
 
 
 def _check_complete(
-    native: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    unknown: Collection[str],
-    file: str | PathLike[str],
+    native: Mapping[str, Tensor], expected: Mapping[str, Tensor], unknown: Collection[str]
 ) -> None:
     """Raise InputError for unknown external names, missing native names and wrong shapes.
 
@@ -275,25 +263,18 @@ def _check_complete(
         native: Converted tensors by native name.
         expected: State dict of the model.
         unknown: External names that no rule and no extra tensor matches.
-        file: File or directory of the tensors, for error messages.
     """
-    problems = []
-    if missing := next((name for name in expected if name not in native), None):
-        problems.append(f"no tensor for {missing} {tuple(expected[missing].shape)}")
+    missing = [name for name in expected if name not in native]
+    problems = [f"no tensor for {name} {tuple(expected[name].shape)}" for name in missing[:1]]
     if unknown:
-        example = next(iter(unknown))
-        problems.append(
-            f"{len(unknown)} tensors do not belong to this architecture, such as {example}"
-        )
+        surplus = f"{len(unknown)} tensors that do not belong to this architecture"
+        problems.append(f"{surplus}, such as {next(iter(unknown))}")
     if problems:
-        raise InputError("; ".join(problems), file=file)
+        raise InputError(f"have {' and '.join(problems)}", option="weights")
     for name, tensor in expected.items():
         if native[name].shape != tensor.shape:
-            raise InputError(
-                f"the tensor for {name} has shape {tuple(native[name].shape)}, but config.json"
-                f" implies {tuple(tensor.shape)}",
-                file=file,
-            )
+            shapes = f"{tuple(native[name].shape)}, but config.json implies {tuple(tensor.shape)}"
+            raise InputError(f"has shape {shapes}", option=f"tensor for {name}")
 
 
 def _tuple(names: Names) -> tuple[str, ...]:

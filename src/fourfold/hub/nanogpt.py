@@ -1,8 +1,8 @@
-"""Import of nanoGPT and minGPT checkpoints, one file of `torch.save` each, as a `CausalLM`.
+"""Import of nanoGPT and minGPT checkpoints as a `CausalLM`.
 
-A nanoGPT checkpoint contains its settings. A minGPT checkpoint contains weights only. The shapes of
-the weights imply all settings except the number of heads, which a config.json in the same directory
-contains.
+Each checkpoint is one file that `torch.save` wrote. A nanoGPT checkpoint contains its settings. A
+minGPT checkpoint contains weights only. The shapes of the weights imply all settings except the
+number of heads, which a config.json in the same directory contains.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Json, get_key
+from fourfold.hub.architecture import Json, field, get_key
 from fourfold.hub.architectures.gpt import keymap
 from fourfold.hub.directory import tensor_shape
 from fourfold.hub.keymap import KEEP, SPLIT_QKV
@@ -20,11 +20,10 @@ from fourfold.models import CausalLM, CausalLMConfig
 _COMPILED_PREFIX = "_orig_mod."  # torch.compile adds it to every name
 _TOKENS = "transformer.wte.weight"
 _POSITIONS = "transformer.wpe.weight"
-_LAYER_PREFIX = "transformer.h."
-_FF_UP = "transformer.h.0.mlp.c_fc.weight"
 
 # The names of GPT-2, but torch.nn.Linear in place of Conv1D.
 _KEYMAP = keymap(_TOKENS, _POSITIONS, SPLIT_QKV, KEEP)
+_DROPOUT = field("dropout", "model.resid_pdrop", "model.embd_pdrop", default=0.1)
 # Number of heads of each `model_type` of minGPT, whose config.json may lack the number.
 _MINGPT_HEADS = {
     "openai-gpt": 12,
@@ -49,12 +48,11 @@ def is_mingpt(content: Mapping[str, Any]) -> bool:
     return _COMPILED_PREFIX + _TOKENS in content or _TOKENS in content
 
 
-def read_nanogpt_model(content: Mapping[str, Any], file: str) -> CausalLM:
+def read_nanogpt_model(content: Mapping[str, Any]) -> CausalLM:
     """Build the model of a nanoGPT checkpoint, in fp32 and in eval mode.
 
     Args:
         content: Content of the file.
-        file: Path of the file, for error messages.
 
     Raises:
         InputError: Settings or weights are not those of nanoGPT.
@@ -74,51 +72,40 @@ def read_nanogpt_model(content: Mapping[str, Any], file: str) -> CausalLM:
             "max_len": settings["block_size"],
         }
     except KeyError as error:
-        raise InputError(f"has no entry {error.args[0]}", option="model_args", file=file) from error
-    return _build(options, content["model"], file)
+        raise InputError(f"has no entry {error.args[0]}", option="model_args") from error
+    return _build(options, content["model"])
 
 
-def read_mingpt_model(content: Mapping[str, Any], settings: Json, file: str) -> CausalLM:
+def read_mingpt_model(content: Mapping[str, Any], settings: Json) -> CausalLM:
     """Build the model of a minGPT state dict, in fp32 and in eval mode.
 
     Args:
         content: State dict.
         settings: Content of the config.json beside the state dict; empty if there is none.
-        file: Path of the state dict, for error messages.
 
     Raises:
         InputError: The weights are not those of minGPT, or the number of heads is unknown.
     """
     weights = _strip_prefix(content)
-    vocab_size, d_model = tensor_shape(weights, _TOKENS, 2, file)
+    vocab_size, d_model = tensor_shape(weights, _TOKENS, 2)
     n_heads = get_key(settings, "model.n_head")
     n_heads = n_heads or _MINGPT_HEADS.get(get_key(settings, "model.model_type"))
     if not isinstance(n_heads, int):
-        raise InputError(
-            "the weights of minGPT do not determine the number of heads; a config.json in the same"
-            ' directory must give it as "n_head" or "model_type" in its section "model"',
-            file=file,
-        )
-    dropout = get_key(settings, "model.resid_pdrop", 0.1)
-    if get_key(settings, "model.embd_pdrop", dropout) != dropout:
-        raise InputError(
-            "and embd_pdrop must be equal, since fourfold has one dropout for both",
-            option="resid_pdrop",
-            file=file,
-        )
+        message = "must be in config.json, since the weights do not determine the number of heads"
+        raise InputError(message, option="model.n_head or model.model_type")
     options = {
         "d_model": d_model,
-        "n_layers": len({n.split(".")[2] for n in weights if n.startswith(_LAYER_PREFIX)}),
+        "n_layers": len({n.split(".")[2] for n in weights if n.startswith("transformer.h.")}),
         "n_heads": n_heads,
-        "d_ff": tensor_shape(weights, _FF_UP, 2, file)[0],
+        "d_ff": tensor_shape(weights, "transformer.h.0.mlp.c_fc.weight", 2)[0],
         "activation": "gelu_tanh",
-        "dropout": dropout,
+        "dropout": _DROPOUT.read(settings),
         "attn_dropout": get_key(settings, "model.attn_pdrop", 0.1),
         "vocab_size": vocab_size,
-        "max_len": tensor_shape(weights, _POSITIONS, 2, file)[0],
+        "max_len": tensor_shape(weights, _POSITIONS, 2)[0],
         "tie_embeddings": False,
     }
-    return _build(options, weights, file)
+    return _build(options, weights)
 
 
 def _strip_prefix(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -126,17 +113,13 @@ def _strip_prefix(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name.removeprefix(_COMPILED_PREFIX): x for name, x in state.items()}
 
 
-def _build(options: dict[str, Any], state: Mapping[str, Any], file: str) -> CausalLM:
+def _build(options: dict[str, Any], state: Mapping[str, Any]) -> CausalLM:
     """Build a model in fp32 and in eval mode.
 
     Args:
         options: Fields of the config of the model.
         state: State dict by nanoGPT's names.
-        file: Path of the state dict, for error messages.
     """
-    try:
-        model = CausalLM(CausalLMConfig(**options)).float()
-    except InputError as error:
-        raise error.in_file(file) from error
-    model.load_state_dict(_KEYMAP.to_native(_strip_prefix(state), model.state_dict(), file)[0])
+    model = CausalLM(CausalLMConfig(**options)).float()
+    model.load_state_dict(_KEYMAP.to_native(_strip_prefix(state), model.state_dict())[0])
     return model.eval()

@@ -3,7 +3,6 @@
 Generation defaults are special token ids and options of beam search.
 """
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -12,24 +11,20 @@ from typing import Any
 from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 
-from fourfold.errors import InputError
+from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
-from fourfold.hub.directory import CONFIG_FILE, read_json
+from fourfold.hub.directory import CONFIG_FILE, read_json, write_json
 from fourfold.models import CLIP, CausalLM, MaskedLM
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.tokenization.pretrained import make_tokenizer
-from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
-PROCESSOR_FILE = "processor_config.json"  # newer directories: the preprocessor is a section of it
-GENERATION_CONFIG_FILE = "generation_config.json"
-# Sections of config.json that may contain the key of a token id.
-_TEXT_SECTIONS = ("", "text_config.", "decoder.")
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
 _PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _IMAGE_DEFAULTS: dict[str, Any] = {
@@ -39,6 +34,11 @@ _IMAGE_DEFAULTS: dict[str, Any] = {
     "image_mean": [0.5],
     "image_std": [0.5],
     "resample": 2,
+}
+_ALLOWED = {
+    "do_rescale": (True, None),
+    "rescale_factor": (1 / 255,),
+    "resample": tuple(_PIL_RESAMPLE),
 }
 # Templates of the special tokens around one text and around a pair of texts, by family. None means
 # that the family has no pairs.
@@ -80,11 +80,8 @@ def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
     Raises:
         InputError: The model is a multi-label classifier, or `id2label` is not valid.
     """
-    if config.get("problem_type") == "multi_label_classification":
-        raise InputError(
-            "must be a problem with one class per sample, got multi_label_classification",
-            option="problem_type",
-        )
+    if (problem := config.get("problem_type")) == "multi_label_classification":
+        raise InputError(f"must have one class per sample, got {problem}", option="problem_type")
     return {"n_classes": len(class_names(config)) or config.get("num_labels", 2)}
 
 
@@ -116,7 +113,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     Raises:
         InputError: A file is not valid JSON, or a value has a wrong type.
     """
-    files = [path / GENERATION_CONFIG_FILE, path / CONFIG_FILE]
+    files = [path / "generation_config.json", path / CONFIG_FILE]
     contents = {file: read_json(file) for file in files if file.is_file()}
     start = _first_number(contents, "decoder_start_token_id")
     alpha = _first_number(contents, "length_penalty")
@@ -132,19 +129,20 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
 
 
 def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
-    """Return the value of a key in the first file that has a value; None if none has one.
+    """Return the value of a key in the first file that has a value; None if no file has one.
 
     Args:
-        contents: Content of each JSON file, by path.
-        key: Key such as eos_token_id, which may also be in a section of `_TEXT_SECTIONS`. Of a list
-            of values, the first is returned.
+        contents: Content of each JSON file by path, in order of precedence.
+        key: Key such as eos_token_id, which may also be in a nested section for text, such as
+            `text_config`. If the value is a list, its first entry is returned.
 
     Raises:
-        InputError: The value is not an integer, or for a length penalty not a number.
+        InputError: The value of `length_penalty` is not a number, or another value is not an
+            integer.
     """
     allowed = (int, float) if key == "length_penalty" else (int,)
     for file, content in contents.items():
-        for section in _TEXT_SECTIONS:
+        for section in ("", "text_config.", "decoder."):
             value = get_key(content, section + key)
             value = value[0] if isinstance(value, list) and value else value
             if value is not None and type(value) not in allowed:
@@ -156,7 +154,7 @@ def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Find the tokenizer files of a directory; return None if there are no such files.
+    """Return a `TokenizerConfig` with the paths of a directory's tokenizer files, or None.
 
     Raises:
         InputError: tokenizer_config.json is not valid.
@@ -183,9 +181,7 @@ def read_tokenizer(path: Path) -> str | None:
     return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
-def write_tokenizer(
-    path: Path, text: str, model: Model, max_len: int | None, n_separators: int = 1
-) -> dict[str, int]:
+def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) -> dict[str, int]:
     """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer` of transformers.
 
     Args:
@@ -193,31 +189,27 @@ def write_tokenizer(
         text: Tokenizer as JSON.
         model: Model that the tokenizer belongs to. The family of the model determines the special
             tokens that are added to a text.
-        max_len: Maximum number of tokens of a text; None means no limit.
         n_separators: Number of end-of-text tokens between the two texts of a pair.
 
     Returns:
         The special token ids that belong into config.json, by key.
     """
     tokenizer = Tokenizer.from_str(text)
-    roles = ("pad", "bos", "eos", "unk", "mask")
-    ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in roles}
-    names = {
-        f"{role}_token": tokenizer.backend.id_to_token(token_id)
-        for role, token_id in ids.items()
-        if token_id is not None
-    }
+    ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
     _add_template(tokenizer, model, n_separators)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **({} if max_len is None else {"model_max_length": max_len}),
         "clean_up_tokenization_spaces": False,
-        **names,
     }
+    for role, token_id in ids.items():
+        if token_id is not None:
+            config[f"{role}_token"] = tokenizer.backend.id_to_token(token_id)
+    if model.config.max_len is not None:
+        config["model_max_length"] = model.config.max_len
     if getattr(model.config, "n_segments", 0) > 1:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     (path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
-    _write_json(path / TOKENIZER_CONFIG_FILE, config)
+    write_json(path / TOKENIZER_CONFIG_FILE, config)
     entries = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
     if isinstance(model, Seq2Seq):
         start_id = getattr(model.config, "decoder_start_token_id", None)
@@ -285,35 +277,33 @@ def read_image_preprocessing(
     Raises:
         InputError: A setting is not supported.
     """
-    file = path / (PREPROCESSOR_FILE if (path / PREPROCESSOR_FILE).is_file() else PROCESSOR_FILE)
+    file = path / PREPROCESSOR_FILE
+    if not file.is_file():  # newer directories: the preprocessor is a section of another file
+        file = path / "processor_config.json"
     settings = read_json(file) if file.is_file() else {}
+    with errors_in(file):
+        transform = _read_transform(settings, image_size, n_channels)
+    sizes = {"image_size": image_size, "n_channels": n_channels}
+    return {"class_names": class_names(config), **sizes, **transform}
+
+
+def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str, Any]:
+    """Convert the content of a preprocessor_config.json to settings of the evaluation transform."""
     settings = settings.get("image_processor", settings)
     if not isinstance(settings, Mapping):
-        raise InputError("must be a JSON object", option="image_processor", file=file)
+        raise InputError("must be a JSON object", option="image_processor")
     settings = {**_IMAGE_DEFAULTS, **settings}
-    check_allowed(settings, {"do_rescale": (True, None), "resample": tuple(_PIL_RESAMPLE)}, file)
-    factor = settings["rescale_factor"]
-    if type(factor) not in (int, float) or not math.isclose(factor, 1 / 255):
-        raise InputError(
-            f"must be 1/255, got {str(factor)[:80]}", option="rescale_factor", file=file
-        )
-    resized = _read_side(settings, "size", image_size, file)
-    cropped = _read_side(settings, "crop_size", image_size, file)
+    check_allowed(settings, _ALLOWED)
+    resized = _read_side(settings, "size", image_size)
+    cropped = _read_side(settings, "crop_size", image_size)
     crop_pct = cropped / resized if settings.get("do_center_crop") else 1.0
     if crop_pct > 1:
-        raise InputError(
-            f"must be at most the size after resizing, {resized}, got {cropped}",
-            option="crop_size",
-            file=file,
-        )
+        raise InputError(f"must be at most size, {resized}, got {cropped}", option="crop_size")
     if settings["do_normalize"] is False:
         settings |= {"image_mean": [0.0], "image_std": [1.0]}
     return {
-        "class_names": class_names(config),
-        "image_size": image_size,
-        "n_channels": n_channels,
-        "mean": _read_channels(settings, "image_mean", n_channels, file),
-        "std": _read_channels(settings, "image_std", n_channels, file),
+        "mean": _read_channels(settings, "image_mean", n_channels),
+        "std": _read_channels(settings, "image_std", n_channels),
         "crop_pct": crop_pct,
         "crop_mode": "squash" if _changes_aspect_ratio(settings) else "center",
         "interpolation": _PIL_RESAMPLE[settings["resample"]],
@@ -336,40 +326,36 @@ def _changes_aspect_ratio(settings: Json) -> bool:
     return size is not None and not str(name).startswith("CLIP")
 
 
-def _read_side(settings: Json, key: str, default: int, file: Path) -> int:
-    """Read the side of a square in pixels, given as a number or as a JSON object with its sides.
+def _read_side(settings: Json, key: str, default: int) -> int:
+    """Read the side of a square in pixels.
 
     Args:
-        settings: Content of preprocessor_config.json.
+        settings: Content of preprocessor_config.json. The value of `key` is a number, or a JSON
+            object such as {"height": 224, "width": 224} or {"shortest_edge": 224}.
         key: size or crop_size.
         default: Side if the key is absent.
-        file: Path of the JSON file, for error messages.
 
     Raises:
         InputError: The sides differ, or are not positive integers.
     """
     value: Any = settings.get(key, default)
     if isinstance(value, Mapping):
-        height = value.get("height", default)
-        width = value.get("width", default)
+        height, width = (value.get(side, default) for side in ("height", "width"))
         if "shortest_edge" not in value and height != width:
-            raise InputError(f"must be a square, got {height}x{width}", option=key, file=file)
+            raise InputError(f"must be a square, got {height}x{width}", option=key)
         value = value.get("shortest_edge", height)
     if type(value) is not int or value < 1:
-        raise InputError(
-            f"must be a number of pixels, got {str(value)[:80]}", option=key, file=file
-        )
+        raise InputError(f"must be a number of pixels, got {str(value)[:80]}", option=key)
     return value
 
 
-def _read_channels(settings: Json, key: str, n_channels: int, file: Path) -> list[float]:
+def _read_channels(settings: Json, key: str, n_channels: int) -> list[float]:
     """Read one number for each channel, given as a list for all channels or as a list of one.
 
     Args:
         settings: Content of preprocessor_config.json.
         key: image_mean or image_std.
         n_channels: Number of channels.
-        file: Path of the JSON file, for error messages.
 
     Raises:
         InputError: The value is not such a list of finite numbers.
@@ -377,25 +363,19 @@ def _read_channels(settings: Json, key: str, n_channels: int, file: Path) -> lis
     values = settings[key]
     is_valid = isinstance(values, list) and len(values) in (1, n_channels)
     if not is_valid or not all(type(x) in (int, float) and math.isfinite(x) for x in values):
-        raise InputError(
-            f"must be {n_channels} numbers, got {str(values)[:80]}", option=key, file=file
-        )
+        raise InputError(f"must be {n_channels} numbers, got {str(values)[:80]}", option=key)
     return [float(x) for x in values] * (n_channels // len(values))
 
 
-def write_image_preprocessing(
-    path: Path, artifacts: Mapping[str, Any], is_clip: bool
-) -> dict[str, Any]:
+def write_image_preprocessing(path: Path, artifacts: Mapping[str, Any], is_clip: bool) -> None:
     """Write the settings of the evaluation transform of images to preprocessor_config.json.
 
     Args:
         path: Directory, which must exist.
         artifacts: Class names and settings of the evaluation transform, as
             `read_image_preprocessing` returns them.
-        is_clip: Write the name of CLIP's image processor, which always keeps the aspect ratio.
-
-    Returns:
-        The entries of config.json about the classes; empty if there are no class names.
+        is_clip: True to name CLIP's image processor, which always keeps the aspect ratio. False to
+            name the image processor of ViT or DeiT.
     """
     image_size = artifacts["image_size"]
     crop_pct = artifacts["crop_pct"]
@@ -417,10 +397,4 @@ def write_image_preprocessing(
     if crop_pct < 1 or not squash:  # with a fixed aspect ratio, the longer side must be cropped
         settings["do_center_crop"] = True
         settings["crop_size"] = {"height": image_size, "width": image_size}
-    _write_json(path / PREPROCESSOR_FILE, settings)
-    return label_mappings(artifacts["class_names"]) if artifacts.get("class_names") else {}
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write an indented JSON object."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path / PREPROCESSOR_FILE, settings)

@@ -12,13 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import (
-    Json,
-    check_allowed,
-    differing_fields,
-    get_key,
-    norm_eps_note,
-)
+from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
 from fourfold.hub.directory import CONFIG_FILE, tensor_shape, write_directory
 from fourfold.hub.keymap import PREFIX_TOKENS, QKV, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
 from fourfold.models import ViT, ViTConfig
@@ -84,7 +78,7 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((state for state in states if _PATCHES in state), None)
 
 
-def read_model(tensors: Mapping[str, Tensor], settings: Json, file: str) -> tuple[ViT, list[str]]:
+def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list[str]]:
     """Build a ViT from the tensors of a timm checkpoint, in fp32 and in eval mode.
 
     A checkpoint without a classifier (`num_classes: 0`) gives a model whose `heads` are empty.
@@ -92,7 +86,6 @@ def read_model(tensors: Mapping[str, Tensor], settings: Json, file: str) -> tupl
     Args:
         tensors: Tensors by timm's names.
         settings: Content of timm's config.json, empty if there is none.
-        file: Path of the checkpoint, for error messages.
 
     Returns:
         The model, and a sentence for the user about each assumption.
@@ -100,22 +93,19 @@ def read_model(tensors: Mapping[str, Tensor], settings: Json, file: str) -> tupl
     Raises:
         InputError: The tensors are not those of a supported ViT.
     """
-    config, notes = _read_config(tensors, settings, file)
+    config, notes = _read_config(tensors, settings)
     model = ViT(config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS)).float()
-    native, _ = _keymap(model.n_prefix).to_native(tensors, model.state_dict(), file)
+    native, _ = _keymap(model.n_prefix).to_native(tensors, model.state_dict())
     model.load_state_dict(native)
     return model.eval(), notes
 
 
-def read_image_preprocessing(
-    settings: Json, config: ViTConfig, file: str
-) -> tuple[dict[str, Any], list[str]]:
+def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     """Read the class names and the settings of the evaluation transform from timm's config.json.
 
     Args:
         settings: Content of timm's config.json, empty if there is none.
         config: Config of the model.
-        file: Path of the checkpoint, for error messages.
 
     Returns:
         Class names and settings by name, such as "mean" and "crop_pct"; and a sentence for the user
@@ -127,7 +117,7 @@ def read_image_preprocessing(
     pretrained = settings.get("pretrained_cfg") or {}
     values = {key: pretrained.get(key) or value for key, value in _IMAGE_DEFAULTS.items()}
     allowed = {"interpolation": ("bilinear", "bicubic"), "crop_mode": ("center", "squash")}
-    check_allowed(values, allowed, file)
+    check_allowed(values, allowed)
     artifacts = {
         "class_names": settings.get("label_names") or pretrained.get("label_names") or [],
         "image_size": config.image_size,
@@ -155,21 +145,18 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
         InputError: timm has no such model.
     """
     if not isinstance(model, ViT):
-        raise InputError(
-            f"must be a ViT to be exported to timm, got {type(model).__name__}", option="model"
-        )
+        message = f"must be a ViT to be exported to timm, got {type(model).__name__}"
+        raise InputError(message, option="model")
     tensors, problems = _keymap(model.n_prefix).to_external(model.state_dict(), {})
     settings = _write_config(model.config, artifacts)
     if model.representation is not None:
         problems.append("representation_size")
     if not problems:
-        imported, _ = _read_config(tensors, settings, "timm")
+        imported, _ = _read_config(tensors, settings)
         problems = differing_fields(replace(model.config, norm_eps=_NORM_EPS), imported)
     if problems:
-        raise InputError(
-            f"cannot be exported, since timm's ViT does not support {', '.join(problems)}",
-            option="model",
-        )
+        message = f"cannot be exported, since timm's ViT does not support {', '.join(problems)}"
+        raise InputError(message, option="model")
     write_directory(path, settings, tensors)
     note = norm_eps_note(model.config.norm_eps, _NORM_EPS)
     return f"timm's {settings['architecture']} with the sizes of this model{note}"
@@ -184,7 +171,6 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     pretrained = {
         "input_size": [config.n_channels, config.image_size, config.image_size],
         "fixed_input_size": True,
-        "num_classes": config.n_classes,
         "first_conv": "patch_embed.proj",
         "classifier": list(_HEADS) if config.distillation else _HEADS[0],
     }
@@ -207,8 +193,6 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "architecture": _ARCHITECTURES[config.distillation],
         "num_classes": config.n_classes,
-        "num_features": d_model,
-        "global_pool": pool,
         "model_args": model_args,
         "pretrained_cfg": pretrained,
     }
@@ -217,9 +201,7 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     return settings
 
 
-def _read_config(
-    tensors: Mapping[str, Tensor], settings: Json, file: str
-) -> tuple[ViTConfig, list[str]]:
+def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConfig, list[str]]:
     """Infer the config from the names and shapes of the tensors, and from timm's config.json.
 
     The arguments are those of `read_model`.
@@ -227,17 +209,13 @@ def _read_config(
     Returns:
         The config, and a sentence for the user about each assumption.
     """
-    d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4, file)
-    n_rows = tensor_shape(tensors, "pos_embed", 3, file)[1]
+    d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
+    n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
     side = math.isqrt(max(n_rows - n_prefix, 0))
     if side**2 + n_prefix != n_rows:
-        raise InputError(
-            f"must have a row for each of {n_prefix} prefix tokens and of a square of patches,"
-            f" got {n_rows} rows",
-            option="pos_embed",
-            file=file,
-        )
+        rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
+        raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
     pool = "cls" if _PREFIX_TOKENS[0] in tensors else "mean"
     allowed = dict(_ALLOWED)
     # Without a head, the pooling and the number of classes have no effect.
@@ -247,35 +225,32 @@ def _read_config(
         allowed |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
     if "pre_logits.fc.weight" in tensors:
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
-    check_allowed(settings, allowed, file)
-    n_heads, notes = _read_n_heads(settings, d_model, file)
+    check_allowed(settings, allowed)
+    n_heads, notes = _read_n_heads(settings, d_model)
     if get_key(settings, _ACT_LAYER, ...) is ...:
         notes.append("assumed the exact GELU, as in all but a few of timm's models")
-    try:
-        config = ViTConfig(
-            d_model=d_model,
-            n_layers=len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
-            n_heads=n_heads,
-            d_ff=tensor_shape(tensors, "blocks.0.mlp.fc1.weight", 2, file)[0],
-            norm_eps=_NORM_EPS,
-            image_size=patch_size * side,
-            patch_size=patch_size,
-            n_channels=n_channels,
-            distillation=_PREFIX_TOKENS[1] in tensors,
-            **options,
-        )
-    except InputError as error:
-        raise error.in_file(file) from error
+    config = ViTConfig(
+        d_model=d_model,
+        n_layers=len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
+        n_heads=n_heads,
+        d_ff=tensor_shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0],
+        norm_eps=_NORM_EPS,
+        image_size=patch_size * side,
+        patch_size=patch_size,
+        n_channels=n_channels,
+        distillation=_PREFIX_TOKENS[1] in tensors,
+        **options,
+    )
     return config, notes
 
 
-def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[str]]:
+def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:
     """Return the number of heads, and a list with a sentence if the number is an assumption.
 
     Args:
         settings: Content of timm's config.json, empty if there is none.
-        d_model: Width of the model, from which a missing number of heads is assumed.
-        file: Path of the checkpoint, for error messages.
+        d_model: Width of the model. A missing number of heads is assumed to be d_model / 64, but at
+            most 16.
 
     Raises:
         InputError: The number is missing, and `d_model` is not divisible by the usual head width.
@@ -283,10 +258,7 @@ def _read_n_heads(settings: Json, d_model: int, file: str) -> tuple[int, list[st
     if (n_heads := get_key(settings, "model_args.num_heads")) is not None:
         return n_heads, []
     if d_model % _HEAD_WIDTH:
-        raise InputError(
-            f"weights of width {d_model} do not determine the number of heads; a {CONFIG_FILE} in"
-            ' the same directory must give it as "num_heads" in its section "model_args"',
-            file=file,
-        )
+        message = f"must be in {CONFIG_FILE}, since weights of width {d_model} do not determine"
+        raise InputError(f"{message} the number of heads", option="model_args.num_heads")
     n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
     return n_heads, [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]

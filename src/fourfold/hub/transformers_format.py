@@ -1,7 +1,7 @@
 """Import of models from transformers directories, and export to transformers directories."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.errors import InputError
-from fourfold.hub.architecture import (
-    Architecture,
-    choose_architecture,
-    get_key,
-    norm_eps_note,
-    set_key,
-)
+from fourfold.errors import InputError, errors_in
+from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
 from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
 from fourfold.hub.architectures.t5 import T5
 from fourfold.hub.architectures.vit import DEIT, VIT
-from fourfold.hub.directory import (
-    CONFIG_FILE,
-    common_dtype,
-    read_config,
-    read_tensors,
-    write_directory,
-)
+from fourfold.hub.directory import CONFIG_FILE, read_json, read_tensors, write_directory
 from fourfold.models.base import Model
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
@@ -50,7 +38,7 @@ class SourceCheckpoint:
         is_base_model: True if the tensors had the names of a model without a head.
     """
 
-    config: Mapping[str, Any]
+    config: Json
     unmapped_tensors: Mapping[str, Tensor]
     is_base_model: bool
 
@@ -67,8 +55,9 @@ def read_model(path: Path) -> Model:
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
     """
-    config = read_config(path)
-    candidates = _architectures_of(config, path)
+    config = read_json(path / CONFIG_FILE)
+    with errors_in(path / CONFIG_FILE):
+        candidates = _architectures_of(config)
     # A checkpoint that was converted from TensorFlow has `gamma` and `beta` in a LayerNorm.
     tensors = read_tensors(path)
     for old, new in (("gamma", "weight"), ("beta", "bias")):
@@ -78,26 +67,24 @@ def read_model(path: Path) -> Model:
     is_base_model = not any(name.startswith(prefix) for name in tensors)
     if is_base_model:
         tensors = {prefix + name: x for name, x in tensors.items()}
-    native_config: Any = architecture.read_config(config, tensors.keys(), path / CONFIG_FILE)
-    count_heads = architecture.count_heads
-    heads = {} if count_heads is None else {"n_heads": count_heads(tensors.keys())}
+    with errors_in(path / CONFIG_FILE):
+        native_config: Any = architecture.read_config(config, tensors.keys())
+    options = architecture.model_options(tensors.keys())
     try:
         with torch.device("meta"):
-            model: Any = architecture.model_class(native_config, **heads)
+            model: Any = architecture.model_class(native_config, **options)
     except RuntimeError as error:  # torch cannot count so many elements
-        raise InputError(
-            "the model that it describes is too large", file=path / CONFIG_FILE
-        ) from error
-    native, unmapped = architecture.keymap.to_native(tensors, model.state_dict(), path)
-    model = model.float().to_empty(device="cpu")
-    if next(model.buffers(), None) is not None:
-        # Computed buffers, such as sinusoidal positions, have no values on the meta device.
-        computed = dict(architecture.model_class(native_config).named_buffers())
-        for external, name in architecture.constants.items():
-            if external in unmapped:
-                _check_sinusoids(external, unmapped[external], computed[name], path)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(computed[name])
+        message = "the model that it describes is too large"
+        raise InputError(message, file=path / CONFIG_FILE) from error
+    with errors_in(path):
+        native, unmapped = architecture.keymap.to_native(tensors, model.state_dict())
+        if next(model.buffers(), None) is None:
+            model = model.to_empty(device="cpu")
+        else:  # computed buffers, such as sinusoidal positions, have no values on the meta device
+            with torch.device("cpu"):
+                model = architecture.model_class(native_config, **options)
+            _check_constants(architecture, unmapped, dict(model.named_buffers()))
+    model = model.float()
     model.load_state_dict(native)
     model.source = SourceCheckpoint(config, unmapped, is_base_model)
     result: Model = model.eval()
@@ -105,7 +92,7 @@ def read_model(path: Path) -> Model:
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
-    """Return the tensors of the source's checkpoint that only `target` has parameters for.
+    """Return the tensors that the import of `source` left unused and `target` has parameters for.
 
     An example is BERT's pooler: a masked language model has no pooler, but a classifier has one.
 
@@ -117,24 +104,24 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
     Returns:
         Tensors by the native names of `target`, in fp32.
     """
-    checkpoint = source.source
     result: dict[str, Tensor] = {}
-    for architecture in ARCHITECTURES if isinstance(checkpoint, SourceCheckpoint) else ():
-        is_same_type = architecture.model_type == checkpoint.config.get("model_type")
-        if is_same_type and architecture.model_class is type(target):
-            unmapped = checkpoint.unmapped_tensors
-            result |= architecture.keymap.to_native_subset(unmapped, target.state_dict())
+    if source.source is not None:
+        for architecture in _architectures_of(source.source.config):
+            if architecture.model_class is type(target):
+                unmapped = source.source.unmapped_tensors
+                result |= architecture.keymap.to_native_subset(unmapped, target.state_dict())
     return {name: x.float() for name, x in result.items()}
 
 
-def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = None) -> str:
+def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """Write a directory for the `from_pretrained` method of transformers.
 
-    A model with a `source` is written with the architecture and the data type of the source, and
-    with those tensors and entries of config.json of the source that fourfold does not use.
+    If `model.source` is not None, the architecture and the data type are those of the source. The
+    directory then also contains the tensors and the entries of config.json of the source that
+    fourfold does not use.
 
     Args:
-        model: Model of one of the families.
+        model: Model of fourfold.
         path: Directory, which is created if it does not exist.
         entries: Further entries of config.json, ignored for a model with a `source`.
 
@@ -147,54 +134,69 @@ def write_model(model: Model, path: Path, entries: Mapping[str, Any] | None = No
     source: SourceCheckpoint | None = model.source
     if source is None:
         model = deinterleave_positions(model)
-        architecture = choose_architecture(ARCHITECTURES, model)
+        architecture = _choose_architecture(model)
     else:
-        candidates = _architectures_of(source.config, path)
+        candidates = _architectures_of(source.config)
         architecture = next(a for a in candidates if type(model) is a.model_class)
     native = {name: x.cpu() for name, x in model.state_dict().items()}
     unmapped = {} if source is None else source.unmapped_tensors
     tensors, unmatched = architecture.keymap.to_external(native, unmapped)
     if unmatched:
-        raise InputError(
-            f"{architecture.model_type} of transformers has no tensors for {', '.join(unmatched)}",
-            file=path,
-        )
+        message = f"of transformers has no tensors for {', '.join(unmatched)}"
+        raise InputError(message, option=architecture.model_type)
     model_config: Any = model.config
     config = architecture.write_config(model_config)
     for key, value in (entries or {}).items():
         set_key(config, key, value)
     if source is None:
-        config["dtype"] = str(common_dtype(tensors)).removeprefix("torch.")
+        dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        config["dtype"] = str(dtype).removeprefix("torch.")
     else:
-        config = _merge_config(architecture, source.config, config, tensors)
+        config = _merge_config(architecture, source.config, config, tensors.keys())
         tensors = {name: x.to(_config_dtype(source.config)) for name, x in tensors.items()}
         if source.is_base_model:
             prefix = architecture.base_model_prefix
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
     write_directory(path, config, tensors)
-    written = architecture.read_config(config, tensors.keys(), path)
+    written = architecture.read_config(config, tensors.keys())
     return str(config["architectures"][0]) + norm_eps_note(model_config.norm_eps, written.norm_eps)
 
 
-def _merge_config(
-    architecture: Architecture,
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    names: Mapping[str, Tensor],
-) -> dict[str, Any]:
-    """Return the source's config.json, updated where the settings of the model differ from it.
+def _choose_architecture(model: Model) -> Architecture:
+    """Choose the first architecture that represents all settings of a model that is exported.
 
-    Keys of unchanged settings are kept as they are, and so are keys that no setting of the model
-    determines, such as special token ids, which belong to the tokenizer of the source.
+    Raises:
+        InputError: No architecture represents every setting.
+    """
+    config: Any = model.config
+    reasons = []
+    for architecture in ARCHITECTURES:
+        if type(model) is not architecture.model_class or not architecture.export_if(config):
+            continue
+        names = architecture.keymap.to_external(model.state_dict(), {})[0].keys()
+        problems = architecture.unrepresentable(config, names)
+        if not problems:
+            return architecture
+        reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
+    detail = "; ".join(reasons) or "transformers has no class for this model"
+    raise InputError(f"cannot be exported to transformers: {detail}", option=type(model).__name__)
+
+
+def _merge_config(
+    architecture: Architecture, old: Json, new: Json, names: Collection[str]
+) -> dict[str, Any]:
+    """Return the content of the source's config.json with the settings that the model changed.
+
+    All other keys are kept. Special token ids, for example, belong to the tokenizer of the source.
 
     Args:
         architecture: Architecture of the source and of the model.
         old: Content of the source's config.json.
         new: Content of config.json that `architecture` writes for the model.
-        names: Tensors of the model by their names in transformers; only the names are used.
+        names: Names of the model's tensors in transformers.
     """
-    before = architecture.read_config(old, names, architecture.model_type)
-    after = architecture.read_config(new, names, architecture.model_type)
+    before, after = (architecture.read_config(config, names) for config in (old, new))
     fields = [f for f in architecture.fields if getattr(before, f.name) != getattr(after, f.name)]
     changed = [key for field in fields for key in field.hf_keys]
     extra = architecture.extra_config(before)
@@ -205,12 +207,8 @@ def _merge_config(
     return merged
 
 
-def _architectures_of(config: Mapping[str, Any], path: Path) -> list[Architecture]:
+def _architectures_of(config: Json) -> list[Architecture]:
     """Return the architectures that have the `model_type` of a config.json.
-
-    Args:
-        config: Content of config.json.
-        path: Directory of config.json, for the error message.
 
     Raises:
         InputError: No architecture has this `model_type`.
@@ -219,21 +217,17 @@ def _architectures_of(config: Mapping[str, Any], path: Path) -> list[Architectur
     candidates = [a for a in ARCHITECTURES if a.model_type == model_type]
     if not candidates:
         known = ", ".join(dict.fromkeys(a.model_type for a in ARCHITECTURES))
-        raise InputError(
-            f"must be one of {known}, got {model_type!r}",
-            option="model_type",
-            file=path / CONFIG_FILE,
-        )
+        raise InputError(f"must be one of {known}, got {model_type!r}", option="model_type")
     return candidates
 
 
 def _select_architecture(
-    candidates: list[Architecture], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    candidates: list[Architecture], config: Json, tensors: Mapping[str, Tensor]
 ) -> Architecture:
     """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
-    The class is more reliable: a token classifier may come with an unused pooler, whose names are
-    those of a sequence classifier.
+    The class is more reliable. The checkpoint of a token classifier may contain an unused pooler,
+    and then has all tensors of a sequence classifier.
 
     Args:
         candidates: Architectures of the `model_type`, in order of preference.
@@ -247,27 +241,26 @@ def _select_architecture(
     return next(a for a in candidates if tensors.keys() >= set(a.distinctive))
 
 
-def _check_sinusoids(name: str, stored: Tensor, computed: Tensor, path: Path) -> None:
-    """Raise InputError unless a stored table of positions equals the computed one up to rounding.
+def _check_constants(
+    architecture: Architecture, stored: Mapping[str, Tensor], computed: Mapping[str, Tensor]
+) -> None:
+    """Raise InputError if the checkpoint stores other values for a computed buffer.
 
     Args:
-        name: Name of the stored table in the checkpoint, for the error message.
-        stored: Table of the checkpoint.
-        computed: Table of sinusoidal positions.
-        path: Directory of the checkpoint, for the error message.
+        architecture: Architecture of the checkpoint.
+        stored: Unmapped tensors of the checkpoint, which may contain such buffers.
+        computed: Buffers of the model by native name.
     """
-    tolerance = 1e-2 if stored.dtype.itemsize < 4 else 1e-4
-    if stored.shape != computed.shape or not torch.allclose(
-        stored.float(), computed, rtol=0.0, atol=tolerance
-    ):
-        raise InputError(
-            "must be the table of sinusoidal positions, but has other values",
-            option=name,
-            file=path,
-        )
+    for external, name in architecture.constants.items():
+        expected = computed[name]
+        found = stored.get(external, expected).float()
+        # The tolerance is the rounding of bf16.
+        if found.shape != expected.shape or (found - expected).abs().max() > 1e-2:
+            message = "must be the table of sinusoidal positions, but has other values"
+            raise InputError(message, option=external)
 
 
-def _config_dtype(config: Mapping[str, Any]) -> torch.dtype:
+def _config_dtype(config: Json) -> torch.dtype:
     """Return the data type in a config.json; float32 if it has none or an unknown type."""
     name = config.get("dtype") or config.get("torch_dtype")
     dtype = getattr(torch, str(name).removeprefix("torch."), None)

@@ -8,10 +8,11 @@ import fourfold.tasks
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
 from fourfold.checkpoints.files import read_file
-from fourfold.checkpoints.load import SourceModel, load, read_foreign
+from fourfold.checkpoints.load import load, read_model
 from fourfold.checkpoints.save import staged_directory, write_transformers
 from fourfold.errors import InputError
 from fourfold.hub import preprocessing, timm
+from fourfold.hub.directory import SourceModel
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
 
@@ -34,8 +35,9 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     """
     if target.exists():
         raise InputError("this file exists already; name another one", file=target)
-    found = read_foreign(source)
-    assert found.foreign is not None
+    found = read_model(source)
+    if not found.format_name:
+        raise InputError("this is a checkpoint of fourfold, which needs no import", file=source)
     model: Any = found.model
     classes = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
     task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
@@ -48,10 +50,10 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n_parameters = sum(p.numel() for p in model.parameters())
     stored = ", ".join(task.artifacts) or "without a tokenizer"
-    named = f"{found.foreign.format_name}, {n_parameters:,} parameters"
+    named = f"{found.format_name}, {n_parameters:,} parameters"
     return [
         f"{source}: {named}, as {task_class.__name__}",
-        *found.foreign.notes,
+        *found.notes,
         f"wrote {target} ({stored})",
     ]
 

@@ -14,10 +14,9 @@ from fourfold.checkpoints.format import (
     check_content,
     check_init_args,
     check_training,
-    in_checkpoint,
 )
 from fourfold.checkpoints.load import check_classes, load_weights
-from fourfold.errors import InputError
+from fourfold.errors import InputError, errors_in
 
 if TYPE_CHECKING:
     from fourfold.tasks.base import Task
@@ -79,7 +78,7 @@ def task_from_checkpoint(
             " needed",
             file=path,
         )
-    with in_checkpoint(path):
+    with errors_in(path):
         check_init_args(task_class, saved["task"]["init_args"])
         task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
     load_weights(task, content["state_dict"], path)
@@ -126,7 +125,7 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
     if is_state_dict and any(name.startswith(WEIGHT_PREFIX) for name in content):
         return content
     check_content(content, path)
-    with in_checkpoint(path):
+    with errors_in(path):
         check_training(content)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content

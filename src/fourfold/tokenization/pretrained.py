@@ -1,6 +1,7 @@
-"""`make_tokenizer`: loads a tokenizer (tokenizer.json, files of BERT or GPT), or trains one."""
+"""Function that loads a tokenizer (tokenizer.json, files of BERT or GPT) or trains one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tokenizers import decoders, models
@@ -44,12 +45,9 @@ def make_tokenizer(
     else:
         tokenizer = train_tokenizer(config, texts, mask=mask, special=special)
     if mask and tokenizer.mask_id is None:
-        raise InputError(
-            f"the tokenizer has no mask token ({' or '.join(ROLES['mask'])}), which a masked"
-            " language model needs",
-            file=config.file,
-            option=None if config.file else "special",
-        )
+        names = " or ".join(ROLES["mask"])
+        message = f"must contain a mask token ({names}), which a masked language model needs"
+        raise InputError(message, option="tokenizer", file=config.file)
     return tokenizer
 
 
@@ -95,7 +93,7 @@ def _load_bert(file: str, lowercase: bool) -> Tokenizer:
 def _load_gpt(file: str, merges_file: str) -> Tokenizer:
     """Load a tokenizer from the vocabulary and the merges of GPT-2 or GPT-1.
 
-    The two are told apart by their tokens: only GPT-1's vocabulary marks ends of words with `</w>`.
+    GPT-1 is recognized by its vocabulary, in which `</w>` marks the ends of words.
 
     Args:
         file: JSON file with the id of each token.
@@ -107,20 +105,15 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
         message = f"the vocabulary must map its {len(vocab)} tokens to ids from 0, without gaps"
         raise InputError(message, file=file)
     marks_words = any(token.endswith(_WORD_END) for token in vocab)
-    if _END_OF_TEXT not in vocab and not marks_words:
-        raise InputError(f"this is not GPT-2's vocabulary: it has no {_END_OF_TEXT}", file=file)
-    if _END_OF_TEXT in vocab and marks_words:  # CLIP's would be misread as either
-        message = "the vocabulary marks ends of words, unlike GPT-2's: use its tokenizer.json"
+    if marks_words == (_END_OF_TEXT in vocab):  # CLIP's vocabulary has both
+        message = (
+            f"this is neither GPT-2's vocabulary, which has {_END_OF_TEXT}, nor GPT-1's, which has"
+            f" {_WORD_END}: use the tokenizer.json"
+        )
         raise InputError(message, file=file)
     unk = ROLES["unk"][0]
-    merges = []
-    for line, text in enumerate(read_lines(merges_file), start=1):
-        if line == 1 and text.startswith("#version"):
-            continue
-        pair = text.split(" ")
-        if len(pair) != 2:
-            raise InputError(f"{text!r} is not a pair of tokens", file=merges_file, line=line)
-        merges.append((pair[0], pair[1]))
+    lines = read_lines(merges_file)
+    merges: Any = [tuple(line.split(" ")) for line in lines if not line.startswith("#version")]
     options = {"unk_token": unk, "end_of_word_suffix": _WORD_END} if marks_words else {}
     try:
         model = models.BPE(vocab, merges, **options)

@@ -1,8 +1,9 @@
 """Tokenizer: text to token ids and back, with a tokenizer of the `tokenizers` library.
 
-Special tokens have five roles (padding, begin, end, unknown, mask), which are found by the names of
-the tokens. The JSON string of a tokenizer is therefore complete: no further file has to name the
-special tokens. This holds for tokenizers that this package trains and for those of BERT and GPT-2.
+Special tokens have five roles: padding, begin, end, unknown and mask. The token of each role is
+found by its name. Because of this, the JSON string alone defines a tokenizer, and no further file
+has to name the special tokens. Tokenizers that this package trains and the tokenizers of BERT and
+GPT-2 have such names.
 """
 
 import json
@@ -50,7 +51,7 @@ class Tokenizer:
         eos_id: Id of the token that ends a text (BERT: `[SEP]`).
         unk_id: Id of the unknown token.
         mask_id: Id of the mask token, or None.
-        prepended_id: Id of BOS if the template stored in `backend` puts BOS before each text
+        prepended_id: `bos_id` if the post-processor of `backend` puts that token before each text
             (BART), otherwise None.
         special_ids: Sorted ids of all special tokens.
 
@@ -98,7 +99,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Id of each entry, special tokens included."""
+        """Ids of all entries by token, special tokens included."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
@@ -156,13 +157,12 @@ class Tokenizer:
         complete text.
 
         Returns:
-            Token ids of all texts, concatenated (int32), and the number of tokens of each text.
+            Token ids of all texts, concatenated, (N,) int32; and the number of tokens of each text,
+            (n_texts,) int64.
         """
-        chunks: list[str] = []
-        first_chunks = []  # of each text
-        for text in texts:
-            first_chunks.append(len(chunks))
-            chunks += split_for_workers(text, metaspace=self._is_metaspace)
+        chunked = [list(split_for_workers(text, metaspace=self._is_metaspace)) for text in texts]
+        chunks = list(chain.from_iterable(chunked))
+        first_chunks = np.cumsum([0, *map(len, chunked)])[:-1]  # of each text
         ids = [np.zeros(0, np.int32)]
         counts: list[int] = []
         n_chars = np.cumsum([len(chunk) + _CHARS_PER_TEXT for chunk in chunks])
@@ -170,8 +170,7 @@ class Tokenizer:
             encoded = self.encode_batch([chunks[i] for i in batch])
             counts += map(len, encoded)
             ids.append(np.fromiter(chain.from_iterable(encoded), np.int32))
-        counts_of_chunks = np.array(counts, np.int64)
-        lengths = np.add.reduceat(counts_of_chunks, np.array(first_chunks, np.int64))
+        lengths = np.add.reduceat(np.array(counts, np.int64), first_chunks)
         return np.concatenate(ids), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -205,13 +204,11 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Properties of each of the V tokens that mark the boundaries of words, for `word_starts`.
+        """Two arrays that tell for each token id if a word begins at the token, and after it.
 
-        The first array, (V,) bool, is True for a token that always begins a word. The second array,
-        (V,) bool, is True for a token after which the next token always begins a word: a special
-        token, or a token of another algorithm than WordPiece that ends with a line break or tab.
-        For other tokens, only the next token tells if it begins a word. Both arrays are indexed by
-        token id.
+        Both arrays are (V,) bool, with V the size of the vocabulary. A word begins after a special
+        token and, unless the algorithm is WordPiece, after a token that ends with a line break or
+        tab. After any other token, the first array decides if a word begins at the next token.
         """
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)

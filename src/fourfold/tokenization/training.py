@@ -27,17 +27,18 @@ class TokenizerConfig:
     Args:
         kind: bpe (Sennrich et al. 2016, with spaces as "▁"), byte_bpe (Radford et al. 2019),
             wordpiece (Devlin et al. 2019), unigram (Kudo 2018) or char. Decoding restores a text
-            exactly, except with wordpiece, with lowercase, and for characters that did not occur in
-            training.
+            exactly, unless the kind is wordpiece, the text is lower-cased, or the text contains
+            characters that did not occur in training.
         vocab_size: Size of the vocabulary with special tokens. Small texts and char may give a
-            smaller vocabulary. If the vocabulary of bpe or wordpiece is too small for all
-            characters of the texts, only the most frequent characters get entries, and about a
-            quarter of the size stays free for merged tokens; byte_bpe always holds the 256 bytes.
+            smaller vocabulary. The vocabulary of bpe or wordpiece may be too small for all
+            characters of the texts. In this case, only the most frequent characters get entries,
+            and about a quarter of the size stays free for merged tokens. A vocabulary of byte_bpe
+            always contains the 256 bytes.
         min_frequency: Minimum number of occurrences for a pair of tokens to be merged (bpe,
             byte_bpe, wordpiece).
         lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). For a loaded
-            tokenizer, the option matters with a `vocab.txt` only, since all other files contain the
-            setting.
+            tokenizer, the option has an effect with a `vocab.txt` only, since all other files
+            contain the setting.
         file: Path of a tokenizer to load: a `tokenizer.json`, BERT's `vocab.txt`, GPT's
             `vocab.json` (with `merges`), or a fourfold checkpoint, whose tokenizer is used. None
             means that a tokenizer is trained.
@@ -72,7 +73,8 @@ def train_tokenizer(
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
-        InputError: If the kind is unknown or the vocabulary too small for special tokens or text.
+        InputError: If the kind is unknown, or if `vocab_size` is too small: it must exceed the
+            number of special tokens and, for unigram, suffice for the characters of the texts.
 
     Example:
         >>> texts = ["low lower lowest"] * 4
@@ -133,8 +135,8 @@ def _alphabet(characters: list[str], max_size: int) -> list[str]:
         max_size: Maximum number of characters.
 
     Returns:
-        All characters if at most `max_size`, otherwise the most frequent 3/4 `max_size` characters,
-        so that entries for merged tokens are left.
+        All characters if there are at most `max_size`. Otherwise the 3/4 * `max_size` most frequent
+        characters, so that entries for merged tokens are left.
     """
     return characters if len(characters) <= max_size else characters[: max_size * 3 // 4]
 

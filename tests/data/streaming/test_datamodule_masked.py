@@ -168,7 +168,7 @@ def test_invalid_option_raises(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.train must be given for its tokenizer,"):
         make(folder, train=None).setup()
     train_tokenizer(TokenizerConfig("char", 20), ["one two"], mask=False).save(tmp_path / "t.json")
-    with pytest.raises(InputError, match="has no mask token"):
+    with pytest.raises(InputError, match="must contain a mask token"):
         make(folder, tokenizer=TokenizerConfig(file=str(tmp_path / "t.json"))).setup()
     copy = shutil.copytree(folder, tmp_path / "copy")
     shutil.copy(tmp_path / "t.json", copy / "train/tokenizer.json")

@@ -277,7 +277,7 @@ def test_invalid_option_raises(file, options, message):
 
 def test_tokenizer_without_mask_token_raises(file, tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
-    with pytest.raises(InputError, match="no mask token"):
+    with pytest.raises(InputError, match="must contain a mask token"):
         make(file, tokenizer=TokenizerConfig(file=str(tmp_path / "vocab.txt"))).setup()
 
 

@@ -7,19 +7,10 @@ Several classes of transformers share one `model_type`, such as `BertForMaskedLM
 from dataclasses import replace
 from typing import Any
 
+from fourfold import models
 from fourfold.hub.architecture import Architecture, Field, activation_field, field
 from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyMap, Rule, TensorOp
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
-from fourfold.models import (
-    MaskedLM,
-    MaskedLMConfig,
-    SequenceClassifier,
-    SequenceClassifierConfig,
-    SpanExtractor,
-    SpanExtractorConfig,
-    TokenClassifier,
-    TokenClassifierConfig,
-)
 
 _BLOCK = "stack.blocks.{i}."
 # Names of the attention, its norm and the norm of the feed-forward sub-layer in a layer.
@@ -33,7 +24,7 @@ _REQUIRED = {
 
 
 def encoder_fields(dropout: float) -> tuple[Field, ...]:
-    """Return the config fields of the encoder layers, whose keys in config.json BERT and ViT share.
+    """Return the `Field`s of the encoder layers; BERT and ViT use the same keys in config.json.
 
     Args:
         dropout: Value of both dropout probabilities if config.json lacks them.
@@ -51,7 +42,7 @@ def encoder_fields(dropout: float) -> tuple[Field, ...]:
 
 
 def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> tuple[Entry, ...]:
-    """Return the name rules of the encoder layers; BERT and ViT share most of the names.
+    """Return the `KeyMap` entries of the encoder layers; BERT and ViT share most of the names.
 
     All arguments are names in transformers.
 
@@ -75,7 +66,7 @@ def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> 
 
 
 def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
-    """Return the name rules of the embeddings, which BERT, RoBERTa and DistilBERT share.
+    """Return the `KeyMap` entries of the embeddings, which BERT, RoBERTa and DistilBERT share.
 
     Args:
         prefix: Prefix of all tensor names in transformers.
@@ -91,8 +82,8 @@ def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, 
     )
 
 
-def _bert_class(config: MaskedLMConfig) -> str:
-    """Return the transformers class of a BERT with the heads of `config`."""
+def _bert_class(config: models.MaskedLMConfig) -> str:
+    """Return the name of the transformers class that has the heads described by `config`."""
     if config.head:
         return "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
     return "BertForNextSentencePrediction" if config.next_sentence else "BertModel"
@@ -101,8 +92,8 @@ def _bert_class(config: MaskedLMConfig) -> str:
 BERT = Architecture(
     model_type="bert",
     hf_class=_bert_class,
-    model_class=MaskedLM,
-    config_class=MaskedLMConfig,
+    model_class=models.MaskedLM,
+    config_class=models.MaskedLMConfig,
     fields=(
         field("vocab_size", "vocab_size", default=30522),
         field("n_segments", "type_vocab_size", default=2),
@@ -202,23 +193,23 @@ _HEAD_DROPOUT = Field(
 
 
 def _with_head(
-    encoder: Architecture, suffix: str, model_class: Any, config_class: Any, head: dict[str, str]
+    encoder: Architecture, task: str, model_class: Any, config_class: Any, head: dict[str, str]
 ) -> Architecture:
     """Return the architecture of an encoder with a head for a downstream task.
 
     Args:
         encoder: `BERT` or `ROBERTA`.
-        suffix: End of the name of the transformers class, such as ForQuestionAnswering.
+        task: Task in the name of the transformers class, such as QuestionAnswering.
         model_class: Native model class.
         config_class: Native config class.
         head: Name in transformers of each module of the head, by its native name.
     """
-    has_classes = model_class is not SpanExtractor
-    pooling = {"pool": "first"} if model_class is SequenceClassifier else {}
+    has_classes = model_class is not models.SpanExtractor
+    pooling = {"pool": "first"} if model_class is models.SequenceClassifier else {}
     rules = [Rule(native + ".{p}", external + ".{p}") for native, external in head.items()]
     return replace(
         encoder,
-        hf_class=encoder.model_type.capitalize() + suffix,
+        hf_class=f"{encoder.model_type.capitalize()}For{task}",
         model_class=model_class,
         config_class=config_class,
         fields=(*encoder.fields, *((_HEAD_DROPOUT,) if has_classes else ())),
@@ -230,21 +221,29 @@ def _with_head(
     )
 
 
-_SEQUENCES = ("ForSequenceClassification", SequenceClassifier, SequenceClassifierConfig)
-_TOKENS = ("ForTokenClassification", TokenClassifier, TokenClassifierConfig)
-_SPANS = ("ForQuestionAnswering", SpanExtractor, SpanExtractorConfig)
-_BERT_POOLING = {"classifier.pool": "bert.pooler.dense", "classifier.classify": "classifier"}
-_ROBERTA_POOLING = {
-    "classifier.pool": "classifier.dense",
-    "classifier.classify": "classifier.out_proj",
-}
+_SEQUENCES = ("SequenceClassification", models.SequenceClassifier, models.SequenceClassifierConfig)
+_TOKENS = ("TokenClassification", models.TokenClassifier, models.TokenClassifierConfig)
+_SPANS = ("QuestionAnswering", models.SpanExtractor, models.SpanExtractorConfig)
 
-# A BERT for sequences has all tensors of a BERT for tokens, so it precedes the BERT for tokens.
+
+def _with_heads(encoder: Architecture, pool: str, classify: str) -> tuple[Architecture, ...]:
+    """Return the architectures of an encoder with each of the heads.
+
+    Args:
+        encoder: `BERT` or `ROBERTA`.
+        pool: Name in transformers of the pooler of a sequence classifier.
+        classify: Name in transformers of the output layer of a sequence classifier.
+    """
+    pooled = {"classifier.pool": pool, "classifier.classify": classify}
+    # A BERT for sequences has all tensors of a BERT for tokens, so it precedes the BERT for tokens.
+    return (
+        _with_head(encoder, *_SEQUENCES, pooled),
+        _with_head(encoder, *_TOKENS, {"classifier": "classifier"}),
+        _with_head(encoder, *_SPANS, {"span": "qa_outputs"}),
+    )
+
+
 BERT_HEADS = (
-    _with_head(BERT, *_SEQUENCES, _BERT_POOLING),
-    _with_head(BERT, *_TOKENS, {"classifier": "classifier"}),
-    _with_head(BERT, *_SPANS, {"span": "qa_outputs"}),
-    _with_head(ROBERTA, *_SEQUENCES, _ROBERTA_POOLING),
-    _with_head(ROBERTA, *_TOKENS, {"classifier": "classifier"}),
-    _with_head(ROBERTA, *_SPANS, {"span": "qa_outputs"}),
+    *_with_heads(BERT, "bert.pooler.dense", "classifier"),
+    *_with_heads(ROBERTA, "classifier.dense", "classifier.out_proj"),
 )

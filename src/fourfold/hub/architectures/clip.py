@@ -1,4 +1,7 @@
-"""CLIP: config fields, in one section for each of the two encoders, and tensor names."""
+"""CLIP: config fields and tensor names of transformers.
+
+config.json has one section for each of the two encoders.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -37,7 +40,7 @@ def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tupl
 
 
 def _tower_rules(native: str, external: str) -> tuple[Entry, ...]:
-    """Return the name rules of the layers of one of the two encoders.
+    """Return the `KeyMap` entries of the layers of one of the two encoders.
 
     Args:
         native: text or image, the prefix of the native names.
@@ -78,9 +81,9 @@ _FIELDS = (
 def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str, Any]:
     """Check the sections `text_config_dict` and `vision_config_dict` of older config.json files.
 
-    In transformers these sections override `text_config` and `vision_config`, and a key that an
-    overriding section lacks has the default value of transformers. Here the overriding and the
-    overridden section must have equal values.
+    In transformers, `text_config_dict` replaces `text_config`. A key that is missing in
+    `text_config_dict` then has transformers' default value, even if `text_config` contains the key.
+    fourfold requires that both sections imply equal values, and likewise for `vision_config`.
 
     Args:
         names: Ignored.
@@ -90,7 +93,7 @@ def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str,
         An empty dictionary, because no config field is inferred.
 
     Raises:
-        InputError: A section overrides a value by another value.
+        InputError: The two sections imply different values of a key.
     """
     sections = (_TEXT[:-1], _VISION[:-1])
     overridden = {**config, **{s: config[f"{s}_dict"] for s in sections if config.get(f"{s}_dict")}}

@@ -11,8 +11,8 @@ def keymap(tokens: str, positions: str, qkv_op: TensorOp, matrix_op: TensorOp) -
     """Return the key map of a model with the tensor names of OpenAI's GPT.
 
     Args:
-        tokens: Name of the table of token embeddings in the other library.
-        positions: Name of the table of position embeddings in the other library.
+        tokens: Name of the table of token embeddings in transformers or nanoGPT.
+        positions: Name of the table of position embeddings in transformers or nanoGPT.
         qkv_op: Conversion of the matrix of the query, key and value projections.
         matrix_op: Conversion of the other matrices of a block.
     """

@@ -1,4 +1,7 @@
-"""Marian, Pegasus and BART: config fields, tensor names, and conversion to Marian's positions."""
+"""Marian, Pegasus and BART: config fields and tensor names of transformers.
+
+`deinterleave_positions` converts sinusoidal positions to Marian's order of channels.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -13,22 +16,17 @@ from fourfold.models.base import Model
 
 _CROSS_ATTN = "decoder.blocks.{i}.cross_attn"
 _HF_CROSS_ATTN = "model.decoder.layers.{i}.encoder_attn"
-# Tables of sinusoidal positions, which only some versions of transformers save.
-_SINUSOIDAL_TABLES = {
-    "model.encoder.embed_positions.weight": "src_embed.positions.weight",
-    "model.decoder.embed_positions.weight": "tgt_embed.positions.weight",
-}
 
 
 def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -> tuple[Entry, ...]:
-    """Return the name rules of the blocks of a stack; Marian and CLIP share most of the names.
+    """Return the `KeyMap` entries of the blocks of a stack; Marian and CLIP share most names.
 
     Args:
         block: Prefix of the native names of a block.
         layer: Prefix of the names of a layer in transformers.
         attn_norm: Name in transformers of the norm of the self-attention.
-        ff: Name in transformers of the matrices of the feed-forward layer, without their numbers 1
-            and 2.
+        ff: Common part of the names of the two feed-forward matrices in transformers: `fc` for
+            `fc1` and `fc2`.
         ff_norm: Name in transformers of the norm of the feed-forward layer.
     """
     return (
@@ -42,7 +40,7 @@ def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -
 
 
 def _keymap(*entries: Entry) -> KeyMap:
-    """Return the key map of the names that Marian, Pegasus and BART share, and of `entries`."""
+    """Return a KeyMap with the rules that Marian, Pegasus and BART share, followed by `entries`."""
     return KeyMap(
         Rule("src_embed.tokens.weight", "model.shared.weight"),
         *layer_rules(
@@ -71,8 +69,8 @@ def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
 def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config fields `output_bias` and `decoder_start_token_id`.
 
-    The decoder of BART starts with the end-of-text token. For a decoder that starts with the
-    beginning-of-text token, the field `decoder_start_token_id` becomes None.
+    The decoder of BART starts with the end-of-text token. If config.json says that the decoder
+    starts with the beginning-of-text token, the field is None, which is fourfold's default.
     """
     start = config.get("decoder_start_token_id", 2)
     is_bos = start == config.get("bos_token_id", 0)
@@ -82,9 +80,9 @@ def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
     """Return the special token ids of tokenizers that fourfold trains, for config.json.
 
-    Without these entries, the defaults of transformers would apply: token ids that most
-    vocabularies do not contain, and a forced last token, which would be padding or the
-    beginning-of-text token here.
+    Without these entries, transformers would use its defaults. Most vocabularies do not contain
+    these default token ids. transformers would also force the last token of a generated text, to
+    an id that is padding or the beginning-of-text token in fourfold's vocabularies.
     """
     start = config.decoder_start_token_id
     return {
@@ -146,7 +144,11 @@ MARIAN = replace(
     required={**BART.required, "share_encoder_decoder_embeddings": True},
     infer=_output_bias,
     keymap=_keymap(),
-    constants=_SINUSOIDAL_TABLES,
+    # Tables of sinusoidal positions, which only some versions of transformers save.
+    constants={
+        "model.encoder.embed_positions.weight": "src_embed.positions.weight",
+        "model.decoder.embed_positions.weight": "tgt_embed.positions.weight",
+    },
 )
 
 PEGASUS = replace(
@@ -156,9 +158,7 @@ PEGASUS = replace(
     fields=BART.fields,
     implied={**MARIAN.implied, "norm_placement": "pre"},
     required=BART.required,
-    keymap=_keymap(
-        Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}"),
-    ),
+    keymap=_keymap(Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}")),
 )
 
 # Modules whose weights read the residual stream, and modules that add to it.

@@ -29,7 +29,7 @@ _LAYER = "{stack}.block.{i}.layer."
 
 
 def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
-    """Return the name rules of the feed-forward layers of a stack.
+    """Return the `KeyMap` entries of the feed-forward layers of a stack.
 
     Args:
         stack: encoder or decoder.
@@ -52,13 +52,15 @@ def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
 def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config fields of output scaling, tied embeddings and feed-forward layer.
 
-    - Scaling: the key `scale_decoder_outputs`. transformers before version 5 does not write it, and
-      scales the outputs if the embeddings are tied.
-    - Tied embeddings: false if the tensors include an output matrix, because transformers from
-      version 5 on always sets `tie_word_embeddings` to true. If the outputs are scaled and
-      `tie_word_embeddings` is not false, however, the output matrix is a copy of the embedding, as
-      in old checkpoints.
-    - Feed-forward layer: the key `feed_forward_proj`.
+    - Scaling has the value of the key `scale_decoder_outputs`. If the key is absent, as in files
+      from transformers before version 5, the outputs are scaled if `tie_word_embeddings` is not
+      false.
+    - Embeddings are not tied if the tensors include an output matrix. The key `tie_word_embeddings`
+      is not reliable, because transformers always sets it to true from version 5 on. In one case
+      the embeddings are tied in spite of an output matrix: if the outputs are scaled and
+      `tie_word_embeddings` is not false. The output matrix is then a copy of the embedding, as in
+      old checkpoints.
+    - The feed-forward layer is given by the key `feed_forward_proj`.
 
     Args:
         names: Names of the tensors in the checkpoint.

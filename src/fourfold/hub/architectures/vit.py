@@ -54,7 +54,9 @@ VIT = Architecture(
     base_model_prefix="vit.",
     keymap=_keymap("vit.", ("cls_token",), ("classifier",)),
     extra_config=label_entries,
-    count_heads=lambda names: sum(f"{h}.weight" in names for h in ("classifier", *_DEIT_HEADS)),
+    model_options=lambda names: {
+        "n_heads": sum(f"{head}.weight" in names for head in ("classifier", *_DEIT_HEADS))
+    },
 )
 
 DEIT = replace(
