@@ -1,7 +1,7 @@
 """CLIP: an image encoder and a text encoder with a shared embedding space (Radford et al. 2021).
 
-Shapes: B images, C channels, N patches with class token, S texts, T tokens, D width of an encoder,
-E width of the shared space.
+Shapes: B images, C channels, N image tokens (class token and patches), S texts, T text tokens, D
+width of an encoder, E width of the shared space.
 """
 
 import math
@@ -27,12 +27,14 @@ TEXT_FIELDS = ("d_head", "d_value", "attn_scale")
 class CLIPConfig(TransformerConfig):
     """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters).
 
-    The inherited fields describe the text encoder. The image encoder has its own width, number of
-    blocks, number of heads and feed-forward width (the fields that begin with `image_`), and shares
-    all other inherited fields except `d_head`, `d_value` and `attn_scale`.
+    The fields of `TransformerConfig` describe the text encoder. In the image encoder, fields that
+    begin with `image_` replace `d_model`, `n_layers`, `n_heads` and `d_ff`. The fields `d_head`,
+    `d_value` and `attn_scale` of the image encoder are None. All other fields of
+    `TransformerConfig` hold for both encoders.
 
     Args:
-        vocab_size: Size of the vocabulary; None in a config file means the size of the tokenizer.
+        vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer; the constructor of the model needs a number.
         max_len: Longest text in tokens.
         eos_id: End-of-text token. The hidden state at its first occurrence represents the text.
             None means the highest token id of each text, which is the end of text in OpenAI's
@@ -166,14 +168,17 @@ class CLIP(Model):
 
     @property
     def scale(self) -> Tensor:
-        """Learned factor on the cosine similarities, in at least fp32."""
+        """Learned factor on the cosine similarities, a scalar in fp32 (fp64 for an fp64 model).
+
+        The parameter `log_scale` is the logarithm of the factor.
+        """
         exact = torch.promote_types(self.log_scale.dtype, torch.float32)
         return self.log_scale.to(exact).exp()
 
     def _initialize(self) -> None:
-        """Draw matrices from N(0, s) and set biases to 0; N is the normal distribution.
+        """Draw matrices from normal distributions with mean 0, and set biases to 0.
 
-        The standard deviation s depends on the width and depth of the encoder that has the matrix.
+        The standard deviation depends on the width and depth of the encoder that has the matrix.
         OpenAI's code leaves the blocks of the image encoder to torch's initialization. Here both
         encoders are initialized alike.
         """
@@ -182,12 +187,8 @@ class CLIP(Model):
             std = getattr(self.config, side + "d_model") ** -0.5
             n_layers = getattr(self.config, side + "n_layers")
             residual = std * (2 * n_layers) ** -0.5  # of matrices that write to the residual stream
-            stds = {
-                "out": residual,
-                "down": residual,
-                "up": std * 0.5**0.5,
-                "gate": std * 0.5**0.5,
-            }
+            hidden = std * 0.5**0.5
+            stds = {"out": residual, "down": residual, "up": hidden, "gate": hidden}
             if not side:
                 stds |= {"tokens": 0.02, "positions": 0.01}
             if name.endswith("bias"):
