@@ -66,16 +66,14 @@ class Model(nn.Module):
         return self.head(h)
 
 
-def embedding_from_config(
-    config: Any, *, has_norm: bool = False, scale: bool = False
-) -> TokenEmbedding:
+def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:
     """Build the module that adds token, position and segment embeddings.
 
     Args:
         config: Config of a text model. Positions are learned if the config has no field
-            `positions`. There are no segments if the config has no field `n_segments`.
+            `positions`. There are no segments if it has no field `n_segments`. Token vectors are
+            not scaled if it has no field `embed_scale`.
         has_norm: Normalise the sum of the embeddings.
-        scale: Multiply token vectors by sqrt(d_model).
     """
     assert config.vocab_size is not None, "vocab_size must be known when a model is built"
     return TokenEmbedding(
@@ -84,7 +82,7 @@ def embedding_from_config(
         max_len=config.max_len or 0,
         positions=getattr(config, "positions", "learned"),
         n_segments=getattr(config, "n_segments", 0),
-        scale=scale,
+        scale=getattr(config, "embed_scale", False),
         norm=norm_from_config(config) if has_norm else None,
         dropout=config.dropout,
     )

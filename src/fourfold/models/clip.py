@@ -18,10 +18,6 @@ from fourfold.core.masks import mask_and_positions
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.models.base import Model, embedding_from_config
 
-# Fields that the image encoder has as image_*, and fields of the text encoder alone.
-SHAPE_FIELDS = ("d_model", "n_layers", "n_heads", "d_ff")
-TEXT_FIELDS = ("d_head", "d_value", "attn_scale")
-
 
 @dataclass(frozen=True)
 class CLIPConfig(TransformerConfig):
@@ -81,8 +77,9 @@ class CLIPConfig(TransformerConfig):
     def image_tower(self) -> TransformerConfig:
         """Config of the blocks of the image encoder."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(TEXT_FIELDS)
-        values |= {name: getattr(self, "image_" + name) for name in SHAPE_FIELDS}
+        values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
+        for name in ("d_model", "n_layers", "n_heads", "d_ff"):
+            values[name] = getattr(self, f"image_{name}")
         return TransformerConfig(**values)
 
 

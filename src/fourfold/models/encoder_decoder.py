@@ -172,9 +172,8 @@ class EncoderDecoder(Seq2Seq):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        norm_and_scale = {"has_norm": config.embed_norm, "scale": config.embed_scale}
-        self.src_embed = embedding_from_config(config, **norm_and_scale)
-        self.tgt_embed = embedding_from_config(config, **norm_and_scale)
+        self.src_embed = embedding_from_config(config, has_norm=config.embed_norm)
+        self.tgt_embed = embedding_from_config(config, has_norm=config.embed_norm)
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = self.stack_class(config)

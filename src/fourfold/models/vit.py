@@ -117,14 +117,13 @@ class ViT(Model):
         )
         if positions_in_stack:
             length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
-            is_shared = config.positions_at == "layers_shared"
-            self.stack: Stack = PositionedStack(config, config.positions, length, is_shared)
+            shared = config.positions_at == "layers_shared"
+            self.stack: Stack = PositionedStack(config, config.positions, length, shared)
         else:
             self.stack = Stack(config)
         width = config.representation_size or config.d_model
-        self.representation: nn.Linear | None = None
-        if config.representation_size:
-            self.representation = nn.Linear(config.d_model, width)
+        has_layer = config.representation_size is not None
+        self.representation = nn.Linear(config.d_model, width) if has_layer else None
         n_heads = 1 + config.distillation if n_heads is None else n_heads
         self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))
         initialize(self, config.init, {**INITS, "vit": init_vit})

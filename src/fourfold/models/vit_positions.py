@@ -128,11 +128,11 @@ class PositionedStack(Stack):
         config: Config of the stack.
         positions: relative for the bias, learned or learned2d for positions that the blocks add.
         length: Number of tokens T.
-        is_shared: Add the same table in all blocks; ignored for relative.
+        shared: Add the same table in all blocks; ignored for relative.
     """
 
     def __init__(
-        self, config: TransformerConfig, positions: str, length: int, is_shared: bool
+        self, config: TransformerConfig, positions: str, length: int, shared: bool
     ) -> None:
         super().__init__(config)
         self.bias: RelativePositionBias | None = None
@@ -142,7 +142,7 @@ class PositionedStack(Stack):
         build = VIT_POSITIONS.get(positions, positions)
         blocks: list[BlockWithPositions] = []
         for block in self.blocks:
-            is_owner = not is_shared or not blocks
+            is_owner = not shared or not blocks
             table = make_positions(build, length, config.d_model) if is_owner else None
             blocks.append(BlockWithPositions(block, table or blocks[0].positions, is_owner))
         self.blocks = nn.ModuleList(blocks)
