@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Model(nn.Module):
     """Base class of all models of this package.
 
-    A subclass sets `config` in its constructor and implements `encode` or `hidden`; a subclass
+    A subclass sets `config` in its constructor and implements `encode` or `hidden`. A subclass
     without a `head` also implements `logits`. `fourfold.load` sets the attributes `tokenizer`,
     `generation_defaults`, `artifacts` and `source` from a checkpoint. They are None or empty in a
     model that is built from a config alone.

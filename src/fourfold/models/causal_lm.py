@@ -23,7 +23,7 @@ class CausalLMConfig(TransformerConfig):
 
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer; the constructor of the model needs a number.
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
@@ -94,9 +94,8 @@ class CausalLM(Model):
                 tokens only.
             mask: (B, T) bool, True = real token; padding may be on either side. None means that all
                 tokens are real.
-            cache: Keys and values of earlier tokens, extended in place; None computes the hidden
-                states of all tokens without a cache.
-            documents: (B, T) number of the packed document that each token belongs to; None means
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            documents: (B, T) number of the packed document that each token belongs to. None means
                 one document.
 
         Raises:

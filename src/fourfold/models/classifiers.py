@@ -23,7 +23,7 @@ class ClassifierConfig(EncoderConfig):
 
     Args:
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
-            of the data; the constructor of the model needs a number.
+            of the data. The constructor of the model needs a number.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -91,7 +91,7 @@ class TokenClassifier(EncoderWithHead):
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, T, K); the mask is ignored."""
+        """Map hidden states (B, T, D) to logits (B, T, K). The mask is ignored."""
         return self.classifier(self.dropout(h))
 
 
@@ -128,8 +128,8 @@ class CausalClassifierConfig(CausalLMConfig):
     """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression); None in a config file
-            means the number of classes of the data.
+        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
+            is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -156,7 +156,7 @@ class CausalClassifier(CausalLM):
 
         Args:
             h: Hidden states.
-            mask: (B, T) bool, True = real token; None means that all tokens are real.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
         """
         return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
 
@@ -166,7 +166,7 @@ def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
 
     Args:
         h: Hidden states.
-        mask: (B, T) bool, True = real token; None means that all tokens are real.
+        mask: (B, T) bool, True = real token. None means that all tokens are real.
         pool: first (first token), last (last real token, with padding on either side) or mean
             (mean of all real tokens).
     """

@@ -30,7 +30,7 @@ class CLIPConfig(TransformerConfig):
 
     Args:
         vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer; the constructor of the model needs a number.
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest text in tokens.
         eos_id: End-of-text token. The hidden state at its first occurrence represents the text.
             None means the highest token id of each text, which is the end of text in OpenAI's
@@ -139,7 +139,7 @@ class CLIP(Model):
 
         Args:
             ids: Token ids (S, T) int64. Each text contains the end-of-text token.
-            mask: (S, T) bool, True = real token; None means that all tokens are real. Padding on
+            mask: (S, T) bool, True = real token. None means that all tokens are real. Padding on
                 the right needs no mask, unless the config's `eos_id` is None and the id of the
                 padding token is higher than that of the end-of-text token.
         """

@@ -26,12 +26,12 @@ class EncoderDecoderConfig(TransformerConfig):
 
     Args:
         vocab_size: Size V of the vocabulary, shared by source and target. None in a config file is
-            replaced by the size of the tokenizer; the constructor of the model needs a number.
+            replaced by the size of the tokenizer. The constructor of the model needs a number.
         max_len: Longest source and longest target in tokens. None means no limit, and is allowed
             with positions="none" only.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
-        n_decoder_layers: Number of layers of the decoder; None means n_layers, the number of layers
+        n_decoder_layers: Number of layers of the decoder. None means n_layers, the number of layers
             of the encoder.
         tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
             output, as in the paper), decoder (target embedding and output), embeddings (source and
@@ -95,10 +95,10 @@ class Seq2Seq(Model):
         Args:
             src: Source token ids (B, S) int64.
             tgt: Target token ids (B, T) int64, beginning with the start token.
-            src_mask: (B, S) bool, True = real token; None means that all tokens are real.
-            tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
+            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
+            tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
             src_documents: (B, S) number of the pair that each source token belongs to, if several
-                pairs are packed into one row of the batch; None means one pair in each row.
+                pairs are packed into one row of the batch. None means one pair in each row.
             tgt_documents: (B, T) number of the pair that each target token belongs to, or None.
 
         Raises:
@@ -132,8 +132,8 @@ class Seq2Seq(Model):
             memory: Hidden states (B, S, D) of the encoder.
             src_mask: As for `hidden`.
             tgt_mask: As for `hidden`.
-            cache: Keys and values of earlier target tokens and of `memory`, extended in place; None
-                computes the hidden states of all target tokens without a cache.
+            cache: Keys and values of earlier target tokens and of `memory`, extended in place. None
+                means no cache.
             src_documents: As for `hidden`.
             tgt_documents: As for `hidden`.
 

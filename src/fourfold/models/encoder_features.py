@@ -100,8 +100,8 @@ class EncoderWithHead(MaskedLM):
         """Compute the input of the head. Arguments as for `MaskedLM.encode`.
 
         Returns:
-            The hidden states of the layers in `feature_layers`, summed or concatenated. If the
-            config has a BiLSTM, its output for these hidden states. (B, T, `self.width`).
+            (B, T, `self.width`). Without a BiLSTM, these are the hidden states of the layers in
+            `feature_layers`, summed or concatenated. With a BiLSTM, this is its output for them.
         """
         states: list[Tensor] = []
         with ExitStack() as hooks:
@@ -121,7 +121,7 @@ class EncoderWithHead(MaskedLM):
 
         Args:
             h: Hidden states (B, T, `self.width`), as `hidden` returns them.
-            mask: (B, T) bool, True = real token; None means that all tokens are real.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
         """
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Add the hidden states (B, T, D) of all layers; the result is (B, T, D)."""
+        """Add the hidden states (B, T, D) of all layers. The result is (B, T, D)."""
         shares = self.weights.softmax(0) * self.scale
         return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
 
@@ -166,7 +166,7 @@ class BiLSTM(nn.Module):
         Args:
             h: Hidden states (B, T, I). Padding must be on the right, where every DataModule of this
                 package puts it.
-            mask: (B, T) bool, True = real token; None means that all tokens are real.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
 
         Returns:
             Output of the last layer (B, T, 2 H), 0 at padding.

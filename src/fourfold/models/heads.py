@@ -61,8 +61,8 @@ class VocabularyHead(nn.Module):
             h: Hidden states (..., D).
 
         Returns:
-            Input x (..., D), the transformed and scaled hidden states; weight (V, D); and bias (V,)
-            or None. The logits are ``x @ weight.T + bias``.
+            A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
+            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``.
         """
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
@@ -86,11 +86,11 @@ class VocabularyHead(nn.Module):
         Args:
             hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
             targets: Token ids (...); `fourfold.losses.IGNORE_INDEX` (-100) does not count.
-            weights: (...) factor on the loss of each target; None means 1.
+            weights: (...) factor on the loss of each target. None means 1.
             label_smoothing: Probability mass that is taken from the target.
             label_smoothing_type: Distribution of this mass over the vocabulary; see
                 `fourfold.losses.smoothing_weights`.
-            normalizer: Divisor of the summed loss; None means the number of targets that count.
+            normalizer: Divisor of the summed loss. None means the number of targets that count.
 
         Returns:
             A scalar in fp32 (fp64 for fp64 inputs).

@@ -22,7 +22,7 @@ class MaskedLMConfig(TransformerConfig):
 
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer; the constructor of the model needs a number.
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
@@ -95,9 +95,9 @@ class MaskedLM(Model):
 
         Args:
             ids: Token ids (B, T) int64.
-            segments: (B, T) int64, 0 = first sentence, 1 = second; None means all 0.
-            mask: (B, T) bool, True = real token; None means that all tokens are real.
-            documents: (B, T) number of the packed document that each token belongs to; None means
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) number of the packed document that each token belongs to. None means
                 one document.
 
         Raises:

@@ -30,16 +30,15 @@ class ViTConfig(TransformerConfig):
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
-            of the data; the constructor of the model needs a number.
+            of the data. The constructor of the model needs a number.
         pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
             all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
-        positions: Position embeddings: none; learned; learned2d (learned vectors of rows and
-            columns); sincos2d (sines and cosines of row and column); sinusoidal or
-            sinusoidal_halves (sines and cosines of the position in the sequence); or relative (a
-            learned bias on the attention scores for each head and distance in the sequence, shared
-            by all layers). In Table 8 of Dosovitskiy et al. 2020, the relative positions also
-            depend on the query.
+        positions: none, learned, learned2d (learned vectors of rows and columns), sincos2d (sines
+            and cosines of row and column), sinusoidal or sinusoidal_halves (sines and cosines of
+            the position in the sequence), or relative (a learned bias on the attention scores for
+            each head and distance in the sequence, shared by all layers). In Table 8 of Dosovitskiy
+            et al. 2020, the relative positions also depend on the query.
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.

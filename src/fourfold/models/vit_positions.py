@@ -128,7 +128,7 @@ class PositionedStack(Stack):
         config: Config of the stack.
         positions: relative for the bias, learned or learned2d for positions that the blocks add.
         length: Number of tokens T.
-        shared: Add the same table in all blocks; ignored for relative.
+        shared: Add the same table in all blocks. Ignored for relative.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ def _section(child: nn.Module | nn.Parameter) -> str:
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
-    """Make inputs for one sample on the meta device; arguments as for `forward_flops`."""
+    """Make inputs for one sample on the meta device. Arguments as for `forward_flops`."""
     config = model.config
     max_len = getattr(config, "max_len", None)
     encoder = getattr(config, "encoder", config)

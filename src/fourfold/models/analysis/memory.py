@@ -68,12 +68,13 @@ def training_memory(
     Args:
         config: Config of the model.
         n_parameters: Number of parameters of the whole model.
-        tokens: Number of tokens of a micro-batch with its padding: target tokens of an
-            encoder-decoder, text tokens of a CLIP, patches and prefix tokens of a ViT.
-        source: Number of tokens of the same micro-batch that a second stack of blocks encodes:
-            source tokens of an encoder-decoder; patches and class tokens of the images of a CLIP or
-            an image-to-text model; 0 for other models.
-        n_trained: Number of parameters that are not frozen; None means all.
+        tokens: Number of tokens of a micro-batch with its padding. This is the number of target
+            tokens for an encoder-decoder, of text tokens for a CLIP, and of patches and prefix
+            tokens for a ViT.
+        source: Number of source tokens of the same micro-batch for an encoder-decoder, or of
+            patches and class tokens of its images for a CLIP or an image-to-text model. 0 for other
+            models.
+        n_trained: Number of parameters that are not frozen. None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: Name of the optimizer: adam, adamw or sgd.
         replicated: Also count the copy of the gradients that DDP holds.

@@ -28,7 +28,7 @@ class RecurrentLMConfig(ModelConfig):
         n_layers: Number of layers.
         dropout: Dropout probability after the embedding, between layers and after the last layer.
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer; the constructor of the model needs a number.
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
@@ -118,8 +118,8 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
     """Config of an LSTM language model with a sequence classifier.
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression); None in a config file
-            means the number of classes of the data.
+        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
+            is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 

@@ -28,7 +28,7 @@ class ResNetConfig(ModelConfig):
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
-            of the data; the constructor of the model needs a number.
+            of the data. The constructor of the model needs a number.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -16,13 +16,13 @@ class TuningConfig:
         pos_embed_interpolation: Interpolation of the position embeddings of images to another image
             size: bicubic_antialias (timm), bicubic (DeiT), bilinear, or zoom (scipy.ndimage.zoom,
             as in Google's code).
-        freeze: Number of lowest layers whose weights are frozen, together with the embeddings; 0
+        freeze: Number of lowest layers whose weights are frozen, together with the embeddings. 0
             freezes nothing, and "all" trains the head only (linear probe).
         gradual_unfreezing_epochs: Number of epochs between two steps of gradual unfreezing (Howard
-            and Ruder 2018, section 3.3). At first only the head is trained; each step unfreezes the
-            next lower layer. None trains all layers from the start.
+            and Ruder 2018, section 3.3). Training starts with the head only, and each step
+            unfreezes the next lower layer. None trains all layers from the start.
         lora_rank: Rank of the low-rank updates that are trained instead of the weights of linear
-            layers (Hu et al. 2021); 0 disables LoRA.
+            layers (Hu et al. 2021). 0 disables LoRA.
         lora_alpha: Scale of the updates, which are multiplied by alpha / rank.
         lora_dropout: Dropout probability of the input of the updates.
         lora_targets: Names of the linear layers with an update: q, k, v, out (attention), up, down

@@ -56,7 +56,7 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Format the report as text; tensors that differ only in the layer number share a line."""
+        """Format the report as text. Tensors that differ only in the layer number share a line."""
         layers: dict[str, list[str]] = {}  # layer numbers by the text of the line around them
         for outcome, tensors in vars(self).items():
             for name, shape, rule in tensors:
@@ -163,8 +163,9 @@ def _convert(
         interpolation: As for `transfer`.
 
     Returns:
-        The converted tensor, or None if the tensor of the target keeps its initial value; and a
-        description of the change for the report, "" if there is none.
+        A tuple of the converted tensor and a description of the change for the report. The tensor
+        is None if the tensor of the target keeps its initial value. The description is "" if the
+        tensor was not changed.
     """
     has_token_rows = name.endswith(VOCABULARY)
     value = new.clone()
@@ -189,7 +190,7 @@ def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) ->
     """Add the vector of segment 0 to the position vectors if the target has no segments.
 
     Args:
-        available: Tensors of the source by their names in the target; changed in place.
+        available: Tensors of the source by their names in the target, changed in place.
         wanted: State dict of the target.
 
     Returns:
