@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fourfold.core.patch_embedding import PatchEmbedding
@@ -107,29 +106,26 @@ def transfer(
         prefixes = {**POOLER, **prefixes}
     tensors = {**dict(source.named_buffers()), **stored}
     available = {_rename(name, prefixes): tensor for name, tensor in tensors.items()}
-    source_grids = {_rename(name, prefixes) for name in _grids(source)}
-    target_grids = _grids(target)
+    grids = {_rename(name, prefixes) for name in _grids(source)}
+    differing = grids ^ _grids(target)  # image positions in one of the models only
     wanted = target.state_dict()
     folded = _fold_segment(available, wanted)
     report = TransferReport()
-    used = set[str]()
     for name, old in wanted.items():
         value: Tensor | None = None
         rule = ""
-        is_grid = name in target_grids
-        if name in available and is_grid == (name in source_grids):
-            value, rule = _convert(name, available[name], old, is_grid, tokens, interpolation)
+        if name in available and name not in differing:
+            value, rule = _convert(name, available[name], old, name in grids, tokens, interpolation)
         if value is None:
             report.new.append((name, tuple(old.shape), ""))
             continue
-        used.add(name)
         if name in folded:
             rule = ", ".join(filter(None, [rule, "with segment 0 added"]))
         outcome = report.resized if rule else report.loaded
         change = rule and f"to {tuple(old.shape)}, {rule}"
         outcome.append((name, tuple(available[name].shape), change))
-        with torch.no_grad():
-            old.copy_(value)
+        old.copy_(value)
+    used = {name for name, _, _ in report.loaded + report.resized}
     report.left_out = [
         (_rename(name, prefixes) or name, tuple(tensor.shape), "")
         for name, tensor in stored.items()
