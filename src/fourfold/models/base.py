@@ -23,7 +23,8 @@ class Model(nn.Module):
 
     Attributes:
         config: The frozen dataclass that the model is built from.
-        head: Output head, a module that maps the result of `hidden` to logits.
+        head: Output head, a module that maps the result of `hidden` to logits. A model without
+            this attribute implements `logits` itself.
         tokenizer: The tokenizer stored with the weights, or None.
         generation_defaults: `fourfold.generation.GenerationDefaults` or None: the special tokens of
             a call of `generate` or `beam_search` without special tokens, and the beam search
