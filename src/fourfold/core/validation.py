@@ -52,7 +52,7 @@ def check_type(name: str, value: object, declared: Any) -> None:
     raise InputError(f"must be of type {allowed}, got {str(value)[:80]!r}", option=name)
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise InputError, which names the closest choice, unless `value` is one of `choices`.
 
     Args:
@@ -61,9 +61,10 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         choices: Allowed values.
     """
     if value not in choices:
-        close = get_close_matches(str(value), choices, n=1)
+        names = [str(choice) for choice in choices]
+        close = get_close_matches(str(value), names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(f"must be one of {', '.join(choices)}, got {value!r}{hint}", option=name)
+        raise InputError(f"must be one of {', '.join(names)}, got {value!r}{hint}", option=name)
 
 
 def check_positive(name: str, value: int | None) -> None:

@@ -1,63 +1,34 @@
 """Model classes and configs: the four transformer families, their heads, and the baselines."""
 
-from fourfold.models.base import Model
-from fourfold.models.baselines.lstm import (
-    RecurrentClassifier,
-    RecurrentClassifierConfig,
-    RecurrentLM,
-    RecurrentLMConfig,
-)
-from fourfold.models.baselines.resnet import ResNet, ResNetConfig
-from fourfold.models.causal_lm import CausalLM, CausalLMConfig
-from fourfold.models.classifiers import (
-    CausalClassifier,
-    CausalClassifierConfig,
-    SequenceClassifier,
-    SequenceClassifierConfig,
-    SpanExtractor,
-    SpanExtractorConfig,
-    TokenClassifier,
-    TokenClassifierConfig,
-)
-from fourfold.models.clip import CLIP, CLIPConfig
-from fourfold.models.composite import CompositeEncoderDecoder, ImageToTextConfig, TextToTextConfig
-from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
-from fourfold.models.registry import create, list_models
-from fourfold.models.t5 import T5, T5Config
-from fourfold.models.vit import ViT, ViTConfig
-
-__all__ = [
-    "CLIP",
-    "T5",
-    "CLIPConfig",
-    "CausalClassifier",
-    "CausalClassifierConfig",
-    "CausalLM",
-    "CausalLMConfig",
-    "CompositeEncoderDecoder",
-    "EncoderDecoder",
-    "EncoderDecoderConfig",
-    "ImageToTextConfig",
-    "MaskedLM",
-    "MaskedLMConfig",
-    "Model",
-    "RecurrentClassifier",
-    "RecurrentClassifierConfig",
-    "RecurrentLM",
-    "RecurrentLMConfig",
-    "ResNet",
-    "ResNetConfig",
-    "SequenceClassifier",
-    "SequenceClassifierConfig",
-    "SpanExtractor",
-    "SpanExtractorConfig",
-    "T5Config",
-    "TextToTextConfig",
-    "TokenClassifier",
-    "TokenClassifierConfig",
-    "ViT",
-    "ViTConfig",
-    "create",
-    "list_models",
-]
+from fourfold.models.base import Model as Model
+from fourfold.models.baselines.lstm import RecurrentClassifier as RecurrentClassifier
+from fourfold.models.baselines.lstm import RecurrentClassifierConfig as RecurrentClassifierConfig
+from fourfold.models.baselines.lstm import RecurrentLM as RecurrentLM
+from fourfold.models.baselines.lstm import RecurrentLMConfig as RecurrentLMConfig
+from fourfold.models.baselines.resnet import ResNet as ResNet
+from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
+from fourfold.models.causal_lm import CausalLM as CausalLM
+from fourfold.models.causal_lm import CausalLMConfig as CausalLMConfig
+from fourfold.models.classifiers import CausalClassifier as CausalClassifier
+from fourfold.models.classifiers import CausalClassifierConfig as CausalClassifierConfig
+from fourfold.models.classifiers import SequenceClassifier as SequenceClassifier
+from fourfold.models.classifiers import SequenceClassifierConfig as SequenceClassifierConfig
+from fourfold.models.classifiers import SpanExtractor as SpanExtractor
+from fourfold.models.classifiers import SpanExtractorConfig as SpanExtractorConfig
+from fourfold.models.classifiers import TokenClassifier as TokenClassifier
+from fourfold.models.classifiers import TokenClassifierConfig as TokenClassifierConfig
+from fourfold.models.clip import CLIP as CLIP
+from fourfold.models.clip import CLIPConfig as CLIPConfig
+from fourfold.models.composite import CompositeEncoderDecoder as CompositeEncoderDecoder
+from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
+from fourfold.models.composite import TextToTextConfig as TextToTextConfig
+from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+from fourfold.models.masked_lm import MaskedLM as MaskedLM
+from fourfold.models.masked_lm import MaskedLMConfig as MaskedLMConfig
+from fourfold.models.registry import create as create
+from fourfold.models.registry import list_models as list_models
+from fourfold.models.t5 import T5 as T5
+from fourfold.models.t5 import T5Config as T5Config
+from fourfold.models.vit import ViT as ViT
+from fourfold.models.vit import ViTConfig as ViTConfig

@@ -16,20 +16,24 @@ if TYPE_CHECKING:
 class Model(nn.Module):
     """Base class of all models of this package.
 
-    A subclass sets `config` in its constructor and implements `encode` or `hidden`; a subclass
-    without a `head` also implements `logits`. `fourfold.load` sets the attributes that come from a
-    checkpoint. In a model that is built from a config alone, they are None or empty.
+    A subclass sets `config` in its constructor and implements `encode` or `hidden`. A subclass
+    without a `head` also implements `logits`. `fourfold.load` sets the attributes `tokenizer`,
+    `generation_defaults`, `artifacts` and `source` from a checkpoint. They are None or empty in a
+    model that is built from a config alone.
 
     Attributes:
         config: The frozen dataclass that the model is built from.
+        head: Output head, a module that maps the result of `hidden` to logits. A model without
+            this attribute implements `logits` itself.
         tokenizer: The tokenizer stored with the weights, or None.
-        generation_defaults: Special tokens that `generate` and `beam_search` use where their caller
-            gives none, and options of beam search that the commands use; or None.
+        generation_defaults: `fourfold.generation.GenerationDefaults` or None: the special tokens of
+            a call of `generate` or `beam_search` without special tokens, and the beam search
+            options of the command-line programs.
         artifacts: Plain values of the training data that are stored with the weights, such as
             `class_names` and the mean and standard deviation of images.
-        source: The checkpoint of another library that the weights were imported from, or None. An
-            export to that library restores the architecture and the data type of the checkpoint,
-            and its tensors that have no counterpart in the model.
+        source: `SourceCheckpoint` of `fourfold.hub` for weights from a checkpoint of transformers,
+            otherwise None. An export to transformers restores the architecture and the data type of
+            that checkpoint, and those of its tensors that this model does not have.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
         is_recurrent: The model has a recurrent state instead of keys and values, so it is decoded
@@ -51,7 +55,7 @@ class Model(nn.Module):
     head: nn.Module
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        """Compute the logits; the arguments are those of `hidden`."""
+        """Compute the logits. The arguments are those of `hidden`."""
         return self.logits(self.hidden(*inputs, **options))
 
     def hidden(self, *inputs: Any, **options: Any) -> Tensor:
@@ -59,20 +63,18 @@ class Model(nn.Module):
         return self.encode(*inputs, **options)
 
     def logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (..., D) to logits (..., V) of the vocabulary."""
+        """Map hidden states (..., model width D) to logits (..., vocabulary size V)."""
         return self.head(h)
 
 
-def embedding_from_config(
-    config: Any, *, has_norm: bool = False, scale: bool = False
-) -> TokenEmbedding:
-    """Build the token, position and segment embedding of a config of a text model.
+def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:
+    """Build the module that adds token, position and segment embeddings.
 
     Args:
         config: Config of a text model. Positions are learned if the config has no field
-            `positions`.
+            `positions`. There are no segments if it has no field `n_segments`. Token vectors are
+            not scaled if it has no field `embed_scale`.
         has_norm: Normalise the sum of the embeddings.
-        scale: Multiply token vectors by sqrt(d_model).
     """
     assert config.vocab_size is not None, "vocab_size must be known when a model is built"
     return TokenEmbedding(
@@ -81,7 +83,7 @@ def embedding_from_config(
         max_len=config.max_len or 0,
         positions=getattr(config, "positions", "learned"),
         n_segments=getattr(config, "n_segments", 0),
-        scale=scale,
+        scale=getattr(config, "embed_scale", False),
         norm=norm_from_config(config) if has_norm else None,
         dropout=config.dropout,
     )

@@ -22,10 +22,13 @@ class CausalLMConfig(TransformerConfig):
     """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
 
     Args:
-        vocab_size: Size V of the vocabulary; None in a config file means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
-        positions: none, learned, sinusoidal or sinusoidal_halves.
-        embed_norm: Normalise the sum of token and position embedding (a BERT used as a decoder).
+        positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
+            sines before all cosines).
+        embed_norm: Normalise the sum of token and position embedding, as a BERT does that is used
+            as a decoder.
         tie_embeddings: Use the token embedding as output matrix.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
@@ -52,6 +55,9 @@ class CausalLMConfig(TransformerConfig):
 class CausalLM(Model):
     """Causal language model, which predicts each token from the tokens before it.
 
+    A call of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next
+    token at each position.
+
     Attributes:
         stack_class: Class of the module between embedding and head, built from the config.
 
@@ -74,16 +80,6 @@ class CausalLM(Model):
         self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
         initialize(self, config.init)
 
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute logits (B, T, V) of the next tokens; arguments as for `hidden`."""
-        return self.logits(self.hidden(ids, mask, cache, documents))
-
     def hidden(
         self,
         ids: Tensor,
@@ -94,11 +90,12 @@ class CausalLM(Model):
         """Compute the final hidden states (B, T, D), which are the input of the head.
 
         Args:
-            ids: Token ids (B, T) int64; with a cache, only those that are not in the cache.
+            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
+                tokens only.
             mask: (B, T) bool, True = real token; padding may be on either side. None means that all
                 tokens are real.
-            cache: Keys and values of earlier tokens, extended in place; None if there are none.
-            documents: (B, T) number of the packed document that each token belongs to; None means
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            documents: (B, T) number of the packed document that each token belongs to. None means
                 one document.
 
         Raises:

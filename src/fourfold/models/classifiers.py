@@ -1,7 +1,7 @@
 """Sequence classifiers, token classifiers and answer-span extractors, on encoders and causal LMs.
 
-Parameters have the same names as in `MaskedLM` and `CausalLM`, whose weights can therefore be
-loaded. Shapes: B batch, T tokens, D model width, K classes.
+Parameters have the same names as in `MaskedLM` and `CausalLM`, so their weights can be loaded into
+these models. Shapes: B batch, T tokens, D model width, K classes.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class ClassifierConfig(EncoderConfig):
     """Config of an encoder with a classifier.
 
     Args:
-        n_classes: Number of classes K; None in a config file means as many as in the data.
+        n_classes: Number of classes K. None in a config file is replaced by the number of classes
+            of the data. The constructor of the model needs a number.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -90,7 +91,7 @@ class TokenClassifier(EncoderWithHead):
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, T, K); the mask is ignored."""
+        """Map hidden states (B, T, D) to logits (B, T, K). The mask is ignored."""
         return self.classifier(self.dropout(h))
 
 
@@ -108,8 +109,6 @@ class SpanExtractor(EncoderWithHead):
         >>> start.shape
         torch.Size([1, 3])
     """
-
-    config: SpanExtractorConfig
 
     def __init__(self, config: SpanExtractorConfig) -> None:
         super().__init__(config)
@@ -129,8 +128,8 @@ class CausalClassifierConfig(CausalLMConfig):
     """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression); None in a config file
-            means the number of classes of the data.
+        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
+            is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -141,11 +140,9 @@ class CausalClassifierConfig(CausalLMConfig):
 class CausalClassifier(CausalLM):
     """Sequence classifier on the last token of a causal LM (Radford et al. 2018, section 3.2).
 
-    The model keeps its vocabulary head, because GPT-1 is fine-tuned with an auxiliary
-    language-model loss.
+    A call of the model returns the vocabulary logits (B, T, V), as in `CausalLM`, because GPT-1 is
+    fine-tuned with an auxiliary language-model loss. `classify` returns the class logits.
     """
-
-    config: CausalClassifierConfig
 
     def __init__(self, config: CausalClassifierConfig) -> None:
         super().__init__(config)
@@ -159,28 +156,26 @@ class CausalClassifier(CausalLM):
 
         Args:
             h: Hidden states.
-            mask: (B, T) bool, True = real token; None means that all tokens are real.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
         """
         return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
 
 
 def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
-    """Pool the hidden states (B, T, D) of each sequence to one vector, (B, 1, D).
+    """Pool the hidden states (B, T, D) of each sequence into one vector (B, 1, D).
 
     Args:
         h: Hidden states.
-        mask: (B, T) bool, True = real token; None means that all tokens are real.
+        mask: (B, T) bool, True = real token. None means that all tokens are real.
         pool: first (first token), last (last real token, with padding on either side) or mean
             (mean of all real tokens).
     """
     if pool == "first":
         return h[:, :1]
+    if mask is None:
+        return h[:, -1:] if pool == "last" else h.mean(1, keepdim=True)
     if pool == "last":
-        if mask is None:
-            return h[:, -1:]
         last = (torch.arange(h.shape[1], device=h.device) * mask).argmax(1)
         return h[torch.arange(len(h), device=h.device), last].unsqueeze(1)
-    if mask is None:
-        return h.mean(1, keepdim=True)
     weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
     return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)

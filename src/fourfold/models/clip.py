@@ -1,7 +1,7 @@
 """CLIP: an image encoder and a text encoder with a shared embedding space (Radford et al. 2021).
 
-Shapes: B images, C channels, N patches with class token, S texts, T tokens, D width of an encoder,
-E width of the shared space.
+Shapes: B images, C channels, N image tokens (class token and patches), S texts, T text tokens, D
+width of an encoder, E width of the shared space.
 """
 
 import math
@@ -18,21 +18,19 @@ from fourfold.core.masks import mask_and_positions
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.models.base import Model, embedding_from_config
 
-# Fields that the image encoder has as image_*, and fields of the text encoder alone.
-SHAPE_FIELDS = ("d_model", "n_layers", "n_heads", "d_ff")
-TEXT_FIELDS = ("d_head", "d_value", "attn_scale")
-
 
 @dataclass(frozen=True)
 class CLIPConfig(TransformerConfig):
     """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters).
 
-    The inherited fields describe the text encoder. The image encoder has its own width, number of
-    blocks, number of heads and feed-forward width (the fields that begin with `image_`), and shares
-    all other inherited fields except `d_head`, `d_value` and `attn_scale`.
+    The fields of `TransformerConfig` describe the text encoder. In the image encoder, fields that
+    begin with `image_` replace `d_model`, `n_layers`, `n_heads` and `d_ff`. The fields `d_head`,
+    `d_value` and `attn_scale` of the image encoder are None. All other fields of
+    `TransformerConfig` hold for both encoders.
 
     Args:
-        vocab_size: Size of the vocabulary; None in a config file means the size of the tokenizer.
+        vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest text in tokens.
         eos_id: End-of-text token. The hidden state at its first occurrence represents the text.
             None means the highest token id of each text, which is the end of text in OpenAI's
@@ -79,8 +77,9 @@ class CLIPConfig(TransformerConfig):
     def image_tower(self) -> TransformerConfig:
         """Config of the blocks of the image encoder."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(TEXT_FIELDS)
-        values |= {name: getattr(self, "image_" + name) for name in SHAPE_FIELDS}
+        values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
+        for name in ("d_model", "n_layers", "n_heads", "d_ff"):
+            values[name] = getattr(self, f"image_{name}")
         return TransformerConfig(**values)
 
 
@@ -140,7 +139,7 @@ class CLIP(Model):
 
         Args:
             ids: Token ids (S, T) int64. Each text contains the end-of-text token.
-            mask: (S, T) bool, True = real token; None means that all tokens are real. Padding on
+            mask: (S, T) bool, True = real token. None means that all tokens are real. Padding on
                 the right needs no mask, unless the config's `eos_id` is None and the id of the
                 padding token is higher than that of the end-of-text token.
         """
@@ -166,14 +165,17 @@ class CLIP(Model):
 
     @property
     def scale(self) -> Tensor:
-        """Learned factor on the cosine similarities, in at least fp32."""
+        """Learned factor on the cosine similarities, a scalar in fp32 (fp64 for an fp64 model).
+
+        The parameter `log_scale` is the logarithm of the factor.
+        """
         exact = torch.promote_types(self.log_scale.dtype, torch.float32)
         return self.log_scale.to(exact).exp()
 
     def _initialize(self) -> None:
-        """Draw matrices from N(0, s) and set biases to 0; N is the normal distribution.
+        """Draw matrices from normal distributions with mean 0, and set biases to 0.
 
-        The standard deviation s depends on the width and depth of the encoder that has the matrix.
+        The standard deviation depends on the width and depth of the encoder that has the matrix.
         OpenAI's code leaves the blocks of the image encoder to torch's initialization. Here both
         encoders are initialized alike.
         """
@@ -182,12 +184,8 @@ class CLIP(Model):
             std = getattr(self.config, side + "d_model") ** -0.5
             n_layers = getattr(self.config, side + "n_layers")
             residual = std * (2 * n_layers) ** -0.5  # of matrices that write to the residual stream
-            stds = {
-                "out": residual,
-                "down": residual,
-                "up": std * 0.5**0.5,
-                "gate": std * 0.5**0.5,
-            }
+            hidden = std * 0.5**0.5
+            stds = {"out": residual, "down": residual, "up": hidden, "gate": hidden}
             if not side:
                 stds |= {"tokens": 0.02, "positions": 0.01}
             if name.endswith("bias"):

@@ -1,10 +1,11 @@
 """Composite encoder-decoder: an encoder of one family and a decoder of another.
 
-Encoder and decoder may start from trained weights: a BERT and a GPT-2 or another BERT (Rothe,
-Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks"), or a
-Vision Transformer and a GPT-2 for captions. The cross-attention and the map between the widths are
-always trained from scratch. Shapes: B batch, S source tokens or patches, T target tokens, C
-channels, D model width, V vocabulary.
+Encoder and decoder may start from trained weights. A text-to-text model has a BERT encoder and a
+GPT-2 or BERT decoder (Rothe, Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for
+Sequence Generation Tasks"). A captioner has a ViT encoder and a GPT-2 decoder. The cross-attention,
+and the linear map from the width of the encoder to that of the decoder, start from random weights.
+Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model width, V
+vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -52,8 +53,8 @@ class ImageToTextConfig(CausalLMConfig):
 class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
 
-    The arguments of `forward` are those of an `EncoderDecoder`. For images, `src` is a batch
-    (B, C, side, side), and there is no `src_mask`.
+    A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch
+    (B, C, side, side), and `src_mask` and `src_documents` are ignored.
 
     Example:
         >>> import torch
@@ -85,12 +86,12 @@ class CompositeEncoderDecoder(Seq2Seq):
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the memory (B, S, D) that the decoder attends to, in the width of the decoder.
+        """Compute the encoder output (B, S, D) in the width D of the decoder, which attends to it.
 
         Args:
             src: Token ids (B, S) of texts, or images (B, C, side, side).
-            src_mask: (B, S) bool, True = real token; ignored for images.
-            src_documents: (B, S) number of the packed text that each token belongs to; ignored for
+            src_mask: (B, S) bool, True = real token. Ignored for images.
+            src_documents: (B, S) number of the packed text that each token belongs to. Ignored for
                 images.
 
         Raises:
@@ -105,7 +106,7 @@ class CompositeEncoderDecoder(Seq2Seq):
 
 
 def _build_encoder(config: TextToTextConfig | ImageToTextConfig) -> MaskedLM | ViT:
-    """Build the encoder as a MaskedLM without heads, or as a ViT with a classifier of one class."""
+    """Build a MaskedLM without heads, or a ViT, whose classifier is not used and has one class."""
     if isinstance(config, ImageToTextConfig):
         return ViT(replace(config.encoder, n_classes=1, representation_size=None))
     vocab_size = config.encoder.vocab_size or config.vocab_size

@@ -25,12 +25,13 @@ class EncoderDecoderConfig(TransformerConfig):
     """Config of an encoder-decoder; the defaults are the base model (63,082,496 parameters).
 
     Args:
-        vocab_size: Size V of the vocabulary, shared by source and target; None in a config file
-            means the size of the tokenizer.
-        max_len: Longest source and longest target in tokens; None means no limit, which requires
-            positions none.
-        positions: none, learned, sinusoidal or sinusoidal_halves.
-        n_decoder_layers: Number of layers of the decoder; None means n_layers, the number of layers
+        vocab_size: Size V of the vocabulary, shared by source and target. None in a config file is
+            replaced by the size of the tokenizer. The constructor of the model needs a number.
+        max_len: Longest source and longest target in tokens. None means no limit, and is allowed
+            with positions="none" only.
+        positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
+            sines before all cosines).
+        n_decoder_layers: Number of layers of the decoder. None means n_layers, the number of layers
             of the encoder.
         tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
             output, as in the paper), decoder (target embedding and output), embeddings (source and
@@ -66,7 +67,12 @@ class EncoderDecoderConfig(TransformerConfig):
 
 
 class Seq2Seq(Model):
-    """Base class of encoder-decoders; a subclass builds embeddings, encoder, decoder and head."""
+    """Base class of encoder-decoders.
+
+    A subclass builds the modules `src_embed`, `tgt_embed`, `encoder`, `decoder` and `head`. A call
+    of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next token
+    at each position of the target.
+    """
 
     can_generate = True
     src_embed: nn.Module
@@ -74,21 +80,6 @@ class Seq2Seq(Model):
     encoder: Stack
     decoder: Stack
     head: VocabularyHead
-
-    def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        src_documents: Tensor | None = None,
-        tgt_documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute logits (B, T, V) of the next token at each position of `tgt`.
-
-        The arguments are those of `hidden`.
-        """
-        return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
 
     def hidden(
         self,
@@ -104,28 +95,22 @@ class Seq2Seq(Model):
         Args:
             src: Source token ids (B, S) int64.
             tgt: Target token ids (B, T) int64, beginning with the start token.
-            src_mask: (B, S) bool, True = real token; None means that all tokens are real.
-            tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
+            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
+            tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
             src_documents: (B, S) number of the pair that each source token belongs to, if several
-                pairs are packed into one element of the batch; None means that none are packed.
-            tgt_documents: (B, T) the same number for each target token.
+                pairs are packed into one row of the batch. None means one pair in each row.
+            tgt_documents: (B, T) number of the pair that each target token belongs to, or None.
 
         Raises:
             InputError: A sequence is longer than `max_len`.
         """
-        return self.decode(
-            tgt,
-            self.encode(src, src_mask, src_documents),
-            src_mask,
-            tgt_mask,
-            src_documents=src_documents,
-            tgt_documents=tgt_documents,
-        )
+        memory = self.encode(src, src_mask, src_documents)
+        return self.decode(tgt, memory, src_mask, tgt_mask, None, src_documents, tgt_documents)
 
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the final hidden states (B, S, D) of the encoder; arguments as for `hidden`."""
+        """Compute the final hidden states (B, S, D) of the encoder. Arguments as for `hidden`."""
         mask, positions = mask_and_positions(src, src_mask, src_documents, None, causal=False)
         return self.encoder(self.src_embed(src, positions), mask)
 
@@ -136,18 +121,19 @@ class Seq2Seq(Model):
         src_mask: Tensor | None = None,
         tgt_mask: Tensor | None = None,
         cache: KVCache | None = None,
-        *,
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the final hidden states (B, T, D) of the decoder.
 
         Args:
-            tgt: Target token ids (B, T); with a cache, only those that are not in the cache.
+            tgt: Target token ids (B, T) int64. With a cache, `tgt`, `tgt_mask` and `tgt_documents`
+                hold the new tokens only.
             memory: Hidden states (B, S, D) of the encoder.
             src_mask: As for `hidden`.
-            tgt_mask: (B, T) bool, True = real token; None means that all tokens are real.
-            cache: Keys and values of earlier target tokens and of the memory, extended in place.
+            tgt_mask: As for `hidden`.
+            cache: Keys and values of earlier target tokens and of `memory`, extended in place. None
+                means no cache.
             src_documents: As for `hidden`.
             tgt_documents: As for `hidden`.
 
@@ -186,9 +172,8 @@ class EncoderDecoder(Seq2Seq):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        norm_and_scale = {"has_norm": config.embed_norm, "scale": config.embed_scale}
-        self.src_embed = embedding_from_config(config, **norm_and_scale)
-        self.tgt_embed = embedding_from_config(config, **norm_and_scale)
+        self.src_embed = embedding_from_config(config, has_norm=config.embed_norm)
+        self.tgt_embed = embedding_from_config(config, has_norm=config.embed_norm)
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = self.stack_class(config)

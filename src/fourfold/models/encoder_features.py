@@ -1,8 +1,10 @@
-"""Encoders with a task head that reads chosen or mixed layers, optionally through a BiLSTM.
+"""Encoders with a task head on the hidden states of one or several layers.
 
-The features follow ELMo (Peters et al. 2018) and BERT (Devlin et al. 2018, section 5.3). Parameters
-have the same names as in `MaskedLM` and `CausalLM`, whose weights can therefore be loaded.
-Shapes: B batch, T tokens, D model width, I input width, H units of an LSTM in each direction.
+The hidden states of several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and
+BERT (Devlin et al. 2018, section 5.3). A bidirectional LSTM may follow before the head. Parameters
+have the same names as in `MaskedLM` and `CausalLM`, so their weights can be loaded into these
+encoders. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H units of an LSTM in
+each direction.
 """
 
 from collections.abc import Sequence
@@ -20,14 +22,16 @@ from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(MaskedLMConfig):
-    """Config of an encoder with a task head, and of the features (hidden states) that it reads.
+    """Config of an encoder with a task head, and of the hidden states that the head gets.
 
     Args:
         causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
-        feature_layers: Layers whose hidden states are read: 0 is the embedding, 1 the first layer,
-            -1 the last layer.
-        feature_mix: Combination of several layers: sum (with learned weights) or concat.
-        lstm_width: Units in each direction of a BiLSTM between encoder and head; 0 for none.
+        feature_layers: Layers whose hidden states the head gets: 0 is the embedding, 1 the first
+            layer, -1 the last layer.
+        feature_mix: Combination of the hidden states of several layers: sum (with learned weights)
+            or concat (concatenation).
+        lstm_width: Number of units in each direction of a BiLSTM between encoder and head; 0 for no
+            BiLSTM.
         lstm_layers: Number of layers of the BiLSTM.
 
     Raises:
@@ -58,6 +62,9 @@ class EncoderWithHead(MaskedLM):
     """Base class of encoders with the head of a downstream task.
 
     A subclass builds a head for inputs of width `self.width` and implements `logits`.
+
+    Attributes:
+        width: Width of the input of the head.
     """
 
     config: EncoderConfig
@@ -66,17 +73,12 @@ class EncoderWithHead(MaskedLM):
         super().__init__(config)
         self.causal = config.causal
         n_layers = len(config.feature_layers)
-        width = config.d_model
-        self.layer_sum: ScalarMix | None = None
-        if config.feature_mix == "concat":
-            width *= n_layers
-        elif n_layers > 1:
-            self.layer_sum = ScalarMix(n_layers)
-        self.lstm: BiLSTM | None = None
-        if config.lstm_width:
-            self.lstm = BiLSTM(width, config.lstm_width, config.lstm_layers)
-            width = 2 * config.lstm_width
-        self.width = width
+        is_sum = config.feature_mix == "sum"
+        self.layer_sum = ScalarMix(n_layers) if is_sum and n_layers > 1 else None
+        width = config.d_model if is_sum else config.d_model * n_layers
+        units = config.lstm_width
+        self.lstm = BiLSTM(width, units, config.lstm_layers) if units else None
+        self.width = 2 * units or width
 
     def forward(
         self,
@@ -85,7 +87,7 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits of the head; arguments as for `MaskedLM.encode`."""
+        """Compute the logits of the head. Arguments as for `MaskedLM.encode`."""
         return self.logits(self.hidden(ids, segments, mask, documents), mask)
 
     def hidden(
@@ -95,11 +97,11 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the input of the head from the chosen layers; arguments as for `encode`.
+        """Compute the input of the head. Arguments as for `MaskedLM.encode`.
 
         Returns:
-            (B, T, `self.width`): the chosen layers, mixed or concatenated, or the output of the
-            BiLSTM that reads them, if the config has one.
+            (B, T, `self.width`). Without a BiLSTM, these are the hidden states of the layers in
+            `feature_layers`, summed or concatenated. With a BiLSTM, this is its output for them.
         """
         states: list[Tensor] = []
         with ExitStack() as hooks:
@@ -115,14 +117,19 @@ class EncoderWithHead(MaskedLM):
         return h if self.lstm is None else self.lstm(h, mask)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, `self.width`) with a mask (B, T) of real tokens to logits."""
+        """Map hidden states to logits, whose shape depends on the subclass.
+
+        Args:
+            h: Hidden states (B, T, `self.width`), as `hidden` returns them.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+        """
         raise NotImplementedError
 
 
 class ScalarMix(nn.Module):
-    """Mix of the hidden states h_i of several layers, s sum_i softmax(w)_i h_i, with learned s, w.
+    """Weighted sum of the hidden states h_i of several layers: s * sum_i softmax(w)_i * h_i.
 
-    This is eq. 1 of Peters et al. 2018.
+    The scale s and the weights w are learned (Peters et al. 2018, eq. 1).
 
     Args:
         n_layers: Number of layers.
@@ -134,7 +141,7 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Mix the hidden states (B, T, D) of all layers into (B, T, D)."""
+        """Add the hidden states (B, T, D) of all layers. The result is (B, T, D)."""
         shares = self.weights.softmax(0) * self.scale
         return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
 
@@ -145,7 +152,8 @@ class BiLSTM(nn.Module):
     Args:
         d_in: Input width I.
         width: Number of units H in each direction.
-        n_layers: Number of layers; each reads both directions of the layer below.
+        n_layers: Number of layers. The input of a layer is the output of both directions of the
+            layer before it.
     """
 
     def __init__(self, d_in: int, width: int, n_layers: int) -> None:
@@ -153,12 +161,15 @@ class BiLSTM(nn.Module):
         self.lstm = nn.LSTM(d_in, width, n_layers, batch_first=True, bidirectional=True)
 
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the LSTM over h (B, T, I) with a mask (B, T) of real tokens; None means all are real.
+        """Run the LSTM over hidden states.
 
-        Padding must be on the right, where every DataModule of this package puts it.
+        Args:
+            h: Hidden states (B, T, I). Padding must be on the right, where every DataModule of this
+                package puts it.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
 
         Returns:
-            (B, T, 2 H), 0 at padding.
+            Output of the last layer (B, T, 2 H), 0 at padding.
         """
         if mask is None:
             return self.lstm(h)[0]

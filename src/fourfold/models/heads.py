@@ -14,19 +14,19 @@ from fourfold.losses import linear_cross_entropy
 class VocabularyHead(nn.Module):
     """Linear map from hidden states to vocabulary logits, optionally tied to the token embedding.
 
-    For a loss that never holds all logits, `output` returns the hidden states, matrix and bias from
-    which the loss computes the logits slice by slice.
+    `loss` computes the logits slice by slice from the result of `output`, and never holds all of
+    them.
 
     Args:
         embedding: Token embedding (V, D).
         tied: Use the matrix of `embedding` as output matrix; otherwise the head has its own matrix.
         bias: Learn a bias for each token of the vocabulary (BERT, Marian).
-        transform: Apply a dense layer, `activation` and `norm` first (BERT's masked-LM head).
-        activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform`.
-        norm: Module applied after the activation, used with `transform`.
+        activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform_norm`.
+        transform_norm: Norm of BERT's transform, which precedes the output matrix: a dense layer
+            (D, D), the activation and this norm. None means no transform.
 
     Attributes:
-        scale: Factor on the hidden states; T5 sets it.
+        scale: Factor on the hidden states, 1 in all models but T5.
     """
 
     def __init__(
@@ -35,9 +35,8 @@ class VocabularyHead(nn.Module):
         *,
         tied: bool = True,
         bias: bool = False,
-        transform: bool = False,
         activation: str = "gelu",
-        norm: nn.Module | None = None,
+        transform_norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         vocab_size, d_model = embedding.weight.shape
@@ -45,8 +44,8 @@ class VocabularyHead(nn.Module):
         # A list hides the module from registration, so that the state dict holds the matrix once.
         self._shared = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
-        self.transform = nn.Linear(d_model, d_model) if transform else None
-        self.norm = norm
+        self.transform = None if transform_norm is None else nn.Linear(d_model, d_model)
+        self.norm = transform_norm
         self.activation = ACTIVATIONS[activation]
         self.scale = 1.0
 
@@ -56,13 +55,14 @@ class VocabularyHead(nn.Module):
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return x, weight and bias of the last linear map, logits = ``x @ weight.T + bias``.
+        """Return input, weight and bias of the linear map that computes the logits.
 
         Args:
             h: Hidden states (..., D).
 
         Returns:
-            x (..., D), weight (V, D), and bias (V,) or None.
+            A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
+            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``.
         """
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
@@ -86,11 +86,11 @@ class VocabularyHead(nn.Module):
         Args:
             hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
             targets: Token ids (...); `fourfold.losses.IGNORE_INDEX` (-100) does not count.
-            weights: (...) factor on the loss of each target; None means 1.
+            weights: (...) factor on the loss of each target. None means 1.
             label_smoothing: Probability mass that is taken from the target.
             label_smoothing_type: Distribution of this mass over the vocabulary; see
                 `fourfold.losses.smoothing_weights`.
-            normalizer: Divisor of the summed loss; None means the number of targets that count.
+            normalizer: Divisor of the summed loss. None means the number of targets that count.
 
         Returns:
             A scalar in fp32 (fp64 for fp64 inputs).

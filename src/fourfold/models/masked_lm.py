@@ -21,11 +21,14 @@ class MaskedLMConfig(TransformerConfig):
     """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
     Args:
-        vocab_size: Size V of the vocabulary; None in a config file means the size of the tokenizer.
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
-        positions: none, learned, sinusoidal or sinusoidal_halves.
+        positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
+            sines before all cosines).
         n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
-        head: Build the vocabulary head; without it the model is an encoder.
+        head: Build the vocabulary head. Without this head, `encode` is available but a call of the
+            model raises an error.
         next_sentence: Build BERT's next-sentence head.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
@@ -52,6 +55,9 @@ class MaskedLMConfig(TransformerConfig):
 class MaskedLM(Model):
     """Masked language model, which predicts masked tokens from the tokens on both sides.
 
+    A call of the model takes the arguments of `encode` and returns the logits (B, T, V) of the
+    token at each position.
+
     Example:
         >>> import torch
         >>> model = MaskedLM(MaskedLMConfig(n_layers=1)).eval()
@@ -72,22 +78,11 @@ class MaskedLM(Model):
             self.head = VocabularyHead(
                 self.embed.tokens,
                 bias=True,
-                transform=True,
                 activation=config.activation,
-                norm=norm_from_config(config),
+                transform_norm=norm_from_config(config),
             )
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
         initialize(self, config.init)
-
-    def forward(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute logits (B, T, V) of the token at each position; arguments as for `encode`."""
-        return self.logits(self.hidden(ids, segments, mask, documents))
 
     def encode(
         self,
@@ -100,9 +95,9 @@ class MaskedLM(Model):
 
         Args:
             ids: Token ids (B, T) int64.
-            segments: (B, T) int64, 0 = first sentence, 1 = second; None means all 0.
-            mask: (B, T) bool, True = real token; None means that all tokens are real.
-            documents: (B, T) number of the packed document that each token belongs to; None means
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) number of the packed document that each token belongs to. None means
                 one document.
 
         Raises:

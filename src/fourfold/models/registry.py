@@ -1,18 +1,18 @@
-"""Model registry: configs by name, `create("vit_small_patch16_224")`, `list_models("gpt2*")`.
+"""Model registry: published architectures by name, and functions that build and list them.
 
 The names are those of timm, transformers, torchvision and tensor2tensor. A name selects the
-architecture and regularisation of a paper. `create` builds a model with random weights, and
-`fourfold.load` reads trained weights.
+architecture and the dropout rates of the paper that introduced the model. `create` builds a model
+with random weights, and `fourfold.load` reads trained weights.
 """
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 from fourfold.core.config import ModelConfig
 from fourfold.core.validation import check_choice
 from fourfold.models.base import Model
-from fourfold.models.baselines.resnet import ResNet, ResNetConfig
+from fourfold.models.baselines.resnet import Depth, ResNet, ResNetConfig
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.clip import CLIP, CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -87,7 +87,7 @@ MODELS: dict[str, ModelConfig] = {
         patch_size=14,
         d_embed=768,
     ),
-    **{f"resnet{depth}": ResNetConfig(depth=depth) for depth in (18, 34, 50, 101, 152)},
+    **{f"resnet{depth}": ResNetConfig(depth=depth) for depth in get_args(Depth)},
 }
 
 
@@ -96,7 +96,8 @@ def create(name: str, **overrides: Any) -> Model:
 
     Args:
         name: One of the names that `list_models` returns, such as "gpt2-medium".
-        overrides: Fields of the config that replace those of the named one, such as n_classes=10.
+        overrides: Config fields with another value than the named architecture, such as
+            n_classes=10.
 
     Raises:
         InputError: `name` or a field is unknown, or a field has a value outside its choices or its

@@ -1,7 +1,8 @@
 """T5: an encoder-decoder with relative position biases (Raffel et al. 2019, section 2.1).
 
-RMSNorm, layers without biases, unscaled scores and the gated layer of v1.1 are options of the
-block. The learned bias for each head and distance is the `bias` argument of attention.
+RMSNorm, linear layers without biases, unscaled attention scores and the gated feed-forward layer of
+v1.1 are options of the transformer block of all families. The relative position bias is passed to
+attention as the argument `bias`.
 Shapes: B batch, T tokens, S memory tokens, Tq queries, Tk keys, H heads, D model width.
 """
 
@@ -32,8 +33,9 @@ class T5Config(EncoderDecoderConfig):
 
     Args:
         n_buckets: Number of buckets of distances between query and key. In the encoder, half of the
-            buckets are for each direction; in the decoder, all are for keys up to the query.
-        max_distance: Distance from which on all distances share the last bucket.
+            buckets are for keys after the query. In the decoder, all buckets are for keys at or
+            before the query.
+        max_distance: Smallest distance in the last bucket, which holds all larger distances, too.
         scale_output: Divide hidden states by sqrt(d_model) before the output matrix (v1.0, whose
             tied token embedding has entries of variance 1).
 
@@ -70,13 +72,13 @@ class T5Config(EncoderDecoderConfig):
 class RelativeBias(nn.Module):
     """Learned bias for each head and bucket of relative positions (Raffel et al. 2019, 2.1).
 
-    Half of the buckets of a direction hold one distance each. The widths of the other buckets grow
-    geometrically up to `max_distance`, and the last bucket holds all larger distances.
+    In each direction, the first half of the buckets hold one distance each. The widths of the other
+    buckets grow geometrically up to `max_distance`. The last bucket holds all larger distances.
 
     Args:
         n_heads: Number of heads H.
         n_buckets: Number of buckets, of both directions together if `bidirectional`.
-        max_distance: Distance from which on all distances share the last bucket.
+        max_distance: Smallest distance in the last bucket.
         bidirectional: Keys may come after the query; half of the buckets are for such keys.
     """
 
@@ -89,7 +91,7 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
 
     def forward(self, q_len: int, k_len: int) -> Tensor:
-        """Return the bias (1, H, Tq, Tk) for queries at the last Tq (`q_len`) of Tk positions."""
+        """Return the bias (1, H, Tq, Tk) for the last `q_len` queries and all `k_len` keys."""
         k = torch.arange(k_len, device=self.table.weight.device)
         values = self.table(self.buckets(k - k[k_len - q_len :, None]))  # (Tq, Tk, H)
         return values.permute(2, 0, 1)[None]
@@ -112,17 +114,16 @@ class RelativeBias(nn.Module):
 class BiasedStack(Stack):
     """Stack whose blocks share one `RelativeBias`, with dropout after the last block.
 
-    torch's fused attention kernel for CPUs computes no gradient of a bias, so training on a CPU
-    stores (Tq, Tk) attention weights.
+    torch's fused attention kernel for CPUs computes no gradient of a bias. Training on a CPU
+    therefore uses attention without a fused kernel, which stores the attention weights (Tq, Tk).
     """
 
     def __init__(
         self, config: T5Config, *, cross_attention: bool = False, n_layers: int | None = None
     ) -> None:
         super().__init__(config, cross_attention=cross_attention, n_layers=n_layers)
-        is_decoder = cross_attention
         self.bias = RelativeBias(
-            config.n_heads, config.n_buckets, config.max_distance, bidirectional=not is_decoder
+            config.n_heads, config.n_buckets, config.max_distance, bidirectional=not cross_attention
         )
         self.dropout = Dropout(config.dropout)
         self.width = config.d_model
@@ -130,16 +131,28 @@ class BiasedStack(Stack):
     def forward(
         self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None, **memory: Any
     ) -> Tensor:
-        """Run `Stack.forward` with the relative bias on the scores of self-attention."""
+        """Run `Stack.forward` with the relative bias on the scores of self-attention.
+
+        Args:
+            x: (B, T, D); with a cache, only the new tokens.
+            mask: Self-attention mask.
+            cache: Keys and values of earlier tokens and of the encoder output; extended in place.
+            memory: Arguments `memory` and `memory_mask` of `Stack.forward`.
+
+        Returns:
+            (B, T, D).
+        """
         bias = self.bias(x.shape[1], x.shape[1] if cache is None else cache.length)
         return self.dropout(super().forward(x, mask, bias=bias, cache=cache, **memory))
 
 
 def init_t5(model: nn.Module) -> None:
-    """Draw embeddings from N(0, 1) and matrices from N(0, 1/sqrt(inputs)), as in T5's code.
+    """Initialize the weights of a T5 in place, as the authors' code does.
 
-    Query projections are divided by the square root of the head width, so that unscaled scores
-    start at about 1.
+    Embeddings and matrices are drawn from normal distributions with mean 0. The standard deviation
+    is 1 for embeddings and 1 / sqrt(input width) for matrices. It is smaller by the square root of
+    the head width for query projections, because attention scores are not scaled, and it is
+    1 / sqrt(D) for relative biases. Biases of linear layers are 0.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -29,16 +29,19 @@ class ViTConfig(TransformerConfig):
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K; None in a config file means as many as in the data.
+        n_classes: Number of classes K. None in a config file is replaced by the number of classes
+            of the data. The constructor of the model needs a number.
         pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
             all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
-        positions: none, learned, learned2d (a vector for each row and column), sincos2d,
-            sinusoidal, sinusoidal_halves or relative (a bias for each head and distance, shared by
-            all layers; in Dosovitskiy et al. 2020, relative positions depend on the query instead).
-        positions_at: Layers that add learned positions: stem (the embedding), layers (each layer
-            has its table) or layers_shared (all layers add one table). They are compared in Table 8
-            of Dosovitskiy et al. 2020.
+        positions: none, learned, learned2d (learned vectors of rows and columns), sincos2d (sines
+            and cosines of row and column), sinusoidal or sinusoidal_halves (sines and cosines of
+            the position in the sequence), or relative (a learned bias on the attention scores for
+            each head and distance in the sequence, shared by all layers). In Table 8 of Dosovitskiy
+            et al. 2020, the relative positions also depend on the query.
+        positions_at: Place where learned positions are added: stem (once, after the patch
+            embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
+            layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
         representation_size: Width of a tanh layer before the classifier, as in the pre-training of
             Dosovitskiy et al. 2020; None for no such layer.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
@@ -79,10 +82,12 @@ class ViTConfig(TransformerConfig):
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
+    A call of the model takes images (B, C, side, side) and returns the logits (B, K).
+
     Args:
         config: Config of the model.
-        n_heads: Number of classification heads to build, for an imported checkpoint that lacks
-            some; None means one head, or two with distillation.
+        n_heads: Number of classification heads (not attention heads) to build. None means one head,
+            or two with distillation. An imported checkpoint may have fewer heads.
 
     Example:
         >>> import fourfold, torch
@@ -112,28 +117,17 @@ class ViT(Model):
         if positions_in_stack:
             length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
             shared = config.positions_at == "layers_shared"
-            self.stack: Stack = PositionedStack(
-                config, config.positions, shared=shared, length=length
-            )
+            self.stack: Stack = PositionedStack(config, config.positions, length, shared)
         else:
             self.stack = Stack(config)
         width = config.representation_size or config.d_model
-        self.representation: nn.Linear | None = None
-        if config.representation_size:
-            self.representation = nn.Linear(config.d_model, width)
+        has_layer = config.representation_size is not None
+        self.representation = nn.Linear(config.d_model, width) if has_layer else None
         n_heads = 1 + config.distillation if n_heads is None else n_heads
         self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))
         initialize(self, config.init, {**INITS, "vit": init_vit})
         if isinstance(self.stack, PositionedStack):
             self.stack.initialize_positions()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, side, side).
-
-        Raises:
-            InputError: The images do not have the size or channels of the config.
-        """
-        return self.logits(self.hidden(images))
 
     def encode(self, images: Tensor) -> Tensor:
         """Compute the final hidden states of images (B, C, side, side).
@@ -170,10 +164,12 @@ class ViT(Model):
 
 
 def init_vit(model: nn.Module) -> None:
-    """Draw matrices by Glorot's rule, biases from N(0, 1e-6) and positions from N(0, 0.02).
+    """Initialize the weights of a ViT in place, as google-research/vision_transformer does.
 
-    Only feed-forward layers have random biases; all other biases are 0. The patch projection is
-    drawn by LeCun's rule, and the classifier is 0 (google-research/vision_transformer).
+    Matrices are drawn by Glorot's rule, and the patch projection by LeCun's rule. The biases of
+    feed-forward layers are drawn from a normal distribution with mean 0 and standard deviation
+    1e-6, and learned positions with standard deviation 0.02. All other biases, the prefix tokens
+    and the classification heads are 0.
     """
     vaswani(model)
     for module in model.modules():
@@ -186,8 +182,5 @@ def init_vit(model: nn.Module) -> None:
             init.trunc_normal_(module.patches.weight, std=fan_in**-0.5)
             if module.positions is not None and isinstance(module.positions.weight, nn.Parameter):
                 init.normal_(module.positions.weight, std=0.02)
-            if module.prefix is not None:
-                init.zeros_(module.prefix)
-    for name, parameter in model.named_parameters():
-        if name.startswith("heads."):
-            init.zeros_(parameter)
+    for parameter in model.get_submodule("heads").parameters():
+        init.zeros_(parameter)

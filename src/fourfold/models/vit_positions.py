@@ -17,7 +17,6 @@ from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.core.positions import PositionTable, make_positions
-from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 
 ViTPositions = Literal[
@@ -35,13 +34,15 @@ INIT_STD = 0.02
 
 
 class AxialPositions(PositionTable):
-    """Learned positions of a square grid: half a vector for each row and half for each column.
+    """Learned positions of the patches of a square image, and of the tokens before the patches.
 
-    Tokens before the grid, such as the class token, have a whole vector each.
+    The vector of a patch is the concatenation of D / 2 values for the column and D / 2 values for
+    the row of the patch. Each token before the patches, such as the class token, has a vector of D
+    values.
 
     Args:
-        n_rows: Number of tokens T. The largest square number up to T is the number of patches, and
-            the other tokens precede the grid.
+        n_rows: Number of rows of the table, which is the number of tokens T. The largest square
+            number up to T is the number of patches N.
         width: Width D of a vector, which must be even.
 
     Raises:
@@ -59,7 +60,7 @@ class AxialPositions(PositionTable):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """Position vectors (T, D), of the prefix tokens first and then of the grid row by row."""
+        """Position vectors (T, D), first of the prefix tokens, then of the patches row by row."""
         side = len(self.x)
         x = self.x.expand(side, -1, -1)
         y = self.y[:, None].expand(-1, side, -1)
@@ -71,7 +72,10 @@ VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": Ax
 
 
 class RelativePositionBias(nn.Module):
-    """Learned bias on the attention scores for each head and signed distance between tokens.
+    """Learned bias on the attention scores for each head and each distance of query and key.
+
+    A distance is the position of the key minus that of the query in the sequence of all tokens,
+    from -(T - 1) to T - 1. Prefix tokens count as positions of the sequence.
 
     Args:
         n_heads: Number of heads H.
@@ -109,7 +113,7 @@ class BlockWithPositions(nn.Module):
         self.block = block
         if is_owner:
             self.positions = positions
-        else:  # not registered, so that the state dict holds the table once
+        else:
             object.__setattr__(self, "positions", positions)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -123,12 +127,12 @@ class PositionedStack(Stack):
     Args:
         config: Config of the stack.
         positions: relative for the bias, learned or learned2d for positions that the blocks add.
-        shared: Add the same table in all blocks; ignored for relative.
         length: Number of tokens T.
+        shared: Add the same table in all blocks. Ignored for relative.
     """
 
     def __init__(
-        self, config: TransformerConfig, positions: str, *, shared: bool, length: int
+        self, config: TransformerConfig, positions: str, length: int, shared: bool
     ) -> None:
         super().__init__(config)
         self.bias: RelativePositionBias | None = None
@@ -144,12 +148,15 @@ class PositionedStack(Stack):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
-        """Run `Stack.forward`, in all blocks with the relative position bias if there is one."""
+        """Run `Stack.forward`, and add the relative position bias, if any, to the scores."""
         bias = None if self.bias is None else self.bias()
         return super().forward(x, mask, bias=bias, **kwargs)
 
     def initialize_positions(self) -> None:
-        """Draw the tables of all blocks from N(0, 0.02), after all other weights."""
+        """Draw learned tables of the blocks from N(0, 0.02), where 0.02 is the standard deviation.
+
+        The method overwrites the values that the initialization of the model gave to the tables.
+        """
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
                 init.normal_(module.weight, std=INIT_STD)
@@ -158,13 +165,13 @@ class PositionedStack(Stack):
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
     """Interpolate position embeddings of S x S patches to another number of patches.
 
-    The vectors of the prefix tokens (class token and distillation token), which precede those of
-    the patches, are copied if both tables have them.
+    The first rows of a table are the vectors of prefix tokens (class and distillation token). The
+    rows of prefix tokens are copied from `old` if both tables have them.
 
     Args:
         old: Table (prefix + S * S, D) of the source.
-        new: Table of the target, which gives the shape of the result, and the vectors of prefix
-            tokens that `old` does not have.
+        new: Table of the target, also for a square image. It provides the rows of prefix tokens
+            that `old` does not have.
         interpolation: A name in `INTERPOLATIONS`.
 
     Returns:
@@ -176,7 +183,6 @@ def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tenso
         >>> interpolate_positions(torch.randn(1 + 14 * 14, 8), table, "bicubic").shape
         torch.Size([577, 8])
     """
-    check_choice("pos_embed_interpolation", interpolation, tuple(INTERPOLATIONS))
     old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
     old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
     grid = old[old_prefix:].float().T.reshape(1, -1, old_side, old_side)  # (1, D, S, S)

@@ -34,7 +34,7 @@ def test_stem_reduces_the_side_of_the_image(stem: str, side: int) -> None:
         ({"depth": 20}, "depth must be one of 18, 34.* got 20"),
         ({"stem": "patch"}, "stem must be one of imagenet.* got 'patch'"),
         ({"n_classes": 0}, "n_classes must be at least 1"),
-        ({"depth": "18"}, "depth must be of type int"),
+        ({"depth": "18"}, "depth must be one of 18, 34.* got '18'"),
     ],
 )
 def test_invalid_configs_raise(changes, message: str) -> None:

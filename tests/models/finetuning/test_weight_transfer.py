@@ -1,11 +1,13 @@
 """Weights of one model in another: what is taken over, by which rule, and what is refused."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
 from fourfold.models import (
     CausalClassifier,
@@ -21,7 +23,7 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.weight_transfer import TransferReport, transfer
+from fourfold.models.finetuning.weight_transfer import LAYER_FIELDS, TransferReport, transfer
 from fourfold.models.vit_positions import (
     INTERPOLATIONS,
     interpolate_positions,
@@ -176,6 +178,13 @@ def test_different_layers_raise(change: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(change))):
         transfer(target, masked(**change))
     untouched(target, before, set(before))
+
+
+def test_layers_are_compared_in_every_field_except_depth_and_dropout() -> None:
+    names = {field.name for field in fields(TransformerConfig)}
+    dropout = {"dropout", "attn_dropout", "ff_dropout", "drop_path"}
+    # head_width and value_width stand for d_head and d_value.
+    assert names - set(LAYER_FIELDS) == {"n_layers", "d_head", "d_value", *dropout}
 
 
 def test_fewer_layers_take_the_lowest_layers() -> None:

@@ -17,16 +17,17 @@ from fourfold.core.attention import Attention
 def attention_maps(
     model: nn.Module, module_name: Literal["attn", "cross_attn"], forward: Callable[[], object]
 ) -> list[Tensor]:
-    """Record the attention weights (T, S) of each layer for the first sample of a batch.
+    """Record the attention weights of each layer, averaged over heads, for the first sample.
 
     Args:
         model: A model of any family. It is not changed.
-        module_name: attn for self-attention, cross_attn for the attention of a decoder to its
-            memory.
-        forward: A function that runs the model once on the batch.
+        module_name: attn for self-attention, cross_attn for the attention of a decoder to the
+            output of the encoder.
+        forward: A function that runs the model once on a batch.
 
     Returns:
-        For each layer the mean (T, S) of the weights over the heads, in fp32 on the CPU.
+        A matrix (T, S) in fp32 on the CPU for each layer, in the order in which the layers run. For
+        an encoder-decoder, attn gives the layers of the encoder and then those of the decoder.
 
     Example:
         >>> from fourfold.models import create

@@ -5,7 +5,7 @@ weights. One multiply-add is two FLOPs. Norms, activations, softmax and biases d
 ViT's Table 6). A causal mask does not reduce the FLOPs of attention.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,13 @@ TRAINING_TO_FORWARD = 3
 
 @dataclass(frozen=True)
 class CostBreakdown:
-    """Parameters or FLOPs of the embeddings, of the blocks and of everything after the blocks."""
+    """Number of parameters or FLOPs of a model.
+
+    Args:
+        embeddings: Number in the embeddings of tokens or patches.
+        blocks: Number in the transformer blocks or LSTM layers.
+        head: Number in all other modules, such as output head and projections.
+    """
 
     embeddings: int
     blocks: int
@@ -41,7 +47,7 @@ class CostBreakdown:
     @property
     def total(self) -> int:
         """Sum of embeddings, blocks and head."""
-        return self.embeddings + self.blocks + self.head
+        return sum(astuple(self))
 
 
 def parameters(model: nn.Module) -> CostBreakdown:
@@ -62,19 +68,22 @@ def forward_flops(
     source: int | None = None,
     head_fraction: float = 1.0,
 ) -> CostBreakdown:
-    """Count the FLOPs of one forward pass of one sequence, sentence pair or image.
+    """Count the FLOPs of one forward pass of one sequence, source and target pair, or image.
 
     A CLIP is given one image and one text. BERT's next-sentence head is not counted, because
     `forward` does not apply it.
 
     Args:
         model: The model, on any device.
-        length: Number of tokens (of the target for an encoder-decoder); None means `max_len`.
-            Ignored for a model without text.
-        source: Number of source tokens of an encoder-decoder; None means `length`, or
-            the `max_len` of the encoder if that is shorter.
+        length: Number of tokens of the sequence, or of the target for an encoder-decoder. None
+            means `max_len` of the config. Ignored for a model without text.
+        source: Number of source tokens of an encoder-decoder of text. None means `length`, but at
+            most `max_len` of the encoder.
         head_fraction: Fraction of the positions that the head is applied to, less than 1 for the
             training of a masked LM, which predicts the masked tokens only.
+
+    Returns:
+        FLOPs of the forward pass, two for each multiply-add (MAC).
 
     Raises:
         InputError: No length is given and the model has no `max_len`, or a length exceeds
@@ -84,7 +93,7 @@ def forward_flops(
         >>> from fourfold.models.registry import create
         >>> with torch.device("meta"):
         ...     model = create("vit_base_patch16_224")
-        >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"
+        >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"  # one MAC is two FLOPs
         '17.6 GMACs'
     """
     inputs = _inputs(model, length, source)
@@ -105,31 +114,28 @@ def forward_flops(
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
     """Return the number of tokens of an image: patches, and class and distillation token if any."""
-    if isinstance(config, ImageToTextConfig):
-        config = config.encoder
-    n_patches = (config.image_size // config.patch_size) ** 2
-    if isinstance(config, CLIPConfig):
-        return n_patches + 1
-    return n_patches + (config.pool == "cls") + config.distillation
+    encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
+    n_prefix = 1  # the class token of a CLIP
+    if isinstance(encoder, ViTConfig):
+        n_prefix = (encoder.pool == "cls") + encoder.distillation
+    return (encoder.image_size // encoder.patch_size) ** 2 + n_prefix
 
 
 def _section(child: nn.Module | nn.Parameter) -> str:
-    """Return the field of `CostBreakdown` that a submodule or parameter of a model counts in."""
+    """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
     return "blocks" if isinstance(child, Stack | LSTMStack) else "head"
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
-    """Make inputs for one sample on the meta device; arguments as for `forward_flops`."""
+    """Make inputs for one sample on the meta device. Arguments as for `forward_flops`."""
     config = model.config
     max_len = getattr(config, "max_len", None)
     encoder = getattr(config, "encoder", config)
-    source_len = getattr(encoder, "max_len", None)
-    for option, tokens, limit in (("length", length, max_len), ("source", source, source_len)):
-        check_positive(option, tokens)
-        if limit is not None and tokens is not None and tokens > limit:
-            raise InputError(f"must be at most max_len ({limit}), got {tokens}", option=option)
+    check_positive("length", length)
+    if length and max_len and length > max_len:
+        raise InputError(f"must be at most max_len ({max_len}), got {length}", option="length")
     inputs: list[Tensor] = []
     with torch.device("meta"):
         if model.accepts_images:
@@ -140,7 +146,7 @@ def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tenso
             if length is None:
                 raise InputError("must be given, because the model has no max_len", option="length")
             if isinstance(model, Seq2Seq) and not model.accepts_images:
-                source = source or min(length, source_len or length)
+                source = source or min(length, encoder.max_len or length)
                 inputs.append(torch.zeros(1, source, dtype=torch.long))
             inputs.append(torch.zeros(1, length, dtype=torch.long))
     return tuple(inputs)

@@ -1,12 +1,12 @@
-"""Memory of a training step in bytes, estimated from a config, and the largest micro-batch.
+"""Estimated memory of a training step, and division of a batch into micro-batches that fit.
 
 Activations are the tensors that autograd stores for the backward pass of a block with a fused
-attention kernel. Such a kernel stores no (T, T) weights, so memory is proportional to the tokens.
-Shapes: T tokens, S source tokens, D model width, V vocabulary.
+attention kernel. Such a kernel stores no attention weights (T, T), so the memory of activations is
+proportional to the number of tokens T.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -18,8 +18,6 @@ from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
 from fourfold.models.analysis.flops import image_tokens
 from fourfold.models.baselines.lstm import RecurrentLMConfig
 from fourfold.models.clip import CLIPConfig
-from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
-from fourfold.models.encoder_decoder import EncoderDecoderConfig
 
 # Number of values that an optimizer stores for each weight.
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
@@ -29,7 +27,10 @@ LSTM_VALUES_PER_UNIT = 17.4
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one device in bytes after the forward pass, when a training step needs the most.
+    """Peak memory of one device in a training step, in bytes.
+
+    The peak is at the end of a forward pass, when all activations are stored. The gradients of
+    earlier micro-batches are stored at that time, too.
 
     Args:
         weights: Bytes of the weights, and with mixed precision of their low-precision copies.
@@ -48,7 +49,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Sum of weights, gradients, optimizer states, activations and loss, in bytes."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(astuple(self))
 
 
 def training_memory(
@@ -62,19 +63,20 @@ def training_memory(
     optimizer: str = "adamw",
     replicated: bool = False,
 ) -> Memory:
-    """Estimate the memory of a training step on one device, in bytes, for a micro-batch.
+    """Estimate the memory of a training step on one device.
 
     Args:
         config: Config of the model.
         n_parameters: Number of parameters of the whole model.
-        tokens: Number of tokens of the micro-batch, including padding (of the target for an
-            encoder-decoder).
-        source: Number of source tokens of the micro-batch: those of an encoder-decoder, or the
-            patches and class tokens of all images for a CLIP or an image-to-text model; 0 for other
+        tokens: Number of tokens of a micro-batch with its padding. This is the number of target
+            tokens for an encoder-decoder, of text tokens for a CLIP, and of patches and prefix
+            tokens for a ViT.
+        source: Number of source tokens of the same micro-batch for an encoder-decoder, or of
+            patches and class tokens of its images for a CLIP or an image-to-text model. 0 for other
             models.
-        n_trained: Number of parameters that are not frozen; None means all.
+        n_trained: Number of parameters that are not frozen. None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
-        optimizer: A name in `OPTIMIZER_STATES`.
+        optimizer: Name of the optimizer: adam, adamw or sgd.
         replicated: Also count the copy of the gradients that DDP holds.
 
     Raises:
@@ -100,10 +102,11 @@ def training_memory(
 
 
 def element_sizes(precision: str) -> tuple[int, int]:
-    """Return the bytes of a weight, and of an element of an operand of a matrix product.
+    """Return the bytes of a stored weight, and of a value in an input of a matrix product.
 
     Args:
-        precision: Lightning's name of the precision, such as bf16-mixed.
+        precision: Lightning's name of the precision, such as bf16-mixed, which stores weights in
+            fp32 (4 bytes) and multiplies matrices in bf16 (2 bytes).
 
     Raises:
         InputError: The precision is unknown.
@@ -118,7 +121,7 @@ def activation_bytes(
     source: int = 0,
     precision: str = "32-true",
 ) -> int:
-    """Estimate the bytes that the stacks store for the backward pass of a micro-batch.
+    """Estimate the bytes that all blocks store for the backward pass of a micro-batch.
 
     Args:
         config: Config of the model.
@@ -131,39 +134,38 @@ def activation_bytes(
         # The workspace of an LSTM stays in fp32 under autocast.
         values = config.d_model + LSTM_VALUES_PER_UNIT * config.n_layers * config.hidden_size
         return round(tokens * max(sizes[0], 4) * values)
-    if isinstance(config, EncoderDecoderConfig | TextToTextConfig | ImageToTextConfig):
-        encoder = getattr(config, "encoder", config)
-        depth = getattr(config, "n_decoder_layers", None) or config.n_layers
-        encoder_bytes = _stack_bytes(encoder, encoder.n_layers, source, 0, *sizes)
-        return encoder_bytes + _stack_bytes(config, depth, tokens, source, *sizes)
-    total = _stack_bytes(config, config.n_layers, tokens, 0, *sizes)
     if isinstance(config, CLIPConfig):
-        total += _stack_bytes(config.image_tower, config.image_n_layers, source, 0, *sizes)
+        images = _stack_bytes(config.image_tower, source, 0, *sizes)
+        return images + _stack_bytes(config, tokens, 0, *sizes)
+    decoder = replace(config, n_layers=getattr(config, "n_decoder_layers", None) or config.n_layers)
+    total = _stack_bytes(decoder, tokens, source, *sizes)
+    if source:
+        total += _stack_bytes(getattr(config, "encoder", config), source, 0, *sizes)
     return total
 
 
 def _stack_bytes(
-    config: TransformerConfig, depth: int, tokens: int, source: int, wide: int, narrow: int
+    config: TransformerConfig, tokens: int, source: int, wide: int, narrow: int
 ) -> int:
-    """Count the bytes that autograd stores for blocks, a final norm and the memory of a decoder.
+    """Count the bytes that autograd stores for the blocks of an encoder or a decoder.
+
+    The result includes the final norm, and the encoder output that the blocks of a decoder share.
 
     Args:
-        config: Config of the stack.
-        depth: Number of blocks.
+        config: Config of the blocks.
         tokens: Number of tokens.
-        source: Number of tokens of the memory of a decoder; 0 for a stack without cross-attention.
+        source: Number of tokens of the encoder output that a decoder attends to; 0 for blocks
+            without cross-attention.
         wide: Bytes of a value of the residual stream.
-        narrow: Bytes of a value in an operand of a matrix product.
+        narrow: Bytes of a value in an input of a matrix product.
     """
     width = config.d_model
     is_mixed = narrow != wide  # autocast copies the input of a matrix product
     dropout_mask = width if config.dropout else 0  # one byte for each element
 
     def norm(n_matrices: int) -> int:
-        """Count the bytes of a norm per token: its input, and its output for `n_matrices`.
-
-        Autocast copies the output for each matrix that reads it.
-        """
+        # Per token: input and output of a norm. Autocast makes a copy of the output for each of the
+        # linear layers that it is the input of.
         return width * (wide + (n_matrices if is_mixed else 1) * narrow)
 
     heads = config.n_heads * (config.head_width + config.value_width) * narrow
@@ -179,17 +181,23 @@ def _stack_bytes(
         block += (tokens + source) * heads + tokens * (norm(1) + dropout_mask) + source * cast
     final_norm = tokens * wide if config.norm_placement == "pre" else 0
     memory = 0 if is_mixed else source * narrow
-    return depth * block + width * (final_norm + memory)
+    return config.n_layers * block + width * (final_norm + memory)
 
 
 def _loss_bytes(
     config: TransformerConfig | RecurrentLMConfig, tokens: int, source: int, compute: int
 ) -> int:
-    """Estimate the bytes of the loss; a value in an operand of a product takes `compute` bytes.
+    """Estimate the bytes that the loss stores.
 
-    The loss stores a slice of the logits, two tiles in fp32, and the gradients of hidden states and
-    output matrix. The loss of a CLIP stores the logits of all images with all texts, in both
-    directions.
+    The cross-entropy of tokens stores a slice of the logits, two fp32 buffers for a part of that
+    slice, and the gradients of hidden states and output matrix. The contrastive loss of a CLIP
+    stores the logits of all images with all texts, in both directions.
+
+    Args:
+        config: Config of the model.
+        tokens: As for `training_memory`.
+        source: As for `training_memory`.
+        compute: Bytes of a value in an input of a matrix product.
     """
     if isinstance(config, CLIPConfig):
         return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
@@ -207,19 +215,21 @@ def split_batch(
     """Divide the batch of an optimizer step into the largest micro-batches that fit into memory.
 
     Args:
-        total: Samples or tokens of an optimizer step on all devices together.
+        total: Number of samples or tokens in an optimizer step on all devices together.
         devices: Number of devices.
-        fits: Function that returns True if a micro-batch of this size fits into the memory of one
-            device.
-        exact: True for samples, which cannot be divided: micro-batch x accumulation x devices must
-            equal `total`. False for tokens, whose number is rounded down.
+        fits: Function of the number of samples or tokens of a micro-batch, which returns True if
+            the micro-batch fits into the memory of one device.
+        exact: True for samples: micro-batch x accumulation x devices must equal `total`. False for
+            tokens: the size of a micro-batch is rounded down, so an optimizer step may have fewer
+            than `total` tokens.
 
     Returns:
         Size of a micro-batch, and number of micro-batches that a device accumulates in an optimizer
         step.
 
     Raises:
-        InputError: `total` is not divisible by `devices`, or no micro-batch fits.
+        InputError: There are fewer samples or tokens than devices, `total` samples are not
+            divisible by `devices`, or no micro-batch fits.
     """
     if devices < 1 or total < devices or (exact and total % devices):
         raise InputError(

@@ -26,8 +26,9 @@ class RecurrentLMConfig(ModelConfig):
         d_model: Width D of the embedding.
         hidden_size: Number of units H of a layer.
         n_layers: Number of layers.
-        dropout: Dropout probability of embeddings, between the layers and after the last one.
-        vocab_size: Size V of the vocabulary; None in a config file means the size of the tokenizer.
+        dropout: Dropout probability after the embedding, between layers and after the last layer.
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
@@ -72,11 +73,12 @@ class LSTMStack(nn.Module):
 
         Args:
             x: Embedded tokens.
-            mask: Must not separate packed documents; otherwise ignored, because an LSTM is causal.
+            mask: Must not separate packed documents. Its other parts are ignored: if padding is on
+                the right, an LSTM gets no padding before a real token.
             cache: Must be None.
 
         Returns:
-            (B, T, D).
+            Hidden states (B, T, D).
 
         Raises:
             InputError: The mask separates packed documents, or a cache is given.
@@ -104,7 +106,6 @@ class RecurrentLM(CausalLM):
         torch.Size([1, 8])
     """
 
-    config: RecurrentLMConfig
     is_recurrent = True
     stack_class = LSTMStack
 
@@ -117,8 +118,8 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
     """Config of an LSTM language model with a sequence classifier.
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression); None in a config file
-            means the number of classes of the data.
+        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
+            is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -129,7 +130,6 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
 class RecurrentClassifier(CausalClassifier):
     """Sequence classifier on the last token of an LSTM language model."""
 
-    config: RecurrentClassifierConfig  # type: ignore[assignment]
     is_recurrent = True
     stack_class = LSTMStack
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
 from fourfold.core.patch_embedding import check_image_shape
-from fourfold.errors import InputError
 from fourfold.models.base import Model
 
-DEPTHS = (18, 34, 50, 101, 152)  # number of layers; He et al. 2015, Table 1
+Depth = Literal[18, 34, 50, 101, 152]  # He et al. 2015, Table 1
 
 
 @dataclass(frozen=True)
@@ -23,29 +22,23 @@ class ResNetConfig(ModelConfig):
 
     Args:
         depth: Number of layers: 18, 34, 50, 101 or 152.
-        stem: First layers: imagenet (7x7 convolution with stride 2, then max pooling with stride
-            2), pooled (3x3 convolution, then max pooling with stride 2) or cifar (3x3 convolution
-            alone). They reduce the side of an image to 1/4, to 1/2 and not at all, in this order.
+        stem: First layers: imagenet (7x7 convolution with stride 2 and max pooling, which divide
+            the side of an image by 4), pooled (3x3 convolution and max pooling, which divide the
+            side by 2) or cifar (3x3 convolution, which keeps the side).
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K; None in a config file means as many as in the data.
+        n_classes: Number of classes K. None in a config file is replaced by the number of classes
+            of the data. The constructor of the model needs a number.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
     """
 
-    depth: int = 18
+    depth: Depth = 18
     stem: Literal["imagenet", "pooled", "cifar"] = "imagenet"
     image_size: int = 224
     n_channels: int = 3
     n_classes: int | None = 1000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.depth not in DEPTHS:
-            raise InputError(
-                f"must be one of {', '.join(map(str, DEPTHS))}, got {self.depth}", option="depth"
-            )
 
     @property
     def d_model(self) -> int:
@@ -81,7 +74,11 @@ class ResNet(Model):
             self.net.maxpool = nn.Identity()
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; frozen batch norms always stay in evaluation mode."""
+        """Set training or evaluation mode.
+
+        Batch norms whose weights do not require a gradient stay in evaluation mode. Fine-tuning
+        freezes weights in this way.
+        """
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:

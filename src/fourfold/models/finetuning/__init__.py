@@ -1,1 +1,1 @@
-"""LoRA, weight transfer between models and layer groups."""
+"""LoRA, layer groups, and weight transfer between models."""

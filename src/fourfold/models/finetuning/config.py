@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fourfold.core.validation import check_range, check_types
+from fourfold.core.validation import check_fraction, check_positive, check_range, check_types
 from fourfold.errors import InputError
 from fourfold.models.vit_positions import Interpolation
 
@@ -13,19 +13,20 @@ class TuningConfig:
     """Options of fine-tuning.
 
     Args:
-        pos_embed_interpolation: Resampling of a grid of position embeddings to another resolution:
-            bicubic_antialias (timm), bicubic (DeiT), bilinear, or zoom (Google).
-        freeze: Number of lowest layers whose weights are frozen, together with the embeddings; 0
+        pos_embed_interpolation: Interpolation of the position embeddings of images to another image
+            size: bicubic_antialias (timm), bicubic (DeiT), bilinear, or zoom (scipy.ndimage.zoom,
+            as in Google's code).
+        freeze: Number of lowest layers whose weights are frozen, together with the embeddings. 0
             freezes nothing, and "all" trains the head only (linear probe).
-        gradual_unfreezing_epochs: Number of epochs after which one more layer is trained, from the
-            top down; only the head is trained at first (Howard and Ruder 2018, section 3.3). None
-            trains all layers from the start.
-        lora_rank: Rank of the low-rank updates that are trained in place of the layers (Hu et al.
-            2021); 0 disables LoRA.
+        gradual_unfreezing_epochs: Number of epochs between two steps of gradual unfreezing (Howard
+            and Ruder 2018, section 3.3). Training starts with the head only, and each step
+            unfreezes the next lower layer. None trains all layers from the start.
+        lora_rank: Rank of the low-rank updates that are trained instead of the weights of linear
+            layers (Hu et al. 2021). 0 disables LoRA.
         lora_alpha: Scale of the updates, which are multiplied by alpha / rank.
         lora_dropout: Dropout probability of the input of the updates.
-        lora_targets: Names of the linear layers with an update: q, k, v and out of attention, up
-            and down of the feed-forward layer.
+        lora_targets: Names of the linear layers with an update: q, k, v, out (attention), up, down
+            (feed-forward layer).
 
     Raises:
         InputError: An option has a value outside its range, or `freeze` is combined with LoRA.
@@ -43,10 +44,9 @@ class TuningConfig:
         check_types(self)
         if isinstance(self.freeze, int):
             check_range("freeze", self.freeze, minimum=0)
-        if self.gradual_unfreezing_epochs is not None:
-            check_range("gradual_unfreezing_epochs", self.gradual_unfreezing_epochs, minimum=1)
+        check_positive("gradual_unfreezing_epochs", self.gradual_unfreezing_epochs)
         check_range("lora_rank", self.lora_rank, minimum=0)
         check_range("lora_alpha", self.lora_alpha, above=0.0)
-        check_range("lora_dropout", self.lora_dropout, minimum=0.0, below=1.0)
+        check_fraction("lora_dropout", self.lora_dropout)
         if self.freeze and self.lora_rank:
             raise InputError("freezes all layers already: leave out freeze", option="lora_rank")

@@ -16,8 +16,11 @@ def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
     """Return the layer index of each parameter by name, and the layer index of the head.
 
     The index is 0 for embeddings, i + 1 for block i, and the number of blocks + 1 for the head. A
-    final norm and the parameters of a stack without blocks have the index of the last block. The
-    four stages of a ResNet count as blocks.
+    final norm has the index of the last block. The four stages of a ResNet count as blocks. An LSTM
+    has no blocks, so its parameters have the index 0 and its head has the index 1.
+
+    Returns:
+        A dict from parameter names to layer indices, and the layer index of the head.
 
     Example:
         >>> from fourfold.models import create
@@ -29,8 +32,7 @@ def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
     blocks: dict[str, int] = {}
     for name in names:
         if match := BLOCK.search(name):
-            block, stage = match.groups()
-            blocks[name] = int(block) + 1 if block else int(stage)
+            blocks[name] = int(match[1]) + 1 if match[1] else int(match[2])
     last = max(blocks.values(), default=0)
 
     def layer_id(name: str) -> int:

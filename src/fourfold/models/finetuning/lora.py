@@ -50,11 +50,11 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
 
     Args:
         model: The model.
-        tuning: Rank, scale and dropout of the updates, and `lora_targets`: a linear layer is
-            replaced if the last component of its name is one of them.
+        tuning: Rank, scale and dropout of the updates. A linear layer is replaced if the last
+            component of its name is in `tuning.lora_targets`. No parameter is frozen here.
 
     Raises:
-        InputError: No linear layer has one of these names.
+        InputError: No linear layer has a name in `tuning.lora_targets`.
     """
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = {n: m for n, m in linear.items() if n.rpartition(".")[2] in tuning.lora_targets}
@@ -69,7 +69,13 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Add all low-rank updates to the weights in place and return the model without them."""
+    """Replace each `LoRALinear` of a model by its linear layer with the update added to the weight.
+
+    The model is changed in place.
+
+    Returns:
+        The same model.
+    """
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
             model.set_submodule(name, module.merged())

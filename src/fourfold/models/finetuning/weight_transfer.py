@@ -4,57 +4,37 @@
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fourfold.core.config import TransformerConfig
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.errors import InputError
 from fourfold.models.vit_positions import interpolate_positions
 
-# Prefixes of names in the source and in the target, by the role of the source: the whole model, or
-# the encoder or decoder of an encoder-decoder. Names with other prefixes are not transferred.
+# New prefixes of parameter names by old prefixes, for each part of the target that can receive the
+# weights. A name that already has the new prefix keeps it; all other names are not transferred.
 PREFIXES_BY_ROLE: dict[str, dict[str, str]] = {
     "model": {"": ""},
-    "encoder": {
-        "embed.": "src_embed.",
-        "stack.": "encoder.",
-        "src_embed.": "src_embed.",
-        "encoder.": "encoder.",
-    },
-    "decoder": {
-        "embed.": "tgt_embed.",
-        "stack.": "decoder.",
-        "head.": "head.",
-        "tgt_embed.": "tgt_embed.",
-        "decoder.": "decoder.",
-    },
+    "encoder": {"embed.": "src_embed.", "stack.": "encoder."},
+    "decoder": {"embed.": "tgt_embed.", "stack.": "decoder.", "head.": "head."},
 }
 # BERT's pooler: next-sentence prediction and classification share the layer in the authors' code.
 POOLER = {"next_sentence.pool.": "classifier.pool."}
-# Attributes of configs that describe a second stack.
-SECOND_STACKS = ("encoder", "image_tower")
-# Fields in which two stacks may differ, beside dropout probabilities. The widths of a head are
-# compared as `head_width` and `value_width`, which are never None.
-STACK_FIELDS = ("n_layers", "d_head", "d_value")
-# Fields that must be equal in two stacks. Some of them do not change the shape of a weight.
+# Fields of configs that must be equal: all that describe a layer, except dropout probabilities.
+# `head_width` and `value_width` stand for `d_head` and `d_value`, which may be None.
 LAYER_FIELDS = (
-    *(
-        field.name
-        for field in fields(TransformerConfig)
-        if field.name not in STACK_FIELDS and "drop" not in field.name
-    ),
-    *("head_width", "value_width", "hidden_size"),
+    *("d_model", "n_heads", "d_ff", "activation", "feed_forward", "norm", "norm_placement"),
+    *("norm_eps", "bias", "attn_scale", "head_width", "value_width", "hidden_size"),
 )
 # Endings of the names of tensors with one row per token of the vocabulary.
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
 # Endings of the names of tensors of which the first rows are copied if the lengths differ.
 EXTENDABLE = ("positions.weight", "segments.weight", "embed.prefix")
+LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 Line = tuple[str, tuple[int, ...], str]  # name, shape, description of a change or ""
 
 
@@ -75,11 +55,16 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Format the report as text; tensors that differ only in the layer number share a line."""
+        """Format the report as text. Tensors that differ only in the layer number share a line."""
+        layers: dict[str, list[str]] = {}  # layer numbers by the text of the line around them
+        for outcome, tensors in vars(self).items():
+            for name, shape, rule in tensors:
+                line = f"  {outcome.replace('_', ' '):<9} {name} {shape}{rule and ': ' + rule}"
+                pattern = LAYER_NUMBER.sub("{}", line, count=1)
+                layers.setdefault(pattern, []).extend(LAYER_NUMBER.findall(line)[:1])
         return [
-            f"  {outcome.replace('_', ' '):<9} {name} {shape}{rule and ': ' + rule}"
-            for outcome, tensors in vars(self).items()
-            for name, shape, rule in _group_layers(tensors)
+            pattern.replace("{}", "-".join(numbers[:1] + numbers[1:][-1:]))
+            for pattern, numbers in layers.items()
         ]
 
 
@@ -98,12 +83,16 @@ def transfer(
         target: Model whose parameters are overwritten.
         source: A model of any family.
         role: Part of the target that receives the weights: model, encoder or decoder.
-        more: Further tensors to copy, which `source` has no parameter for, by their names in the
-            target.
-        tokens: Ids of the n tokens that both vocabularies have, in the vocabulary of the source and
-            in that of the target, (n,) int64 each. None means that both vocabularies are equal.
+        more: Further tensors to copy, which no parameter of `source` holds. The keys are the names
+            of the tensors in the target.
+        tokens: Ids of the n tokens that the vocabularies of both models contain. The first tensor
+            (n,) int64 holds the ids in the source's vocabulary, the second tensor those in the
+            target's vocabulary. None means that equal ids are equal tokens.
         interpolation: Interpolation of the position embeddings of images, a name in
             `vit_positions.INTERPOLATIONS`.
+
+    Returns:
+        Lists of the tensors that were copied, resized, left at their initial values or unused.
 
     Raises:
         InputError: The layers differ in width, norm, activation or number of heads, or no tensor
@@ -115,30 +104,28 @@ def transfer(
     pools_first = getattr(target.config, "pool", None) == "first"
     if pools_first and "classifier.pool.weight" not in stored:
         prefixes = {**POOLER, **prefixes}
-    available = _rename_all({**dict(source.named_buffers()), **stored}, prefixes)
-    source_grids = _rename_all(_grids(source), prefixes)
-    target_grids = _grids(target)
+    tensors = {**dict(source.named_buffers()), **stored}
+    available = {_rename(name, prefixes): tensor for name, tensor in tensors.items()}
+    grids = {_rename(name, prefixes) for name in _grids(source)}
+    differing = grids ^ _grids(target)  # image positions in one of the models only
     wanted = target.state_dict()
     folded = _fold_segment(available, wanted)
     report = TransferReport()
-    used = set[str]()
     for name, old in wanted.items():
         value: Tensor | None = None
         rule = ""
-        is_grid = name in target_grids
-        if name in available and is_grid == (name in source_grids):
-            value, rule = _convert(name, available[name], old, is_grid, tokens, interpolation)
+        if name in available and name not in differing:
+            value, rule = _convert(name, available[name], old, name in grids, tokens, interpolation)
         if value is None:
             report.new.append((name, tuple(old.shape), ""))
             continue
-        used.add(name)
-        folding = "with segment 0 added" if name in folded else ""
-        rule = ", ".join(filter(None, [rule, folding]))
+        if name in folded:
+            rule = ", ".join(filter(None, [rule, "with segment 0 added"]))
         outcome = report.resized if rule else report.loaded
-        shape = tuple(available[name].shape)
-        outcome.append((name, shape, rule and f"to {tuple(old.shape)}, {rule}"))
-        with torch.no_grad():
-            old.copy_(value)
+        change = rule and f"to {tuple(old.shape)}, {rule}"
+        outcome.append((name, tuple(available[name].shape), change))
+        old.copy_(value)
+    used = {name for name, _, _ in report.loaded + report.resized}
     report.left_out = [
         (_rename(name, prefixes) or name, tuple(tensor.shape), "")
         for name, tensor in stored.items()
@@ -172,8 +159,9 @@ def _convert(
         interpolation: As for `transfer`.
 
     Returns:
-        The converted tensor, or None if the tensor of the target keeps its initial value; and a
-        description of the change for the report, "" if there is none.
+        A tuple of the converted tensor and a description of the change for the report. The tensor
+        is None if the tensor of the target keeps its initial value. The description is "" if the
+        tensor was not changed.
     """
     has_token_rows = name.endswith(VOCABULARY)
     value = new.clone()
@@ -198,43 +186,43 @@ def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) ->
     """Add the vector of segment 0 to the position vectors if the target has no segments.
 
     Args:
-        available: Tensors of the source by their names in the target; changed in place.
+        available: Tensors of the source by their names in the target, changed in place.
         wanted: State dict of the target.
 
     Returns:
         The names of the position tables in `available` that were changed.
     """
-    folded = set()
-    for name in [n for n in available if n.endswith("segments.weight") and n not in wanted]:
-        positions = name.replace("segments", "positions")
-        if positions in available and positions in wanted:
-            available[positions] = available[positions] + available[name][0]
-            folded.add(positions)
+    tables = {
+        name.replace("segments", "positions"): tensor
+        for name, tensor in available.items()
+        if name.endswith("segments.weight") and name not in wanted
+    }
+    folded = tables.keys() & available.keys() & wanted.keys()
+    for positions in folded:
+        available[positions] = available[positions] + tables[positions][0]
     return folded
 
 
-def _grids(model: nn.Module) -> dict[str, Tensor]:
-    """Return the position tables of image patches in a model by parameter name."""
+def _grids(model: nn.Module) -> set[str]:
+    """Return the names of the position tables of image patches in a model."""
     return {
-        f"{name}.positions.weight": module.positions.weight
+        f"{name}.positions.weight"
         for name, module in model.named_modules()
-        if isinstance(module, PatchEmbedding) and module.positions is not None
+        if isinstance(module, PatchEmbedding)
     }
 
 
 def _check_same_layers(old: Any, new: Any, role: str) -> None:
-    """Raise InputError unless the stacks of source and target have layers of the same kind.
+    """Raise InputError if blocks of source and target differ in a field of `LAYER_FIELDS`.
 
     Args:
         old: Config of the source.
         new: Config of the target.
         role: As for `transfer`.
     """
-    stacks = [role]
-    if role == "model":
-        stacks = ["", *(s for s in SECOND_STACKS if hasattr(old, s) or hasattr(new, s))]
+    # Attributes of configs that describe a stack; without them, the config itself describes it.
+    stacks = ("", "encoder", "image_tower") if role == "model" else (role,)
     for stack, name in product(stacks, LAYER_FIELDS):
-        # The config of a model with one stack describes that stack.
         given = getattr(getattr(old, stack, old), name, None)
         expected = getattr(getattr(new, stack, new), name, None)
         if given != expected:
@@ -243,33 +231,14 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
             )
 
 
-def _rename_all(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
-    named = {_rename(name, prefixes): tensor for name, tensor in state.items()}
-    return {name: tensor for name, tensor in named.items() if name}
-
-
 def _rename(name: str, prefixes: Mapping[str, str]) -> str:
     """Return the name in the target of a tensor of the source, or "" if it is not transferred.
 
     Args:
         name: Name of the tensor in the source.
-        prefixes: Prefix in the target of each prefix in the source; the first match is replaced.
+        prefixes: New prefixes by old prefixes. The first pair of which `name` has one is applied.
     """
     for old, new in prefixes.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
+        if name.startswith((old, new)):
+            return new + name.removeprefix(new).removeprefix(old)
     return ""
-
-
-def _group_layers(lines: Iterable[Line]) -> list[Line]:
-    """Merge lines that differ only in the number of the layer."""
-    groups: dict[Line, list[str]] = {}
-    for name, shape, rule in lines:
-        number = re.search(r"\.(\d+)\.", name)
-        key = re.sub(r"\.\d+\.", ".{}.", name, count=1), shape, rule
-        groups.setdefault(key, []).append(number[1] if number else "")
-    merged = []
-    for (name, shape, rule), numbers in groups.items():
-        span = numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-        merged.append((name.replace("{}", span), shape, rule))
-    return merged
