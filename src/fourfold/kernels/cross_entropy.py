@@ -98,7 +98,9 @@ class _Pass:
         targets: Tensor,
         weights: Tensor | None,
     ) -> None:
-        self.x, self.w, sum_dtype = x, w, _ = matmul_operands(hidden, weight)
+        x, w, sum_dtype = matmul_operands(hidden, weight)
+        self.x = x
+        self.w = w
         self.bias = bias
         self.smoothing = smoothing
         self.targets = targets
