@@ -170,7 +170,8 @@ def _dense_mask(
 ) -> Tensor | None:
     """Combine a mask and a causal mask to a bool tensor; None allows all pairs of query and key."""
     if isinstance(mask, BlockMask):
-        mask = create_mask(mask.mask_mod, *mask.shape, str(q.device))
+        rows, heads, q_len, k_len = mask.shape
+        mask = create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(q.device))
     if not causal:
         return mask
     allowed = causal_mask(q.shape[2], k.shape[2], q.device)
@@ -237,9 +238,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from x to itself (self-attention) or to a memory (cross-attention).
 
-        The batch size S of the memory may be smaller than B. Each element of the memory's batch then
-        serves B / S consecutive elements of x, such as the beams of one source sentence. The batch
-        size of the mask is then B or S.
+        The batch size S of the memory may be smaller than B. Each source, which is one element of
+        the memory, then serves B / S consecutive elements of x, such as the beams of the source.
+        The batch size of the mask is then B or S.
 
         Args:
             x: States (B, Tq, D) that the queries are computed from.

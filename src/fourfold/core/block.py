@@ -60,9 +60,6 @@ class DropPath(nn.Module):
         drawn = torch.rand(x.shape[0], 1, 1, dtype=torch.float32, device=x.device)
         return x * (drawn < self.keep_prob) / self.keep_prob
 
-    def extra_repr(self) -> str:
-        return f"drop_prob={1.0 - float(self.keep_prob):g}"
-
 
 class Block(nn.Module):
     """Transformer block with pre-norm or post-norm.

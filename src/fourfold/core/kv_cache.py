@@ -122,11 +122,15 @@ class KVCache:
                 `rows` selects the keys and values of cross-attention, too.
         """
         memory = self.layers[0].memory if self.layers else None
-        kept: Tensor | None = rows if sources is None else sources
-        if memory is not None and kept is not None and len(memory[0]) == len(kept):
-            in_order = torch.arange(len(kept), device=kept.device)
-            kept = None if torch.equal(kept, in_order) else kept  # None keeps all memories
+        kept = rows if sources is None else sources
+        # None saves a copy of the keys and values of cross-attention.
+        moved = None if memory is not None and is_identity(kept, len(memory[0])) else kept
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)
         for layer in self.layers:
-            layer.reorder(rows, kept)
+            layer.reorder(rows, moved)
+
+
+def is_identity(rows: Tensor, size: int) -> bool:
+    """Return True if the indices `rows` are 0, 1, ..., size - 1, so that no element moves."""
+    return torch.equal(rows, torch.arange(size, device=rows.device))

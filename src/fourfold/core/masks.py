@@ -66,9 +66,8 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.keys.dtype != torch.bool:
-            raise InputError(
-                f"must be of dtype bool, True = real token, got {self.keys.dtype}", option="mask"
-            )
+            message = f"must be of dtype bool, True = real token, got {self.keys.dtype}"
+            raise InputError(message, option="mask")
 
     def lower(
         self, q_len: int, k_len: int, device: torch.device, flex: bool = False
@@ -112,9 +111,8 @@ class Mask:
         by_row = keys if keys is not None else documents
         n_batch = None if by_row is None else len(by_row)
         if flex:
-            return LoweredMask(
-                create_block_mask(allowed, n_batch, None, q_len, k_len, device=str(device))
-            )
+            block_mask = create_block_mask(allowed, n_batch, None, q_len, k_len, str(device))
+            return LoweredMask(block_mask)
         # All four dimensions, so that the predicate computes the whole mask by broadcasting.
         b = torch.arange(n_batch or 1, device=device)[:, None, None, None]
         q = torch.arange(q_len, device=device)[None, None, :, None]
@@ -180,12 +178,10 @@ def mask_and_positions(
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:
-        hint = " (with a cache, pass the mask of the new tokens only)" if cache is not None else ""
-        raise InputError(
-            f"must have one column per token: got {keys.shape[-1]} columns for"
-            f" {k_len} tokens{hint}",
-            option="mask",
-        )
+        message = f"must have one column per token: got {keys.shape[-1]} columns for {k_len} tokens"
+        if cache is not None:
+            message += " (with a cache, pass the mask of the new tokens only)"
+        raise InputError(message, option="mask")
     if cache is not None:
         cache.advance(ids, keys, documents)
         keys, documents, k_len = cache.keys, cache.documents, cache.length

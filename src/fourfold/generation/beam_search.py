@@ -131,9 +131,8 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
     scores, flat = (scores[..., None] + log_p).flatten(1).topk(min(n, k * vocab_size))
     tokens = tokens.unflatten(0, (-1, k)).flatten(1).gather(1, flat)
     parents = flat // log_p.shape[2]
-    return ActiveBeams(
-        torch.cat([gather_rows(ids, parents), tokens[..., None]], dim=2), scores, parents
-    )
+    ids = torch.cat([gather_rows(ids, parents), tokens[..., None]], dim=2)
+    return ActiveBeams(ids, scores, parents)
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -302,10 +301,8 @@ def _check_options(vocab_size: int, beam: int, n_best: int, alpha: float, penalt
     check_choice("length_penalty_type", penalty, tuple(LENGTH_PENALTIES))
     if not math.isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="length_penalty")
-    for name, value, largest, meaning in (
-        ("beam", beam, vocab_size, "the vocabulary size"),
-        ("n_best", n_best, beam, "beam ="),
-    ):
+    limits = [("beam", beam, "the vocabulary size", vocab_size), ("n_best", n_best, "beam =", beam)]
+    for name, value, meaning, largest in limits:
         if not 1 <= value <= largest:
             message = f"must lie between 1 and {meaning} {largest}, got {value}"
             raise InputError(message, option=name)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.attention import fold_beams_into_queries
-from fourfold.core.kv_cache import KVCache, LayerCache
+from fourfold.core.kv_cache import KVCache, LayerCache, is_identity
 
 
 class BeamLayer(LayerCache):
@@ -85,12 +85,12 @@ class BeamCache(KVCache):
             sources: Indices of the sequences that have not ended, among the sequences before this
                 call, in ascending order. None computes the indices from `rows`.
         """
-        if self.keys is None:
+        if self.keys is None:  # the model ignores the cache
             return
         if sources is None:
             sources = torch.unique_consecutive(rows // (len(self.keys) // self.n_sequences))
         self.keys = self.keys.index_select(0, rows)
-        if not torch.equal(sources, torch.arange(self.n_sequences, device=sources.device)):
+        if not is_identity(sources, self.n_sequences):
             self.n_sequences = len(sources)
             for layer in self.layers:
                 layer.reorder(sources, sources)

@@ -202,8 +202,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = Inputs(*ctx.saved_tensors[:5], *ctx.settings)
-        q, k, v, _, bias, *_ = inputs
+        q, k, v, mask, bias, *saved = ctx.saved_tensors
+        inputs = Inputs(q, k, v, mask, bias, *ctx.settings)
         grad = grad.flatten(0, 1)
         slices = inputs.slices()
         several = len(slices) > 1
@@ -212,9 +212,8 @@ class _Attention(torch.autograd.Function):
         if several:
             dk, dv = (torch.zeros_like(x, dtype=sum_dtype) for x in (k, v))
         dbias = torch.zeros_like(bias, dtype=sum_dtype) if ctx.needs_input_grad[4] else None
-        saved = iter(ctx.saved_tensors[5:])
         with torch.autocast(q.device.type, enabled=False):
-            for part, weights, drop in zip(slices, saved, saved, strict=True):
+            for part, weights, drop in zip(slices, saved[::2], saved[1::2], strict=True):
                 rows, keys = part
                 if weights is None:
                     weights = inputs.weights(part)

@@ -60,10 +60,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         if gradients is None:  # a second backward pass: the first scaled the gradients in place
             with torch.autocast(grad.device.type, *ctx.autocast):
                 gradients = _Pass(ctx.smoothing, True, *inputs).gradients
+        totals = gradients.hidden, gradients.weight, gradients.bias
         # Scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
         scaled = [
             None if total is None else total.mul_(grad).to(given.dtype)
-            for total, given in zip(gradients.sums, inputs[:3], strict=True)
+            for total, given in zip(totals, inputs, strict=False)
         ]
         return None, None, *scaled, None, None
 
@@ -230,7 +231,6 @@ class _Gradients:
         self.hidden = torch.zeros_like(run.x, dtype=dtype)
         self.weight = torch.zeros_like(run.w, dtype=dtype)
         self.bias = None if run.bias is None else torch.zeros_like(run.bias, dtype=dtype)
-        self.sums = self.hidden, self.weight, self.bias
 
     def add(self, part: _Slice) -> None:
         """Add the gradients of the loss of a slice, in place."""
