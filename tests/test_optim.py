@@ -8,6 +8,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from fourfold.data import CausalTextData
 from fourfold.errors import InputError
@@ -23,7 +24,7 @@ from fourfold.optim import (
     make_optimizer,
     parameter_groups,
 )
-from fourfold.schedules import ScheduleConfig, make_schedule
+from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tasks import CausalLanguageModeling
 from fourfold.tokenization.training import TokenizerConfig
 
@@ -218,7 +219,7 @@ def test_layer_decay_scales_learning_rates() -> None:
     assert found["stack.norm.weight"] == found["stack.blocks.1.attn.q.bias"] == 0.5
     assert found["stack.blocks.0.attn.q.weight"] == 0.25
     assert found["embed.tokens.weight"] == 0.125
-    schedule = make_schedule(optimizer, ScheduleConfig("linear"), 1.0, 4, 8)
+    schedule = LambdaLR(optimizer, learning_rate_factor(ScheduleConfig("linear"), 1.0, 4, 8))
     optimizer.step()
     schedule.step()
     assert sorted({group["lr"] for group in optimizer.param_groups}) == [

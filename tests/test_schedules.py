@@ -4,10 +4,11 @@ import math
 
 import pytest
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from fourfold.errors import InputError
 from fourfold.optim import OptimizerConfig, make_optimizer
-from fourfold.schedules import ScheduleConfig, learning_rate_factor, make_schedule
+from fourfold.schedules import ScheduleConfig, learning_rate_factor
 
 D = 512
 
@@ -15,7 +16,7 @@ D = 512
 def rates(config: ScheduleConfig, lr: float, total: int, d_model: int = D) -> list[float]:
     """Return the learning rate at each step."""
     optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=lr))
-    schedule = make_schedule(optimizer, config, lr, total, d_model)
+    schedule = LambdaLR(optimizer, learning_rate_factor(config, lr, total, d_model))
     found = []
     for _ in range(total):
         found.append(optimizer.param_groups[0]["lr"])
@@ -98,13 +99,13 @@ def test_resumed_schedule_continues() -> None:
     config, model = ScheduleConfig("cosine", warmup_steps=2), nn.Linear(2, 2)
     whole = rates(config, 1.0, 8)
     optimizer = make_optimizer(model, OptimizerConfig(lr=1.0))
-    schedule = make_schedule(optimizer, config, 1.0, 8, D)
+    schedule = LambdaLR(optimizer, learning_rate_factor(config, 1.0, 8, D))
     for _ in range(3):
         optimizer.step()
         schedule.step()
     saved = optimizer.state_dict(), schedule.state_dict()
     optimizer = make_optimizer(model, OptimizerConfig(lr=1.0))
-    schedule = make_schedule(optimizer, config, 1.0, 8, D)
+    schedule = LambdaLR(optimizer, learning_rate_factor(config, 1.0, 8, D))
     optimizer.load_state_dict(saved[0])
     schedule.load_state_dict(saved[1])
     assert optimizer.param_groups[0]["lr"] == pytest.approx(whole[3])

@@ -20,7 +20,7 @@ import torch
 
 from fourfold.cli import run_main
 from fourfold.commands.infer.devices import choose_device
-from fourfold.core.validation import check_fraction, check_positive
+from fourfold.core.validation import check_positive, check_range
 from fourfold.environment import machine
 from fourfold.errors import InputError
 from scripts.benchmarks.decoding import measure_decoding
@@ -146,7 +146,7 @@ def make_settings(options: argparse.Namespace) -> Settings:
     """
     check_positive("--rounds", options.rounds)
     check_positive("--threads", options.threads)
-    check_fraction("--dropout", options.dropout)
+    check_range("--dropout", options.dropout, minimum=0.0, below=1.0)
     if not options.time_limit > 0:
         raise InputError(f"must be positive, got {options.time_limit:g}", option="--time_limit")
     available = tuple(SIZES[options.size])

@@ -7,8 +7,6 @@ one slice of the tokens at a time, so all logits are never in memory at once.
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
-from typing import Literal, get_args
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,10 +20,8 @@ from fourfold.kernels.cross_entropy import (
     matmul_operands,
 )
 
-DistillationType = Literal["hard", "soft"]
-LabelSmoothingType = Literal["uniform", "off_target", "off_target_pad"]
-DISTILLATION_TYPES: tuple[str, ...] = get_args(DistillationType)
-LABEL_SMOOTHING_TYPES: tuple[str, ...] = get_args(LabelSmoothingType)
+DISTILLATION_TYPES = ("hard", "soft")
+LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 
 
 def upcast_fp32(x: Tensor) -> Tensor:
@@ -60,11 +56,10 @@ def smoothing_weights(
         (0.9, 0.01)
     """
     check_choice("label_smoothing_type", label_smoothing_type, LABEL_SMOOTHING_TYPES)
-    epsilon = label_smoothing
     if label_smoothing_type == "uniform":
-        return 1.0 - epsilon + epsilon / vocab_size, epsilon / vocab_size
+        return 1.0 - label_smoothing + label_smoothing / vocab_size, label_smoothing / vocab_size
     others = vocab_size - (1 if label_smoothing_type == "off_target" else 2)
-    return 1.0 - epsilon, epsilon / max(others, 1)
+    return 1.0 - label_smoothing, label_smoothing / max(others, 1)
 
 
 def linear_cross_entropy(
@@ -89,9 +84,10 @@ def linear_cross_entropy(
         weight: Output matrix (V, D), often the token embedding.
         bias: (V,) or None.
         targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
-        label_smoothing: Epsilon of label smoothing, the probability taken from the target.
-        label_smoothing_type: uniform, off_target or off_target_pad: the tokens that receive the
-            probability taken from the target, see `smoothing_weights`.
+        label_smoothing: Epsilon of label smoothing.
+        label_smoothing_type: Tokens that receive the epsilon: uniform (all tokens), off_target (all
+            but the target) or off_target_pad (all but the target and the padding token 0). The
+            probabilities are those of `smoothing_weights`.
         weights: (N,) factor on the loss of each target; None means 1.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
             not ignored.
@@ -122,7 +118,7 @@ def linear_cross_entropy(
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the negative log-likelihood of each target, and the most likely token in its place.
+    """Compute the negative log-likelihood of each target, and the most likely token per position.
 
     As in `linear_cross_entropy`, the logits of one slice of the tokens are in memory at a time.
 
@@ -133,8 +129,9 @@ def token_scores(
         targets: (N,) int64.
 
     Returns:
-        The negative log-likelihood of each target, (N,) in nats, fp32 (fp64 for fp64 inputs), 0
-        where the target is `IGNORE_INDEX`; and the most likely token of each position, (N,) int64.
+        Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
+        nats, in fp32 (fp64 for fp64 inputs), and 0 where the target is `IGNORE_INDEX`. The second
+        one holds the most likely token of each position, int64.
     """
     x, w, dtype = matmul_operands(hidden, weight)
     nll = torch.empty(len(x), dtype=dtype, device=x.device)
@@ -143,9 +140,8 @@ def token_scores(
         logits = torch.mm(x[rows], w.T).to(dtype)
         if bias is not None:
             logits += bias
-        nll[rows] = F.cross_entropy(
-            logits, targets[rows], reduction="none", ignore_index=IGNORE_INDEX
-        )
+        # Targets of IGNORE_INDEX, which is the default of `ignore_index`, get 0.
+        nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none")
         prediction[rows] = logits.argmax(-1)
     return nll, prediction
 
@@ -157,7 +153,7 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of class logits in fp32, with class numbers or probabilities.
+    """Compute the cross-entropy of logits in fp32; labels are class numbers or probabilities.
 
     Args:
         logits: (B, K).

@@ -33,9 +33,9 @@ class OptimizerConfig:
             dimensions (GPT-2, BERT); "linear": only the weights of linear layers and of the patch
             convolution (ViT, DeiT); "all": all parameters.
         momentum: Momentum of sgd; not used by the other optimizers.
-        bias_correction: Correct the bias of the moments towards their initial 0 (Kingma and Ba
-            2014, section 3). False for BERT's code (google-research/bert, optimization.py), whose
-            first steps are larger.
+        bias_correction: Correct the bias of the first and second moments, which start at 0 (Kingma
+            and Ba 2014, section 3). False reproduces BERT's code (google-research/bert,
+            optimization.py), whose first steps are larger.
         layer_decay: Learning rate of a layer divided by that of the next layer towards the head
             (ELECTRA, BEiT); 1 gives all layers the same learning rate.
 
@@ -64,10 +64,8 @@ class OptimizerConfig:
         check_range("optimizer.momentum", self.momentum, minimum=0.0, below=1.0)
         check_range("optimizer.layer_decay", self.layer_decay, above=0.0)
         if not self.bias_correction and self.name != "adamw":
-            raise InputError(
-                f"must be true for {self.name}: only adamw supports false",
-                option="optimizer.bias_correction",
-            )
+            message = f"must be true for {self.name}: only adamw supports false"
+            raise InputError(message, option="optimizer.bias_correction")
 
 
 def parameter_groups(
@@ -97,7 +95,6 @@ def parameter_groups(
         return config.weight_decay_params == "all" or parameter.dim() >= 2
 
     has_layer_decay = config.layer_decay != 1.0
-    assert layer_ids is not None or not has_layer_decay, "layer decay requires layer_ids"
     layer_id, head_id = layer_ids or ({}, 0)
     groups: dict[tuple[int, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():

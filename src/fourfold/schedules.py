@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-
 from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
+
+ScheduleName = Literal["constant", "linear", "linear_from_start", "cosine", "inverse_sqrt", "noam"]
 
 
 @dataclass(frozen=True)
@@ -19,21 +18,20 @@ class ScheduleConfig:
     Args:
         name: constant, cosine, inverse_sqrt (fairseq), noam (the formula of Vaswani et al. 2017),
             linear (falls from the peak at the end of the warm-up; RoBERTa) or linear_from_start
-            (follows, after the warm-up, the line that falls from the peak at the first step;
-            BERT's code).
+            (BERT's code). The line of linear_from_start has its peak at the first step, so the
+            learning rate drops below the peak when the warm-up ends.
         warmup_steps: Number of steps at the start in which the learning rate grows linearly.
         total_steps: Number of steps of a linear or cosine schedule, warm-up included; None means
             the number of optimizer steps of the run. Other schedules have no end.
-        min_lr: Final learning rate of a linear or cosine schedule. cosine reaches `min_lr` at the
-            last step, linear would reach `min_lr` one step later.
+        min_lr: Final learning rate of a linear or cosine schedule. A cosine schedule reaches
+            `min_lr` at the last step. The line of a linear schedule ends at `min_lr` one step after
+            the last step.
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
     """
 
-    name: Literal["constant", "linear", "linear_from_start", "cosine", "inverse_sqrt", "noam"] = (
-        "constant"
-    )
+    name: ScheduleName = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr: float = 0.0
@@ -42,14 +40,14 @@ class ScheduleConfig:
         check_types(self, prefix="schedule.")
         check_range("schedule.warmup_steps", self.warmup_steps, minimum=0)
         check_range("schedule.min_lr", self.min_lr, minimum=0.0)
-        if self.total_steps is not None:
-            check_range("schedule.total_steps", self.total_steps, minimum=1)
-            if self.name in FINITE_SCHEDULES and self.warmup_steps >= self.total_steps:
-                raise InputError(
-                    f"must be less than schedule.total_steps ({self.total_steps}),"
-                    f" got {self.warmup_steps}",
-                    option="schedule.warmup_steps",
+        total = self.total_steps
+        if total is not None:
+            check_range("schedule.total_steps", total, minimum=1)
+            if self.name in FINITE_SCHEDULES and self.warmup_steps >= total:
+                message = (
+                    f"must be less than schedule.total_steps ({total}), got {self.warmup_steps}"
                 )
+                raise InputError(message, option="schedule.warmup_steps")
 
 
 # Schedules that reach min_lr at a given step.
@@ -59,7 +57,7 @@ FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Build the function that gives the factor on the peak learning rate at each step.
+    """Build a function for `LambdaLR`, which gives the factor on the peak learning rate per step.
 
     Args:
         config: Options of the schedule.
@@ -83,10 +81,8 @@ def learning_rate_factor(
     end = config.total_steps or total_steps or 0
     final = config.min_lr / lr if config.name in FINITE_SCHEDULES else 0.0
     if final > 1.0:
-        raise InputError(
-            f"must be at most optimizer.lr ({lr:g}), got {config.min_lr:g}",
-            option="schedule.min_lr",
-        )
+        message = f"must be at most optimizer.lr ({lr:g}), got {config.min_lr:g}"
+        raise InputError(message, option="schedule.min_lr")
 
     def factor(steps_done: int) -> float:
         step = steps_done + 1  # the papers count from 1
@@ -109,22 +105,3 @@ def learning_rate_factor(
         return final + (1.0 - final) * shape
 
     return factor
-
-
-def make_schedule(
-    optimizer: Optimizer, config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
-) -> LambdaLR:
-    """Build a torch scheduler that sets the learning rates of an optimizer.
-
-    Args:
-        optimizer: Optimizer whose learning rates are scheduled.
-        config: Options of the schedule.
-        lr: Peak learning rate.
-        total_steps: Number of optimizer steps of the run, used if `config.total_steps` is None;
-            None if the number is unknown.
-        d_model: Model width, used by noam only.
-
-    Raises:
-        InputError: `config.min_lr` is above `lr`.
-    """
-    return LambdaLR(optimizer, learning_rate_factor(config, lr, total_steps, d_model))

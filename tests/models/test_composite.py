@@ -263,7 +263,7 @@ def test_encoder_and_decoder_have_separate_lengths_and_vocabularies() -> None:
     src = torch.full((1, 24), 39)  # longer than the decoder, and a word it has not
     assert beam_search(model, src, 2)[0].shape[1] <= 17
     with pytest.raises(
-        InputError, match="src must have at most max_len = 24 tokens per row, got 25 in row 0"
+        InputError, match="src must have at most max_len = 24 tokens, got 25 in row 0"
     ):
         beam_search(model, torch.full((1, 25), 3), 2)
     with pytest.raises(InputError, match="src must be token ids from 0 to 39, got 40"):

@@ -1,7 +1,7 @@
 """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) and multi-head attention (3.2.2).
 
-`Attention.normalize` maps scores to weights and is `softmax` by default. Another function in its
-place, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,
+`Attention.normalize` maps scores to weights and is `softmax` by default. An assignment of another
+function, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,
 decoding and attention maps alike.
 
 Shapes: B batch, S sources of a batch (each may have several beams), H heads, Tq queries, Tk keys, D
@@ -35,8 +35,8 @@ def attention_backend(name: str) -> Iterator[None]:
     Args:
         name: auto (the fastest kernel for the device and the arguments), naive (matrix products and
             softmax), sdpa (`torch.nn.functional.scaled_dot_product_attention`) or flex
-            (FlexAttention where sdpa would need a dense mask; sdpa without such a mask, and with a
-            bias or dropout).
+            (FlexAttention if sdpa would need a dense mask and there is neither bias nor dropout,
+            otherwise sdpa).
 
     Raises:
         InputError: `name` is none of these backends.
@@ -62,7 +62,7 @@ def lower_mask(
         q_len: Number of queries Tq.
         k_len: Number of keys Tk.
         like: A tensor on the device of the result.
-        dense: Never return a BlockMask, for attention with a bias or dropout.
+        dense: Always return a dense mask, because a BlockMask supports neither bias nor dropout.
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
@@ -84,9 +84,9 @@ def attention_weights(
     scale: float | None = None,
     normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Compute the attention weights, softmax(scale q k^T + bias) over the allowed keys.
+    """Compute the attention weights, normalize(scale q k^T + bias) over the allowed keys.
 
-    The arguments are those of `attend`, but `mask` must not be a BlockMask.
+    The arguments have the same meaning as in `attend`, but `mask` must not be a BlockMask.
 
     Returns:
         Weights (B, H, Tq, Tk) in fp32, or in fp64 for a q in fp64; 0 for a query that may attend to
@@ -120,9 +120,9 @@ def attend(
         q: Queries (B, H, Tq, Dh).
         k: Keys (B, H, Tk, Dh).
         v: Values (B, H, Tk, Dv).
-        mask: Bool, True = may attend, broadcastable to (B, H, Tq, Tk); or a BlockMask, which
-            includes the causal mask and supports neither bias nor dropout.
-        bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
+        mask: Bool tensor, True = may attend, broadcastable to (B, H, Tq, Tk), or a BlockMask. A
+            BlockMask must already contain the causal mask, and supports neither bias nor dropout.
+        bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk).
         causal: Apply a causal mask, in which the last query may attend to every key.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
         dropout_p: Dropout probability of the weights.
@@ -139,22 +139,17 @@ def attend(
     """
     backend = _backend.get()
     explicit = backend == "naive" or normalize is not softmax
-    if isinstance(mask, BlockMask):
-        if not explicit:
-            assert bias is None, "lower the mask with dense=True"
-            assert dropout_p == 0.0, "lower the mask with dense=True"
-            assert not causal, "a BlockMask includes causality"
-            return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale)
-        mask = _dense_mask(mask, q.device)
-    q_len, k_len = q.shape[2], k.shape[2]
-    if causal and (mask is not None or bias is not None or q_len != k_len or explicit):
-        allowed = causal_mask(q_len, k_len, q.device)
-        mask = allowed if mask is None else mask & allowed
-        causal = False
+    if isinstance(mask, BlockMask) and not explicit:
+        assert bias is None, "lower the mask with dense=True"
+        assert dropout_p == 0.0, "lower the mask with dense=True"
+        assert not causal, "a BlockMask includes causality"
+        return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale)
+    if explicit or mask is not None or bias is not None or q.shape[2] != k.shape[2]:
+        mask, causal = _dense_mask(mask, causal, q, k), False
     if explicit:
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale, normalize=normalize)
         return F.dropout(weights.to(v.dtype), dropout_p) @ v
-    if backend == "auto" and products_are_faster(q, k_len, dropout_p):
+    if backend == "auto" and products_are_faster(q, k.shape[2], dropout_p):
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -170,9 +165,17 @@ def _flex(compiled: bool):  # type: ignore[no-untyped-def]
     return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
-def _dense_mask(mask: BlockMask, device: torch.device) -> Tensor:
-    rows, heads, q_len, k_len = mask.shape
-    return create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(device))
+def _dense_mask(
+    mask: Tensor | BlockMask | None, causal: bool, q: Tensor, k: Tensor
+) -> Tensor | None:
+    """Combine a mask and a causal mask to a bool tensor; None allows all pairs of query and key."""
+    if isinstance(mask, BlockMask):
+        rows, heads, q_len, k_len = mask.shape
+        mask = create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(q.device))
+    if not causal:
+        return mask
+    allowed = causal_mask(q.shape[2], k.shape[2], q.device)
+    return allowed if mask is None else mask & allowed
 
 
 class Attention(nn.Module):
@@ -235,15 +238,15 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from x to itself (self-attention) or to a memory (cross-attention).
 
-        The batch size S of the memory may be smaller than B. Each element of the memory then serves
-        B / S consecutive elements of x, such as the beams of one source sentence, and the batch
-        size of the mask is B or S.
+        The batch size S of the memory may be smaller than B. Each source, which is one element of
+        the memory, then serves B / S consecutive elements of x, such as the beams of the source.
+        The batch size of the mask is then B or S.
 
         Args:
             x: States (B, Tq, D) that the queries are computed from.
-            memory: States (B, Tk, D) that keys and values are computed from; None means x.
+            memory: States (B or S, Tk, D) that keys and values are computed from; None means x.
             mask: Mask as returned by `lower_mask`.
-            bias: Added to the scores, broadcastable to (B, H, Tq, Tk).
+            bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk).
             cache: Cache of this layer, changed in place. Without a memory, the keys and values of x
                 are appended to those of earlier tokens. With a memory, the cache keeps the keys and
                 values of the memory, which are computed at the first call only.
@@ -284,15 +287,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Compute the attention weights (B, H, Tq, Tk) that `forward` applies to the values.
 
-        The arguments are those of `forward`; there is no dropout.
+        The arguments have the same meaning as in `forward`. Dropout is not applied.
         """
-        allowed = mask.mask
-        if isinstance(allowed, BlockMask):
-            allowed = _dense_mask(allowed, x.device)
-        if mask.causal:
-            allowed = causal_mask(x.shape[1], x.shape[1], x.device)
         k, _ = self._keys_values(x, memory, None)
         q = self._split_heads(self.q(x))
+        allowed = _dense_mask(mask.mask, mask.causal, q, k)
         return attention_weights(
             q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize
         )
@@ -300,15 +299,16 @@ class Attention(nn.Module):
     def _keys_values(
         self, x: Tensor, memory: Tensor | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
-        def project() -> tuple[Tensor, Tensor]:
-            source = x if memory is None else memory
-            return self._split_heads(self.k(source)), self._split_heads(self.v(source))
-
+        if memory is not None and cache is not None and cache.memory is not None:
+            return cache.memory
+        source = x if memory is None else memory
+        k, v = self._split_heads(self.k(source)), self._split_heads(self.v(source))
         if cache is None:
-            return project()
-        if memory is not None:
-            return cache.cached_cross_kv(project)
-        return cache.extend(*project())
+            return k, v
+        if memory is None:
+            return cache.extend(k, v)
+        cache.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
+        return cache.memory
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, Dh)

@@ -8,7 +8,7 @@ residual connection. A memory is the output of an encoder. Shapes: B batch, T to
 tokens, H heads, Tk keys, D model width.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +60,6 @@ class DropPath(nn.Module):
         drawn = torch.rand(x.shape[0], 1, 1, dtype=torch.float32, device=x.device)
         return x * (drawn < self.keep_prob) / self.keep_prob
 
-    def extra_repr(self) -> str:
-        return f"drop_prob={1.0 - float(self.keep_prob):g}"
-
 
 class Block(nn.Module):
     """Transformer block with pre-norm or post-norm.
@@ -113,28 +110,28 @@ class Block(nn.Module):
             mask: Self-attention mask as returned by `lower_mask`.
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask as returned by `lower_mask`.
-            bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
+            bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory; extended in place.
 
         Returns:
             (B, T, D).
         """
-
-        def attn(y: Tensor) -> Tensor:
-            return self.attn(y, mask=mask, bias=bias, cache=cache)
-
-        def cross_attn(y: Tensor) -> Tensor:
-            return self.cross_attn(y, memory, mask=memory_mask, cache=cache)
-
-        x = self._residual(x, self.attn_norm, attn)
+        x = self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
         if memory is not None:
-            x = self._residual(x, self.cross_attn_norm, cross_attn)
+            x = self._residual(
+                x,
+                self.cross_attn_norm,
+                self.cross_attn,
+                memory=memory,
+                mask=memory_mask,
+                cache=cache,
+            )
         return self._residual(x, self.ff_norm, self.ff)
 
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: nn.Module, **options: Any) -> Tensor:
         if self.pre_norm:
-            return x + self.drop_path(self.dropout(sublayer(norm(x))))
-        return norm(x + self.drop_path(self.dropout(sublayer(x))))
+            return x + self.drop_path(self.dropout(sublayer(norm(x), **options)))
+        return norm(x + self.drop_path(self.dropout(sublayer(x, **options))))
 
 
 class Stack(nn.Module):
@@ -178,14 +175,14 @@ class Stack(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Transform x (B, T, D) by all blocks; the masks are converted once for all of them.
+        """Transform x by all blocks; `lower_mask` converts each mask once, not once per block.
 
         Args:
             x: (B, T, D); with a cache, only the new tokens.
             mask: Self-attention mask.
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask.
-            bias: Added to the scores of self-attention, broadcastable to (B, H, T, Tk).
+            bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory; extended in place.
 
         Returns:

@@ -1,19 +1,14 @@
-"""Base classes of configs: `ModelConfig`, which checks fields, and `TransformerConfig` of blocks.
+"""Base classes of configs of models.
 
-The defaults of `TransformerConfig` are the base model of Vaswani et al. 2017, Table 3. A family
-extends the class with fields of its own (see ``models/``).
+`ModelConfig` checks its fields. `TransformerConfig` is the config of a stack of blocks, with the
+base model of Vaswani et al. 2017, Table 3, as defaults. A family extends `TransformerConfig` with
+fields of its own (see ``models/``).
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from fourfold.core.validation import (
-    check_fraction,
-    check_positive,
-    check_range,
-    check_types,
-    head_width,
-)
+from fourfold.core.validation import check_positive, check_range, check_types, head_width
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
@@ -33,8 +28,9 @@ FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "
 class ModelConfig:
     """Base class of the configs of all models, whose constructor checks the fields.
 
-    It checks the type of every field, and the range of each field that is named in `POSITIVE`,
-    `NOT_NEGATIVE` or `FRACTIONS`. A subclass checks the ranges of its other fields.
+    The constructor checks the type of every field. It also checks the range of each field whose
+    name is in one of the constants `POSITIVE` (from 1), `NOT_NEGATIVE` (from 0) and `FRACTIONS`
+    (from 0, below 1) of this module. A subclass checks the ranges of its other fields.
 
     Raises:
         InputError: A field has a value outside its type or range.
@@ -48,7 +44,7 @@ class ModelConfig:
         for name in NOT_NEGATIVE:
             check_range(name, values.get(name, 0) or 0, minimum=0)
         for name in FRACTIONS:
-            check_fraction(name, values.get(name, 0.0))
+            check_range(name, values.get(name, 0.0), minimum=0.0, below=1.0)
 
 
 @dataclass(frozen=True)

@@ -34,21 +34,18 @@ def vaswani(model: nn.Module) -> None:
 def gpt2(model: nn.Module) -> None:
     """Draw weights from N(0, 0.02), positions from N(0, 0.01), and scale residual projections.
 
-    The standard deviation of the last matrix of each sub-layer is 0.02, divided by the square root
-    of the number of sub-layers (GPT-2, section 2.3). OpenAI's released code has the 0.01 of the
-    positions.
+    A residual projection is the last matrix of a sub-layer. The standard deviation of these
+    matrices is 0.02, divided by the square root of the number of sub-layers (GPT-2, section 2.3).
+    The 0.01 of the positions comes from OpenAI's released code, not from the paper.
     """
     fill_weights(model, normal)
-    projections = []
     for module in model.modules():
-        if isinstance(module, Attention):
-            projections.append(module.out)
-        elif isinstance(module, FeedForward):
-            projections.append(module.down)
-        elif isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
+        if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
             init.normal_(module.weight, std=0.01)
-    for projection in projections:
-        init.normal_(projection.weight, std=0.02 * len(projections) ** -0.5)
+    sublayers = [m for m in model.modules() if isinstance(m, Attention | FeedForward)]
+    for layer in sublayers:
+        projection = layer.out if isinstance(layer, Attention) else layer.down
+        init.normal_(projection.weight, std=0.02 * len(sublayers) ** -0.5)
 
 
 def fill_weights(model: nn.Module, fill: Callable[[Tensor], object]) -> None:

@@ -5,16 +5,19 @@ encoder. Shapes: B batch, H heads, T tokens so far, t new tokens, S tokens of th
 width, D model width.
 """
 
-from collections.abc import Callable
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class LayerCache:
     """Cache of one layer: keys and values of earlier tokens, and of the memory (B, S, D) if any.
 
-    Buffers hold the keys and values of earlier tokens and double their capacity when they are full.
+    Attributes:
+        length: Number of earlier tokens T.
+        memory: Keys and values (B, H, S, Dh) of cross-attention; None before the first call.
+        buffers: Keys and values (B, H, capacity, Dh) of self-attention, of which the first T
+            positions are used; None before the first call. The capacity doubles when it is used up.
     """
 
     def __init__(self) -> None:
@@ -30,39 +33,24 @@ class LayerCache:
         """
         start = self.length
         self.length = start + k.shape[2]
-        if self.buffers is None or self.length > self.buffers[0].shape[2]:
-            capacity = max(2 * start, self.length, 32)
-            old = self.buffers
-            grown = tuple(x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (k, v))
-            self.buffers = (grown[0], grown[1])
-            for new, filled in zip(self.buffers, old or (), strict=False):
-                new[:, :, :start] = filled[:, :, :start]
-        for buffer, new in zip(self.buffers, (k, v), strict=True):
-            buffer[:, :, start : self.length] = new
-        return self.buffers[0][:, :, : self.length], self.buffers[1][:, :, : self.length]
-
-    def cached_cross_kv(
-        self, project: Callable[[], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of cross-attention, which are computed at the first call only.
-
-        Args:
-            project: Function that computes the keys and values (B, H, S, Dh) of the memory; called
-                only if the cache does not hold them yet.
-        """
-        if self.memory is None:
-            k, v = project()
-            self.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
-        return self.memory
+        keys, values = self.buffers or (k[:, :, :0], v[:, :, :0])
+        missing = self.length - keys.shape[2]
+        if missing > 0:
+            padding = (0, 0, 0, max(missing, start, 32))
+            keys, values = F.pad(keys, padding), F.pad(values, padding)
+        keys[:, :, start : self.length] = k
+        values[:, :, start : self.length] = v
+        self.buffers = keys, values
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
         """Select and reorder elements of the batch, in place.
 
         Args:
-            rows: (R,) int64, for each element of the new batch the index of the old element whose
-                keys and values of earlier tokens it takes over.
-            sources: Indices, int64, that select the keys and values of cross-attention in the same
-                way; None leaves these unchanged.
+            rows: (R,) int64. The keys and values of earlier tokens at the old batch index `rows[i]`
+                move to the new batch index i.
+            sources: (S,) int64. The keys and values of cross-attention at the old batch index
+                `sources[i]` move to the new batch index i. None leaves these unchanged.
         """
         if self.buffers is not None:
             k, v = self.buffers
@@ -80,9 +68,9 @@ class KVCache:
 
     Attributes:
         length: Number of tokens T so far.
-        keys: (B, T) bool, True = real token; None if all tokens are real.
+        keys: Padding mask of the keys, (B, T) bool, True = real token; None if all tokens are real.
         documents: (B, T) index of the packed document of each token; None means one document.
-        layers: Cache of each layer.
+        layers: List of the cache of each layer.
     """
 
     layer_class = LayerCache
@@ -126,19 +114,23 @@ class KVCache:
         """Select elements of the batch in place, to reorder beams or drop finished sequences.
 
         Args:
-            rows: (R,) int64, for each element of the new batch the index of the old element that it
-                continues; an index may repeat.
-            sources: Given if the beams of a source share its keys and values of cross-attention,
-                which are then cached once for each source: (S,) int64, the indices of the sources
-                to keep, each for R / S consecutive elements of the new batch. None means that
+            rows: (R,) int64. The new batch index i continues the old batch index `rows[i]`. An
+                index may repeat.
+            sources: (S,) int64, indices of the sources to keep. Pass the indices if the keys and
+                values of cross-attention are cached once per source, not once per beam. Each kept
+                source then serves R / S consecutive elements of the new batch. None means that
                 `rows` selects the keys and values of cross-attention, too.
         """
         memory = self.layers[0].memory if self.layers else None
-        kept: Tensor | None = rows if sources is None else sources
-        if memory is not None and kept is not None and len(memory[0]) == len(kept):
-            in_order = torch.arange(len(kept), device=kept.device)
-            kept = None if torch.equal(kept, in_order) else kept  # None keeps all memories
+        kept = rows if sources is None else sources
+        # None saves a copy of the keys and values of cross-attention.
+        moved = None if memory is not None and is_identity(kept, len(memory[0])) else kept
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)
         for layer in self.layers:
-            layer.reorder(rows, kept)
+            layer.reorder(rows, moved)
+
+
+def is_identity(rows: Tensor, size: int) -> bool:
+    """Return True if the indices `rows` are 0, 1, ..., size - 1, so that no element moves."""
+    return torch.equal(rows, torch.arange(size, device=rows.device))

@@ -6,7 +6,6 @@ the last Tq of the Tk positions (aligned at the bottom right), as in decoding wi
 Shapes: B batch, H heads, Tq queries, Tk keys.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,8 +23,7 @@ class LoweredMask(NamedTuple):
 
     Attributes:
         mask: None, a bool tensor broadcastable to (B, H, Tq, Tk), or a FlexAttention BlockMask.
-        causal: True if the kernel has to apply a causal mask although `mask` is None, which
-            requires Tq == Tk.
+        causal: True if the kernel applies a causal mask itself; `mask` is then None and Tq == Tk.
     """
 
     mask: Any = None
@@ -68,9 +66,8 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.keys.dtype != torch.bool:
-            raise InputError(
-                f"must be of dtype bool, True = real token, got {self.keys.dtype}", option="mask"
-            )
+            message = f"must be of dtype bool, True = real token, got {self.keys.dtype}"
+            raise InputError(message, option="mask")
 
     def lower(
         self, q_len: int, k_len: int, device: torch.device, flex: bool = False
@@ -84,42 +81,22 @@ class Mask:
             flex: Return a BlockMask in place of a dense mask.
 
         Returns:
-            The causal flag without a mask, if the flag alone expresses the pattern; otherwise a
-            dense bool mask, or a BlockMask if `flex` is True.
+            `LoweredMask(None, causal)` if no mask or a causal mask of Tq == Tk is enough. Otherwise
+            a `LoweredMask` with a dense bool mask, or with a BlockMask if `flex` is True.
         """
         causal = self.causal and q_len > 1  # a single query is at the last position
         plain = self.keys is None and self.documents is None and self.window is None
         if plain and (not causal or q_len == k_len):
             return LoweredMask(None, causal)
-        allowed = self._predicate(causal, q_len, k_len)
-        by_row = self.keys if self.keys is not None else self.documents
-        n_batch = 1 if by_row is None else len(by_row)
-        if flex:
-            rows = None if by_row is None else n_batch
-            return LoweredMask(
-                create_block_mask(allowed, rows, None, q_len, k_len, device=str(device))
-            )
-        # All four dimensions, so that the predicate computes the whole mask by broadcasting.
-        b = torch.arange(n_batch, device=device)[:, None, None, None]
-        q = torch.arange(q_len, device=device)[None, None, :, None]
-        k = torch.arange(k_len, device=device)[None, None, None, :]
-        return LoweredMask(allowed(b, torch.zeros_like(b), q, k))
-
-    def _predicate(
-        self, causal: bool, q_len: int, k_len: int
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Build a function of b, h, q and k that is True where query q may attend to key k.
-
-        The arguments of the function are tensors of indices of samples b, heads h, queries q and
-        keys k, whose shapes must be broadcastable to one shape.
-        """
         offset = k_len - q_len
+        # Local variables, because FlexAttention compiles `allowed` with the tensors that it uses.
         keys, documents, window = self.keys, self.documents, self.window
         q_documents = self.query_documents
         if documents is not None and q_documents is None:
             q_documents = documents[:, -q_len:]
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            """Return True where query q may attend to key k, for indices of any common shape."""
             ok = k >= 0  # True, in the shape of k
             if causal:
                 ok = ok & (k <= q + offset)
@@ -131,7 +108,16 @@ class Mask:
                 ok = ok & (q_documents[b, q] == documents[b, k])
             return ok
 
-        return allowed
+        by_row = keys if keys is not None else documents
+        n_batch = None if by_row is None else len(by_row)
+        if flex:
+            block_mask = create_block_mask(allowed, n_batch, None, q_len, k_len, str(device))
+            return LoweredMask(block_mask)
+        # All four dimensions, so that the predicate computes the whole mask by broadcasting.
+        b = torch.arange(n_batch or 1, device=device)[:, None, None, None]
+        q = torch.arange(q_len, device=device)[None, None, :, None]
+        k = torch.arange(k_len, device=device)[None, None, None, :]
+        return LoweredMask(allowed(b, torch.zeros_like(b), q, k))
 
 
 def count_positions(
@@ -192,12 +178,10 @@ def mask_and_positions(
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:
-        hint = " (with a cache, pass the mask of the new tokens only)" if cache is not None else ""
-        raise InputError(
-            f"must have one column per token: got {keys.shape[-1]} columns for"
-            f" {k_len} tokens{hint}",
-            option="mask",
-        )
+        message = f"must have one column per token: got {keys.shape[-1]} columns for {k_len} tokens"
+        if cache is not None:
+            message += " (with a cache, pass the mask of the new tokens only)"
+        raise InputError(message, option="mask")
     if cache is not None:
         cache.advance(ids, keys, documents)
         keys, documents, k_len = cache.keys, cache.documents, cache.length

@@ -15,11 +15,10 @@ from fourfold.kernels.dropout import Dropout
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
     """Raise InputError unless `images` has the shape (B, n_channels, side, side)."""
-    if images.dim() != 4 or tuple(images.shape[1:]) != (n_channels, side, side):
-        raise InputError(
-            f"must have the shape (B, {n_channels}, {side}, {side}), got {tuple(images.shape)}",
-            option="images",
-        )
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[1:] != (n_channels, side, side):
+        message = f"must have the shape (B, {n_channels}, {side}, {side}), got {shape}"
+        raise InputError(message, option="images")
 
 
 class PatchEmbedding(nn.Module):
@@ -60,10 +59,8 @@ class PatchEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if image_size % patch_size:
-            raise InputError(
-                f"must be divisible by patch_size ({patch_size}), got {image_size}",
-                option="image_size",
-            )
+            message = f"must be divisible by patch_size ({patch_size}), got {image_size}"
+            raise InputError(message, option="image_size")
         self.image_size = image_size
         self.n_channels = n_channels
         self.patches = nn.Conv2d(n_channels, d_model, patch_size, stride=patch_size)
@@ -76,13 +73,13 @@ class PatchEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images as prefix tokens and patches, with positions.
+        """Embed the patches of images, put the prefix tokens before them, and add the positions.
 
         Shapes:
             images (B, C, image_size, image_size) to (B, n_prefix + N, D).
 
         Raises:
-            InputError: The images have another size or number of channels than the model.
+            InputError: The images do not have the size and number of channels of this embedding.
         """
         check_image_shape(images, self.n_channels, self.image_size)
         # Under autocast the convolution runs in low precision; the residual stream stays in fp32.

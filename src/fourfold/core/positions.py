@@ -14,7 +14,9 @@ from fourfold.errors import InputError
 
 
 class PositionTable(nn.Module):
-    """Table of position vectors, learned, or fixed and absent from the state dict.
+    """Table of position vectors.
+
+    A learned table is a parameter. A fixed table is a buffer that the state dict does not contain.
 
     Args:
         table: Initial or fixed vectors (N, D).
@@ -49,9 +51,8 @@ class PositionTable(nn.Module):
             fits = index.is_cuda and index.shape[-1] <= rows
             length = rows if fits else int(index.max()) + 1
         if length > rows:
-            raise InputError(
-                f"must have at most max_len = {rows} tokens, got {length}", option="ids"
-            )
+            message = f"must have at most max_len = {rows} tokens, got {length}"
+            raise InputError(message, option="ids")
         return self.weight[index]
 
 
@@ -117,9 +118,7 @@ def sincos2d(n_rows: int, width: int) -> PositionTable:
     steps = torch.arange(width // 4, dtype=torch.float64) / max(width // 4 - 1, 1)
     omega = 10000.0**-steps
     angles = [axis.flatten()[:, None] * omega for axis in (x, y)]  # each (N, D/4)
-    table = torch.cat(
-        [function(angle) for angle in angles for function in (torch.sin, torch.cos)], dim=1
-    )
+    table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
     return PositionTable(table.float(), learned=False)
 
 
@@ -152,11 +151,10 @@ def make_positions(
         d_model: Width D of a vector.
 
     Raises:
-        InputError: The name is unknown, or no such table has these sizes.
+        InputError: The name is unknown, or the table cannot be built with these sizes (for example,
+            sinusoidal positions of an odd width).
     """
     if isinstance(positions, str):
         check_choice("positions", positions, tuple(POSITIONS))
-        build = POSITIONS[positions]
-    else:
-        build = positions
+    build = POSITIONS[positions] if isinstance(positions, str) else positions
     return None if build is None else build(n_rows, d_model)

@@ -16,7 +16,7 @@ class TokenEmbedding(nn.Module):
     Args:
         vocab_size: Number of tokens of the vocabulary.
         d_model: Model width D.
-        max_len: Number of positions in the table; ignored for positions none.
+        max_len: Number of positions in the table; ignored if `positions` is "none".
         positions: A name in `fourfold.core.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
         scale: Multiply token vectors by sqrt(D) (Vaswani et al. 2017, section 3.4).
@@ -77,7 +77,10 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.norm(x))
 
     def share_tokens(self, owner: "TokenEmbedding") -> None:
-        """Use the token vectors of the embedding `owner`, whose state dict alone contains them."""
+        """Use the token vectors of the embedding `owner` in place of own token vectors.
+
+        The shared matrix appears in the state dict of `owner`, but not in that of this embedding.
+        """
         del self.tokens
         # Assigning an nn.Module the usual way would register it here, too.
         object.__setattr__(self, "tokens", owner.tokens)

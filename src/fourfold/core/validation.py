@@ -29,7 +29,8 @@ def check_types(config: Any, *, prefix: str = "") -> None:
 def check_type(name: str, value: object, declared: Any) -> None:
     """Raise InputError unless `value` has the type `declared`, such as `int | None`.
 
-    For a tuple a list is allowed, too, and for a float an int; a bool is not allowed as a number.
+    A list is accepted for a tuple, and an int for a float. A bool is not accepted for an int or a
+    float.
 
     Args:
         name: Name of the option that has this value, for the error message.
@@ -69,16 +70,9 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 def check_positive(name: str, value: int | None) -> None:
     """Raise InputError for the option `name` unless `value` is None or from 1 to 2**31 - 1."""
-    if value is not None and value < 1:
-        raise InputError(f"must be at least 1, got {value}", option=name)
-    if value is not None and value > MAX_SIZE:
-        raise InputError(f"must be at most {MAX_SIZE}, got {value}", option=name)
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raise InputError for the option `name` unless `value` lies in [0, 1)."""
-    if not 0.0 <= value < 1.0:
-        raise InputError(f"must lie in [0, 1), got {value}", option=name)
+    if value is not None and not 1 <= value <= MAX_SIZE:
+        bound = "at least 1" if value < 1 else f"at most {MAX_SIZE}"
+        raise InputError(f"must be {bound}, got {value}", option=name)
 
 
 def check_range(
@@ -116,17 +110,16 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
         InputError: `d_head` is None, and `d_model` is not divisible by `n_heads`.
     """
     if d_head is None and d_model % n_heads:
-        raise InputError(
-            f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}",
-            option="d_model",
-        )
+        message = f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}"
+        raise InputError(message, option="d_model")
     return d_head or d_model // n_heads
 
 
 def require_sizes(config: Any) -> None:
-    """Raise InputError if vocab_size or n_classes of a model's config is None.
+    """Raise InputError if the config of a model has a field vocab_size or n_classes that is None.
 
-    A config file may leave both out: a command with a dataset fills them in before this check.
+    A config file may omit these fields. Commands with a dataset then set the fields before they
+    call this function.
     """
     for name in ("vocab_size", "n_classes"):
         if getattr(config, name, 0) is None:

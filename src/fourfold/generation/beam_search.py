@@ -1,16 +1,19 @@
 """`beam_search`: batched beam search with length normalization.
 
-A hypothesis is a beginning of a target. Each step extends all active hypotheses by one token, and
-ranks the extensions by log-probability. An extension that ends with EOS and is among the first K is
-finished. The score of a finished hypothesis is its log-probability divided by a length penalty. The
-K best extensions that do not end with EOS are the next active hypotheses, so the beam never
-narrows. Then the decoder state is reordered, so that each row of the batch has the key-value cache
-of the hypothesis that the row extends. A beam of one is greedy search, which stops at the first
-EOS. A sequence is one element of the input batch, a prompt or a source, with all its hypotheses.
+A sequence is one element of the input batch: a prompt of a causal LM, or a source of an
+encoder-decoder. A hypothesis is the beginning of a continuation or target of a sequence.
 
-Shapes: B sequences, R unfinished sequences, K beam width, k active hypotheses of a sequence (1 at
-first, then up to K), n candidates of a sequence, N results of a sequence, T prompt tokens, t new
-tokens, L maximum of t, V vocabulary.
+Each step extends all active hypotheses by one token, and ranks the extensions of each sequence by
+log-probability. An extension that ends with EOS and is among the K most probable extensions is
+finished. The score of a finished hypothesis is its log-probability divided by a length penalty. The
+K most probable extensions that do not end with EOS are the next active hypotheses, so a sequence
+always has K active hypotheses. Then the decoder state is reordered, so that each row of the batch
+has the key-value cache of the hypothesis that the row extends. A beam of one is greedy search,
+which stops at the first EOS.
+
+Shapes: B sequences, R sequences whose search has not stopped, K beam width, k active hypotheses of
+a sequence (1 at first, then up to K), n extensions of a sequence, N results of a sequence, T prompt
+tokens, t new tokens, L maximum of t, V vocabulary.
 """
 
 import math
@@ -40,13 +43,13 @@ CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
 
 
 class ActiveBeams(NamedTuple):
-    """Active hypotheses of each of R prompts or sources, the most probable first.
+    """Active hypotheses of each of R sequences, the most probable first.
 
     Attributes:
         ids: New tokens (R, k, t).
         scores: Log-probabilities (R, k); -inf marks a column without a hypothesis.
-        parents: Index (R, k), among the hypotheses of the previous step, of the hypothesis that
-            each hypothesis extends.
+        parents: (R, k) int64. Hypothesis i of sequence r extends hypothesis `parents[r, i]` of the
+            previous step.
     """
 
     ids: Tensor
@@ -59,12 +62,10 @@ class ActiveBeams(NamedTuple):
 
 
 class FinishedBeams:
-    """The N best finished hypotheses of each of B sequences (prompts or sources).
+    """The N best results of each of B sequences.
 
-    A hypothesis is finished if it has ended with EOS or reached the maximum length.
-
-    Hypotheses with EOS precede hypotheses without EOS; within both groups the score decreases. If
-    a sequence has fewer than N hypotheses, the rest have padding as ids and the score -inf.
+    Hypotheses with EOS precede hypotheses without EOS. Within both groups the score decreases. If a
+    sequence has fewer than N hypotheses, the rest have padding as ids and the score -inf.
 
     Args:
         n_sequences: Number B of sequences.
@@ -76,37 +77,34 @@ class FinishedBeams:
     Attributes:
         ids: New tokens (B, N, L).
         scores: Scores (B, N).
-        ended: (B, N) bool, True for a hypothesis that ends with EOS.
         lengths: Number of new tokens (B, N).
     """
 
     def __init__(self, n_sequences: int, n_best: int, longest: int, pad_id: int, like: Tensor):
         shape = (n_sequences, n_best)
         self.scores = like.new_full(shape, -math.inf)
-        self.ended = torch.zeros(shape, dtype=torch.bool, device=like.device)
         self.lengths = torch.zeros(shape, dtype=torch.long, device=like.device)
         self.ids = torch.full((*shape, longest), pad_id, device=like.device)
         self._pad_id = pad_id
 
-    def add(self, rows: Tensor, ids: Tensor, scores: Tensor, ended: Tensor) -> None:
+    def add(self, rows: Tensor, ids: Tensor, scores: Tensor, *, ended: bool) -> None:
         """Add n hypotheses of each of R sequences in place, and keep the N best of each sequence.
 
         Args:
             rows: Indices of the R sequences among the B sequences, (R,) int64.
             ids: New tokens (R, n, t).
             scores: Scores (R, n); -inf marks a column without a hypothesis.
-            ended: (R, n) bool, True for a hypothesis that ends with EOS.
+            ended: True if the hypotheses end with EOS. Hypotheses without EOS must be sorted by
+                score, and must be added after all hypotheses with EOS.
         """
         n_tokens, longest = ids.shape[2], self.ids.shape[2]
         ids = F.pad(ids, (0, longest - n_tokens), value=self._pad_id)
         lengths = torch.full_like(ids[:, :, 0], n_tokens)
         scores = torch.cat([self.scores[rows], scores], dim=1)
-        ended = torch.cat([self.ended[rows], ended], dim=1)
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        ended_first = ended.gather(1, order).byte().argsort(dim=1, descending=True, stable=True)
-        best = order.gather(1, ended_first)[:, : self.scores.shape[1]]
+        rank = scores if ended else scores.isfinite().byte()  # without EOS: fill empty places
+        order = rank.argsort(dim=1, descending=True, stable=True)
+        best = order[:, : self.scores.shape[1]]
         self.scores[rows] = scores.gather(1, best)
-        self.ended[rows] = ended.gather(1, best)
         self.lengths[rows] = torch.cat([self.lengths[rows], lengths], dim=1).gather(1, best)
         self.ids[rows] = gather_rows(torch.cat([self.ids[rows], ids], dim=1), best)
 
@@ -133,9 +131,8 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
     scores, flat = (scores[..., None] + log_p).flatten(1).topk(min(n, k * vocab_size))
     tokens = tokens.unflatten(0, (-1, k)).flatten(1).gather(1, flat)
     parents = flat // log_p.shape[2]
-    return ActiveBeams(
-        torch.cat([gather_rows(ids, parents), tokens[..., None]], dim=2), scores, parents
-    )
+    ids = torch.cat([gather_rows(ids, parents), tokens[..., None]], dim=2)
+    return ActiveBeams(ids, scores, parents)
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -149,7 +146,7 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
-    """Return the `width` most probable candidates of each sequence that do not end with EOS."""
+    """Return the `width` most probable hypotheses of each sequence that do not end with EOS."""
     ids, scores, parents = candidates
     scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
     return ActiveBeams(gather_rows(ids, index), scores, parents.gather(1, index))
@@ -173,8 +170,8 @@ def search(
     of the `n_best` finished hypotheses. Log-probabilities only decrease, so the final score of an
     active hypothesis is at most its present log-probability divided by the largest penalty that is
     still possible. If a sequence reaches `limit` with fewer than `n_best` finished hypotheses, the
-    best active hypotheses are added to the results. Active hypotheses never replace a hypothesis
-    with EOS, because a repetition loop may have a better score than any complete sequence.
+    best active hypotheses fill the remaining places. Active hypotheses never replace a finished
+    hypothesis, because a repetition loop may have a better score than any complete target.
 
     Args:
         step: Decoding step of the model, whose decoder state the search reorders.
@@ -204,7 +201,7 @@ def search(
         candidates = extend(hypotheses, logits, beam + spare)
         ids, scores = candidates.ids[:, :beam], candidates.scores[:, :beam]
         ends = (ids[:, :, -1] == eos_id) & scores.isfinite()
-        finished.add(rows, ids, (scores / divisor[t]).where(ends, -math.inf), ends)
+        finished.add(rows, ids, (scores / divisor[t]).where(ends, -math.inf), ended=True)
 
         hypotheses = drop_ended(candidates, eos_id, candidates.scores.shape[1] - spare)
         parents = hypotheses.parents + k * torch.arange(len(rows), device=rows.device)[:, None]
@@ -214,8 +211,7 @@ def search(
         if done.any():
             # This has no effect where the search stopped before the limit: no column is empty.
             active = hypotheses.select(done)
-            no_eos = torch.zeros_like(active.parents, dtype=torch.bool)
-            finished.add(rows[done], active.ids, active.scores / divisor[t], no_eos)
+            finished.add(rows[done], active.ids, active.scores / divisor[t], ended=False)
             hypotheses = hypotheses.select(~done)
             parents = parents[~done]
             rows = rows[~done]
@@ -243,7 +239,8 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
-    Special tokens that are None are taken from `model.generation_defaults`; other options are not.
+    Special tokens that are None are taken from `model.generation_defaults`. All other options have
+    the defaults of this signature, even if the model stores options of beam search.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
@@ -261,9 +258,11 @@ def beam_search(
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
-        Token ids (B, 1 + t), `bos_id` and new tokens (causal LM: `src` and new tokens), and scores
-        (B,). With `n_best` above 1, (B, N, 1 + t) and (B, N): targets with EOS by score, then
-        targets that reached the maximum length, then padding with the score -inf.
+        Token ids and scores. The ids of an encoder-decoder are (B, 1 + t), `bos_id` and then the
+        new tokens. The ids of a causal LM are (B, T + t), the columns of `src` and then the new
+        tokens. The scores are (B,). If `n_best` is above 1, the ids are (B, N, 1 + t) or (B, N, T +
+        t), and the scores are (B, N). Targets with EOS come first, by decreasing score. Targets
+        that reached the maximum length follow, then padding with the score -inf.
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.
@@ -302,10 +301,8 @@ def _check_options(vocab_size: int, beam: int, n_best: int, alpha: float, penalt
     check_choice("length_penalty_type", penalty, tuple(LENGTH_PENALTIES))
     if not math.isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="length_penalty")
-    for name, value, largest, meaning in (
-        ("beam", beam, vocab_size, "the vocabulary size"),
-        ("n_best", n_best, beam, "beam ="),
-    ):
+    limits = [("beam", beam, "the vocabulary size", vocab_size), ("n_best", n_best, "beam =", beam)]
+    for name, value, meaning, largest in limits:
         if not 1 <= value <= largest:
             message = f"must lie between 1 and {meaning} {largest}, got {value}"
             raise InputError(message, option=name)

@@ -5,24 +5,26 @@ entries of a sequence, Dh head width.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.attention import fold_beams_into_queries
-from fourfold.core.kv_cache import KVCache, LayerCache
+from fourfold.core.kv_cache import KVCache, LayerCache, is_identity
 
 
 class BeamLayer(LayerCache):
     """Cache of one layer in a `BeamCache`, with one batch element for all beams of a sequence."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (N, H, 1, Dh); return all entries of each sequence.
+        """Append the keys and values of new tokens.
 
         Args:
-            k: Keys of the last token of each row.
-            v: Values of the last token of each row.
+            k: Keys of the prompts (B, H, t, Dh) in the first step, later of the last token of each
+                row (N, H, 1, Dh).
+            v: Values, with the shape of `k`.
 
         Returns:
-            Keys and values, (B, H, P, Dh) each.
+            Keys and values of all entries of each sequence, (B, H, P, Dh) each.
         """
         if self.buffers is not None:
             k, v = (fold_beams_into_queries(x, len(self.buffers[0])) for x in (k, v))
@@ -30,13 +32,17 @@ class BeamLayer(LayerCache):
 
 
 class BeamCache(KVCache):
-    """Cache whose entries are shared by all hypotheses of a sequence and never moved.
+    """Cache that stores the keys and values of all hypotheses of a sequence together.
 
-    Each step adds K entries per sequence, one for the new token of each hypothesis. The mask `keys`
-    (N, P) marks the entries of each hypothesis and of its ancestors (the earlier hypotheses that
-    the hypothesis extends), and a hypothesis attends to marked entries only. Therefore no key or
-    value is copied when beam search reorders the decoder state. The model must compute positions
-    from the mask, and must process one token per hypothesis after the first step.
+    An entry of the cache is the key and the value of one token. The first step adds one entry per
+    token of the prompt. Each later step adds K entries per sequence, one for the new token of each
+    hypothesis. The mask `keys` (N, P) marks the entries of each hypothesis and of its ancestors
+    (the earlier hypotheses that the hypothesis extends). A hypothesis attends to marked entries
+    only. Therefore no key or value is copied when beam search reorders the decoder state.
+
+    The model must compute the position of a token from the mask, because the entries of other
+    hypotheses lie between those of one hypothesis. After the first step, the model must process one
+    token per hypothesis.
 
     Attributes:
         length: Number P of entries of a sequence.
@@ -75,16 +81,16 @@ class BeamCache(KVCache):
 
         Args:
             rows: (N,) int64, for each new row the index of the old row that it continues. An index
-                may repeat. Rows of a sequence are adjacent, equally many for each sequence.
+                may repeat. The rows must be grouped by sequence, with K rows for each sequence.
             sources: Indices of the sequences that have not ended, among the sequences before this
                 call, in ascending order. None computes the indices from `rows`.
         """
-        if self.keys is None:
+        if self.keys is None:  # the model ignores the cache
             return
         if sources is None:
             sources = torch.unique_consecutive(rows // (len(self.keys) // self.n_sequences))
         self.keys = self.keys.index_select(0, rows)
-        if not torch.equal(sources, torch.arange(self.n_sequences, device=sources.device)):
+        if not is_identity(sources, self.n_sequences):
             self.n_sequences = len(sources)
             for layer in self.layers:
                 layer.reorder(sources, sources)
@@ -142,13 +148,12 @@ class StaticLayer(LayerCache):
         self.memory = layer.memory
         self._position = position
         assert layer.buffers is not None
-        grown = []
-        for old in layer.buffers:
-            # Zeros, because a masked weight of 0 times a NaN in unused memory would be NaN.
-            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-            new[:, :, : layer.length] = old[:, :, : layer.length]
-            grown.append(new)
-        self.buffers = (grown[0], grown[1])
+        # Zeros, because a masked weight of 0 times a NaN in unused memory would be NaN.
+        keys, values = (
+            F.pad(old[:, :, : layer.length], (0, 0, 0, capacity - layer.length))
+            for old in layer.buffers
+        )
+        self.buffers = keys, values
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of the last token; return the keys and values of all tokens.
@@ -161,6 +166,5 @@ class StaticLayer(LayerCache):
             Keys and values, (N, H, P, Dh) each, with unused entries at the end.
         """
         assert self.buffers is not None
-        for buffer, new in zip(self.buffers, (k, v), strict=True):
-            buffer.index_copy_(2, self._position, new)
-        return self.buffers
+        keys, values = self.buffers
+        return keys.index_copy_(2, self._position, k), values.index_copy_(2, self._position, v)

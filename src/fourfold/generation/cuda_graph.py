@@ -17,26 +17,24 @@ from fourfold.generation.step import CausalStep
 MIN_NEW_TOKENS = 16  # number of tokens that compensates for the time of capturing
 WARMUP_RUNS = 2  # libraries allocate and choose algorithms in these, which a capture cannot contain
 
-Replay = Callable[[Tensor], Tensor]
-
 
 class GraphStep:
-    """Decoding step that runs another step as a CUDA graph after the prompts.
+    """Decoding step that runs a `CausalStep` as a CUDA graph.
 
     The first call runs `step` on the prompts. The second call captures `step` in a CUDA graph. This
     call and all later calls replay the graph. Rows may end, but must not be reordered.
 
     Args:
-        step: Step to capture, with a cache, before the first call of the step.
+        step: A `CausalStep` that has a cache and has not been called yet.
         capacity: Maximum number of tokens per row, prompt included.
     """
 
     def __init__(self, step: CausalStep, capacity: int) -> None:
         self._step = step
         self._capacity = capacity
-        self._replay: Replay | None = None
-        self._ids: Tensor | None = None  # (B, 1) last tokens of all rows
-        self._active: Tensor | None = None  # (N,) rows that have not ended; None means all
+        self._replay: Callable[[], Tensor] | None = None
+        self._ids: Tensor  # (B, 1) last tokens of all rows, set by the second call
+        self._active: Tensor | slice = slice(None)  # rows that have not ended, (N,) or all
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return logits (N, V) after the prompts `ids` (N, T), or after one more token (N, 1)."""
@@ -47,22 +45,20 @@ class GraphStep:
             self._ids = ids.clone()
             self._step.cache = StaticCache(cache, len(ids), self._capacity, ids.device)
             self._replay = capture(self._step, self._step.cache, self._ids)
-        assert self._ids is not None
-        if self._active is None:
-            return self._replay(self._ids.copy_(ids))
         self._ids[self._active] = ids
-        return self._replay(self._ids)[self._active]
+        return self._replay()[self._active]
 
     def reorder(self, rows: Tensor) -> None:
         """Let later calls return the logits of `rows` only; the graph still computes all rows.
 
         Args:
-            rows: Ascending indices (N,) int64, among the present rows, of rows that have not ended.
+            rows: (N,) int64, ascending indices of the rows to keep, counted among the rows that the
+                last call returned.
         """
         if self._replay is None:
             self._step.reorder(rows)
         else:
-            self._active = rows if self._active is None else self._active[rows]
+            self._active = rows if isinstance(self._active, slice) else self._active[rows]
 
 
 def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
@@ -72,25 +68,19 @@ def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
     return device.type == "cuda" and new_tokens >= MIN_NEW_TOKENS and not autocast
 
 
-def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Replay:
+def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Callable[[], Tensor]:
     """Capture a step as a CUDA graph; the cache holds the same tokens before and afterwards.
 
     Args:
         step: Step to capture, which uses `cache`.
         cache: Cache of the step.
-        ids: Last tokens (B, 1). Each replay reads the tokens that this memory holds at that time.
+        ids: Last tokens (B, 1). To pass other tokens to a replay, copy the tokens into `ids` first.
 
     Returns:
-        Function that replays the graph and returns the logits (B, V). The argument of the function
-        is ignored.
+        Function that replays the graph and returns the logits (B, V).
     """
     position = cache.position.clone()
     filled = cache.filled.clone()
-
-    def rewind() -> None:
-        cache.position.copy_(position)
-        cache.filled.copy_(filled)
-
     # The model may be on another device than the current one. By default, a capture uses a stream
     # of the device that was current at the first capture of the process.
     with torch.cuda.device(ids.device):
@@ -100,13 +90,14 @@ def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Replay:
         with torch.cuda.stream(stream):
             for _ in range(WARMUP_RUNS):
                 step(ids)
-                rewind()
+                cache.position.copy_(position)
+                cache.filled.copy_(filled)
         torch.cuda.current_stream().wait_stream(stream)
         # In this mode, other threads may call CUDA meanwhile, for example to pin memory.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             logits = step(ids)
 
-    def replay(_: Tensor) -> Tensor:
+    def replay() -> Tensor:
         graph.replay()
         return logits
 

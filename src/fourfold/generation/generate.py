@@ -34,8 +34,9 @@ def generate(
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
-    Up to rounding, the result for a prompt does not depend on the rest of the batch, even with
-    `seed`. Equal prompts get different samples. Special tokens that are None are taken from
+    Up to rounding, the result for a prompt does not depend on the other prompts of the batch. The
+    only exception are equal prompts: a sample depends on the number of equal prompts before it, so
+    equal prompts get different samples. Special tokens that are None are taken from
     `model.generation_defaults`.
 
     Args:
@@ -46,15 +47,16 @@ def generate(
         eos_id: Token that ends a sequence; without EOS, all sequences have `max_new` new tokens.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
-        top_p: Sample only from the fewest most probable tokens whose probabilities sum to p
-            (Holtzman et al. 2020); None means all tokens.
+        top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
+            at least p (Holtzman et al. 2020); None means all tokens.
         seed: Seed of the samples; None draws a seed from torch's global generator.
         mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
-        copies: Number of times that each prompt occurred in earlier calls, which this call updates.
-            Calls that share the counter sample equal prompts differently. None starts from 0.
+        copies: Counter of the prompts of earlier calls, updated in place. A key is the tuple of the
+            real tokens of a prompt. Calls that share the counter sample equal prompts differently.
+            None means an empty counter.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fourfold.core.kv_cache import KVCache
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.generation.step import CausalStep, Seq2SeqStep, Step
@@ -20,13 +21,14 @@ MAX_EXTRA_TOKENS = 50  # of a target, relative to its source (Vaswani et al. 201
 class GenerationInputs:
     """Prompts of a causal LM or sources of an encoder-decoder, with the special tokens.
 
+    Each special token that is None is taken from `model.generation_defaults`.
+
     Args:
-        model: Model whose config has `vocab_size` and optionally `max_len`. A field `encoder` of
-            the config is the config of the model that reads the sources.
+        model: Model whose config has `vocab_size` and optionally `max_len`. If the config has a
+            field `encoder`, that field is the config of the encoder.
         ids: Token ids (B, T) int64, or images (B, C, side, side).
         mask: (B, T) bool, True = real token; None means that all tokens are real.
-        bos_id: First token of a target; not used for a causal LM. Each special token that is None
-            is taken from `model.generation_defaults`.
+        bos_id: First token of a target; not used for a causal LM.
         eos_id: Token that ends a sequence.
         pad_id: Token that fills the columns after the end of a sequence. If no padding token is
             known, EOS fills the columns.
@@ -38,6 +40,8 @@ class GenerationInputs:
         max_len: Maximum number of tokens that the model supports, in a target or in a prompt with
             its continuation; None if there is no maximum.
         reader_config: Config of the encoder of an encoder-decoder, or of the causal LM.
+        real: Mask of the real tokens, (B, T) bool. An image counts as one token.
+        lengths: Number of real tokens of each row, (B,).
 
     Raises:
         InputError: The model does not generate tokens, or cannot read these inputs.
@@ -55,10 +59,8 @@ class GenerationInputs:
         ids_name: str,
     ) -> None:
         if not getattr(model, "can_generate", False):
-            raise InputError(
-                f"must be a causal LM or an encoder-decoder, got {type(model).__name__}",
-                option="model",
-            )
+            message = f"must be a causal LM or an encoder-decoder, got {type(model).__name__}"
+            raise InputError(message, option="model")
         self.model = model
         self.ids = ids
         self.mask = mask
@@ -73,15 +75,17 @@ class GenerationInputs:
         self.eos_id = defaults.eos_id if eos_id is None else eos_id
         fillers = (pad_id, defaults.pad_id, self.eos_id, 0)
         self.pad_id = next(token for token in fillers if token is not None)
-        if self.model.accepts_images:
+        if model.accepts_images:
             self._check_images()
         else:
-            self._check_ids()
-            self._check_rows()
+            self._check_tokens()
+        shape = (len(ids), 1) if model.accepts_images else ids.shape
+        self.real = torch.ones(shape, dtype=torch.bool, device=ids.device) if mask is None else mask
+        self.lengths = self.real.sum(dim=1)
+        self._check_lengths()
         self._check_special_tokens()
 
     def _check_images(self) -> None:
-        """Check that the sources are a batch of images without a mask."""
         images = self.ids
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.numel() > 0
         if not is_batch or not images.is_floating_point():
@@ -90,50 +94,42 @@ class GenerationInputs:
         if self.mask is not None:
             raise InputError("must be None for images", option=self.mask_name)
 
-    def _check_ids(self) -> None:
-        """Check shape, data type and values of the token ids."""
-        ids: object = self.ids  # a user may pass anything
-        if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and ids.numel():
-            vocab_size = self.reader_config.vocab_size or self.vocab_size
-            for value in (int(ids.min()), int(ids.max())):
-                if not 0 <= value < vocab_size:
-                    message = f"must be token ids from 0 to {vocab_size - 1}, got {value}"
-                    raise InputError(message, option=self.ids_name)
+    def _check_tokens(self) -> None:
+        """Check shape, data type and values of the token ids and of the mask."""
+        ids: Any = self.ids  # a user may pass anything
+        is_tensor = isinstance(ids, Tensor)
+        if not is_tensor or ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
+            message = f"must be a tensor of int64 token ids (B, T), got {_describe(ids)}"
+            if is_tensor and ids.ndim == 1:
+                message += f"; add a dimension with {self.ids_name}[None]"
+            raise InputError(message, option=self.ids_name)
+        last = (self.reader_config.vocab_size or self.vocab_size) - 1
+        for value in (int(ids.min()), int(ids.max())):
+            if not 0 <= value <= last:
+                message = f"must be token ids from 0 to {last}, got {value}"
+                raise InputError(message, option=self.ids_name)
+        mask: Any = self.mask
+        if mask is None:
             return
-        hint = ""
-        if isinstance(ids, str):
-            hint = "; encode a text with model.tokenizer.encode"
-        elif isinstance(ids, Tensor) and ids.ndim == 1:
-            hint = f"; add a dimension with {self.ids_name}[None]"
-        message = f"must be a tensor of int64 token ids (B, T), got {_describe(ids)}{hint}"
-        raise InputError(message, option=self.ids_name)
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
+            message = f"must be a bool tensor {tuple(ids.shape)}, got {_describe(mask)}"
+            raise InputError(message, option=self.mask_name)
+        if self.model.is_recurrent and not bool(mask.all()):
+            message = "must not mark padding for a recurrent model: prompts must have equal lengths"
+            raise InputError(message, option=self.mask_name)
 
-    def _check_rows(self) -> None:
-        """Check the mask, and the number of real tokens of each row."""
-        mask = self.mask
-        if mask is not None:
-            is_bool = isinstance(mask, Tensor) and mask.dtype == torch.bool
-            if not is_bool or mask.shape != self.ids.shape:
-                message = f"must be a bool tensor {tuple(self.ids.shape)}, got {_describe(mask)}"
-                raise InputError(message, option=self.mask_name)
-            if self.model.is_recurrent and not bool(mask.all()):
-                raise InputError(
-                    "must not mark padding for a recurrent model, whose prompts must have equal"
-                    " lengths",
-                    option=self.mask_name,
-                )
+    def _check_lengths(self) -> None:
+        """Check that each row has at least one real token, and at most `max_len` of the reader."""
         lengths = self.lengths.tolist()
-        shortest, longest = min(lengths), max(lengths)
-        if shortest == 0:
+        if 0 in lengths:
             message = f"must mark a real token in each row, got none in row {lengths.index(0)}"
             raise InputError(message, option=self.mask_name)
+        longest = max(lengths)
         max_len = getattr(self.reader_config, "max_len", None)
         if max_len is not None and longest > max_len:
-            raise InputError(
-                f"must have at most max_len = {max_len} tokens per row, got {longest} in row"
-                f" {lengths.index(longest)}",
-                option=self.ids_name,
-            )
+            row = lengths.index(longest)
+            message = f"must have at most max_len = {max_len} tokens, got {longest} in row {row}"
+            raise InputError(message, option=self.ids_name)
 
     def _check_special_tokens(self) -> None:
         """Check that the special tokens are known and within the vocabulary."""
@@ -161,19 +157,6 @@ class GenerationInputs:
         return token
 
     @property
-    def real(self) -> Tensor:
-        """Mask (B, T) of the real tokens; an image counts as one token."""
-        if self.mask is not None:
-            return self.mask
-        shape = (len(self.ids), 1) if self.model.accepts_images else self.ids.shape
-        return torch.ones(shape, dtype=torch.bool, device=self.ids.device)
-
-    @property
-    def lengths(self) -> Tensor:
-        """Number of real tokens of each row, (B,)."""
-        return self.real.sum(dim=1)
-
-    @property
     def row_keys(self) -> Tensor:
         """Integers that identify each source: token ids (B, T), or hashes of images (B, 1)."""
         if not self.model.accepts_images:
@@ -196,9 +179,8 @@ class GenerationInputs:
         """
         if requested is None:
             limit = self.lengths + MAX_EXTRA_TOKENS
-        elif requested < minimum:
-            raise InputError(f"must be at least {minimum}, got {requested}", option=name)
         else:
+            check_range(name, requested, minimum=minimum)
             limit = torch.full_like(self.lengths, requested)
         if self.max_len is None:
             return limit
@@ -225,15 +207,14 @@ class GenerationInputs:
         if mask is not None and bool(mask.all()):
             mask = None  # attention is faster without a mask
         if not self.is_seq2seq:
-            return CausalStep(
-                self.model, mask, None if self.model.is_recurrent else cache
-            ), self.ids
+            cache = None if self.model.is_recurrent else cache
+            return CausalStep(self.model, mask, cache), self.ids
         start = self.ids.new_full((len(self.ids), 1), self.bos_id or 0, dtype=torch.long)
         return Seq2SeqStep(self.model, self.ids, mask, cache), start
 
 
 def _describe(x: object) -> str:
-    """Describe an argument in an error message: data type and shape, or its class."""
+    """Return data type and shape of a tensor, or the name of the class of any other argument."""
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     return f"a {type(x).__name__}"

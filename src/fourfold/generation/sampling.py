@@ -28,9 +28,9 @@ class TokenSampler:
     Args:
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
-        top_p: Sample only from the fewest most probable tokens whose probabilities sum to p
-            (Holtzman et al. 2020); None means all tokens. With `top_k`, the probabilities of the k
-            tokens are renormalized first.
+        top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
+            at least p (Holtzman et al. 2020); None means all tokens. With `top_k`, the
+            probabilities of the k tokens are renormalized first.
 
     Raises:
         InputError: A value is outside its range.
@@ -76,9 +76,9 @@ def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = Non
         logits: Logits (..., V).
         top_k: Number of most probable tokens that remain; None means all. Of equal logits, the
             lower token id ranks first, so exactly `top_k` tokens remain.
-        top_p: Probability p. Of the tokens that `top_k` leaves, with renormalized probabilities,
-            the most probable ones remain up to the token whose cumulative probability reaches p, so
-            at least one token remains. None means all.
+        top_p: Probability p; None means all. The probabilities of the tokens that `top_k` leaves
+            are renormalized. Tokens remain in decreasing order of probability until their sum
+            reaches p, so at least one token remains.
 
     Example:
         >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)

@@ -136,8 +136,9 @@ class Seq2SeqStep:
     def _sources_of(self, rows: Tensor) -> Tensor:
         """Return the indices of the sources to which the old rows with indices `rows` belong.
 
-        If all sources with rows in `rows` have equally many rows there, the index of each of these
-        sources is returned once. Otherwise one index is returned for each element of `rows`.
+        The memory then holds each source once, if possible. If `rows` contains the same number of
+        rows of every source that occurs, the index of each of these sources is returned once.
+        Otherwise one index is returned for each element of `rows`.
         """
         per_row = rows // (self._rows // len(self._memory))
         sources, sizes = torch.unique_consecutive(per_row, return_counts=True)
@@ -168,11 +169,8 @@ def raise_on_nan(logits: Tensor) -> Tensor:
         InputError: A logit is NaN.
     """
     if bool(logits.isnan().any()):
-        raise InputError(
-            "computes NaN logits: the checkpoint is corrupted, its training diverged, or the"
-            " precision is too low for it",
-            option="model",
-        )
+        message = "computes NaN logits (training diverged, corrupted file, or too low a precision)"
+        raise InputError(message, option="model")
     return logits
 
 
@@ -186,8 +184,8 @@ def decoding_mode(model: nn.Module) -> Iterator[None]:
     """Context in which a model decodes, in eval mode and torch's inference mode.
 
     At the end of the context, the earlier modes of all modules are restored. Compiled blocks of the
-    model run uncompiled, because each new length would trigger a recompilation until torch's
-    recompile limit is exhausted for training, too.
+    model run uncompiled. Otherwise each new length would trigger a recompilation and use up torch's
+    recompile limit, which training shares.
     """
     modes = [(module, module.training) for module in model.modules()]
     compiled = any(module._compiled_call_impl is not None for module, _ in modes)

@@ -2,18 +2,19 @@
 
 Within `decode_layout`, weights too large for the cache of the processor are transposed to (K, N)
 and copied into strips of W columns. The product of a vector and a strip is a weighted sum of the
-rows of the strip. For this sum `embedding_bag` reads memory at 18 to 33 GB/s, and torch's matrix
-product at 7 to 15 GB/s. In fp32, products of up to 64 vectors are also faster strip by strip.
+rows of the strip. `embedding_bag` computes this sum, because it reads memory at 18 to 33 GB/s, and
+torch's matrix product at 7 to 15 GB/s. In fp32, products of up to 64 vectors are also faster strip
+by strip.
 
-Shapes: B input vectors, K inputs, N outputs, C strips, W width of a strip; of weighted sums, R rows
-of the table, S sums, M terms of each.
+Shapes of products: B input vectors, K inputs, N outputs, C strips, W width of a strip. Shapes of
+weighted sums: R rows of the table, S sums, M terms of each sum.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ MAX_STRIPED_ROWS = {torch.float32: 64}
 MIN_MATRIX_ELEMENTS = 2**17  # smaller matrices do not compensate for the overhead
 CACHED_BYTES = 2**24  # of all weights of a model; F.linear reads fewer bytes from the cache
 MAX_STRIP_BYTES = 2**31  # memory of all strips, which are a second copy of the weights
-SUM_DTYPES = (torch.float32, torch.bfloat16)
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # kernels of `embedding_bag`
 
 
 class Linear(nn.Linear):
@@ -40,7 +41,9 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear(x, weight, bias), in a `decode_layout` from strips where they are faster.
+    """Compute F.linear(x, weight, bias).
+
+    Inside `decode_layout`, the product is computed from strips of the matrix if this is faster.
 
     Args:
         x: Inputs (..., K).
@@ -111,7 +114,7 @@ class PackedWeights:
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix (N, K), or None if x (..., K) is left to F.linear."""
+        """Return the strips of a matrix (N, K), or None if F.linear is faster for x (..., K)."""
         max_rows = MAX_STRIPED_ROWS.get(x.dtype) or MAX_SUMMED_ROWS.get(x.dtype, 0)
         few_rows = 0 < x.numel() <= max_rows * x.shape[-1]
         # The weight of a parametrized layer is no parameter: it is computed anew for each use.
@@ -142,9 +145,9 @@ _memory = WeakTensorKeyDictionary()
 
 @contextmanager
 def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Let `linear` multiply with strips of the matrices in this context, where they are faster.
+    """Context in which `linear` multiplies with strips of a matrix if this is faster.
 
-    The context is for inference on a CPU. On other devices and under autocast, `linear` stays
+    The context is for inference on a CPU. On other devices and under autocast, `linear` calls
     F.linear.
 
     Args:
@@ -160,14 +163,9 @@ def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
         _current.reset(token)
 
 
-@cache
-def _has_fbgemm() -> bool:
-    return "fbgemm" in torch.backends.quantized.supported_engines
-
-
 def supports_weighted_sums(table: Tensor) -> bool:
     """Return True if torch has a fast kernel for `weighted_sums` of this table."""
-    return table.device.type == "cpu" and table.dtype in SUM_DTYPES and _has_fbgemm()
+    return table.device.type == "cpu" and table.dtype in MAX_SUMMED_ROWS and HAS_FBGEMM
 
 
 def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) -> Tensor:
@@ -175,8 +173,8 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
 
     Args:
         table: (R, W).
-        terms: Index in the table of the row of each term, (S * M,); and number of the term that
-            begins each sum, from 0, (S,).
+        terms: Tuple of the row indices (S * M,) of all terms and the offsets (S,) of the sums, as
+            `embedding_bag` takes them.
         factors: Factor on each term, (S * M,).
 
     Returns:
@@ -194,12 +192,11 @@ def consecutive_terms(
     Args:
         n_starts: Number of different rows at which a sum begins.
         n_terms: Number of terms M of a sum.
-        step: Distance, in rows, between these first rows.
+        step: Distance between two successive rows at which a sum begins.
         copies: Number of sums that begin at the same row; S is n_starts * copies.
 
     Returns:
-        Index in the table of the row of each term, (S * M,); and number of the term that begins
-        each sum, from 0, (S,). Both are int32.
+        Row indices (S * M,) and offsets (S,), both int32.
     """
     starts = torch.arange(n_starts, dtype=torch.int32) * step
     rows = starts[:, None, None] + torch.arange(n_terms, dtype=torch.int32)

@@ -37,21 +37,20 @@ class Smoothing(NamedTuple):
 class LinearCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy, whose forward pass also computes the gradients, slice by slice.
 
-    `apply` takes, in this order, a `Smoothing`, True if gradients are needed, the hidden states
-    (N, D), the output matrix (V, D), its bias (V,) or None, the target tokens (N,), and a weight
-    for each target (N,) or None. The result is the sum of the weighted losses, a scalar, in which
-    targets of `IGNORE_INDEX` do not count.
+    `apply` takes the arguments of `_Pass` and returns the sum of the weighted losses, a scalar.
+    Targets equal to `IGNORE_INDEX` do not count.
     """
 
     @staticmethod
     def forward(ctx: Any, smoothing: Smoothing, needs_grad: bool, *inputs: Any) -> Tensor:
         needs_grad = needs_grad and any(ctx.needs_input_grad)
-        total, ctx.gradients = _forward_slices(smoothing, needs_grad, *inputs)
-        device = total.device.type
+        finished = _Pass(smoothing, needs_grad, *inputs)
+        ctx.gradients = finished.gradients
+        device = finished.total.device.type
         ctx.autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         ctx.smoothing = smoothing
         ctx.save_for_backward(*inputs)
-        return total
+        return finished.total
 
     @staticmethod
     @once_differentiable
@@ -60,69 +59,79 @@ class LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second backward pass: the first scaled the gradients in place
             with torch.autocast(grad.device.type, *ctx.autocast):
-                _, gradients = _forward_slices(ctx.smoothing, True, *inputs)
+                gradients = _Pass(ctx.smoothing, True, *inputs).gradients
+        totals = gradients.hidden, gradients.weight, gradients.bias
         # Scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
         scaled = [
             None if total is None else total.mul_(grad).to(given.dtype)
-            for total, given in zip(gradients.sums, inputs[:3], strict=True)
+            for total, given in zip(totals, inputs, strict=False)
         ]
         return None, None, *scaled, None, None
 
 
-def _forward_slices(
-    smoothing: Smoothing,
-    needs_grad: bool,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    weights: Tensor | None,
-) -> tuple[Tensor, "_Gradients | None"]:
-    x, w, sum_dtype = matmul_operands(hidden, weight)
-    row_weights = (targets != IGNORE_INDEX).to(sum_dtype)
-    if weights is not None:
-        row_weights *= weights
-    total = torch.zeros((), dtype=sum_dtype, device=x.device)
-    gradients = _Gradients(x, w, bias, sum_dtype, smoothing) if needs_grad else None
-    workspace = _Workspace(x, w, sum_dtype, keep_tiles=needs_grad)
-    with torch.autocast(x.device.type, enabled=False):
-        for rows in even_slices(x, w):
-            part = _Slice(x[rows], w, bias, targets[rows], row_weights[rows], smoothing, workspace)
-            total += part.loss
-            if gradients is not None:
-                gradients.add(rows, part)
-    return total, gradients
+class _Pass:
+    """Forward pass over all slices.
 
-
-class _Workspace:
-    """Buffers shared by all slices, because allocating memory costs more than a pass over it.
+    All slices use the same buffers, because allocating a buffer takes longer than one pass over it.
 
     Args:
-        x: Hidden states (N, D).
-        w: Output matrix (V, D).
-        sum_dtype: Dtype of sums, fp32 or fp64.
-        keep_tiles: Give each tile of a slice its own memory, as the gradients require; otherwise
-            all tiles share the memory of one.
+        smoothing: Target distribution.
+        needs_grad: Compute the gradients. Each tile of a slice then has memory of its own.
+            Otherwise all tiles share the memory of one tile.
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: Target tokens (N,) int64.
+        weights: Factors (N,) on the losses, or None.
+
+    Attributes:
+        total: Sum of the weighted losses, a scalar.
+        gradients: Gradients of `total`, or None.
     """
 
-    def __init__(self, x: Tensor, w: Tensor, sum_dtype: torch.dtype, *, keep_tiles: bool) -> None:
-        n_rows = max((len(x[rows]) for rows in even_slices(x, w)), default=0)
+    def __init__(
+        self,
+        smoothing: Smoothing,
+        needs_grad: bool,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        weights: Tensor | None,
+    ) -> None:
+        x, w, sum_dtype = matmul_operands(hidden, weight)
+        self.x = x
+        self.w = w
+        self.bias = bias
+        self.smoothing = smoothing
+        self.targets = targets
+        self.row_weights = (targets != IGNORE_INDEX).to(sum_dtype)
+        if weights is not None:
+            self.row_weights *= weights
+        slices = even_slices(x, w)
+        n_rows = max((rows.stop - rows.start for rows in slices), default=0)
         tile_logits = TILE_LOGITS_CPU if x.device.type == "cpu" else TILE_LOGITS_CUDA
         self.tile_width = min(len(w), max(1, tile_logits // max(1, n_rows)))
-        self.keep_tiles = keep_tiles
-        self._tiles = x.new_empty(n_rows * (len(w) if keep_tiles else self.tile_width))
-        self._scratch = None
-        if x.dtype != sum_dtype:
-            self._scratch = x.new_empty(n_rows * self.tile_width, dtype=sum_dtype)
+        self._tiles = x.new_empty(n_rows * (len(w) if needs_grad else self.tile_width))
+        n_scratch = n_rows * self.tile_width if x.dtype != sum_dtype else 0
+        self._scratch = x.new_empty(n_scratch, dtype=sum_dtype)
+        self.total = torch.zeros((), dtype=sum_dtype, device=x.device)
+        self.gradients = _Gradients(self) if needs_grad else None
+        with torch.autocast(x.device.type, enabled=False):
+            for rows in slices:
+                part = _Slice(self, rows)
+                self.total += part.loss
+                if self.gradients is not None:
+                    self.gradients.add(part)
 
     def tile(self, n: int, columns: slice) -> Tensor:
         """Return the memory of the tile of n tokens and of the vocabulary range `columns`."""
-        start = n * columns.start if self.keep_tiles else 0
+        start = n * columns.start if self.gradients else 0
         return self._tiles[start : start + n * (columns.stop - columns.start)].view(n, -1)
 
     def upcast(self, tile: Tensor) -> Tensor:
-        """Return a copy of the tile in the dtype of sums, or the tile if it has that dtype."""
-        if self._scratch is None:
+        """Return a copy of the tile in the dtype of `total`, or the tile if it has that dtype."""
+        if tile.dtype == self.total.dtype:
             return tile
         return self._scratch[: tile.numel()].view_as(tile).copy_(tile)
 
@@ -135,38 +144,28 @@ class _Slice:
     exp(z - m) into the weighted softmax. The gradients apply the factors outside of the matrix
     products, which saves a second pass over the logits.
 
-    With the target distribution q = elsewhere + extra on the target, elsewhere on other tokens and
-    0 on `pad_id`, sum(q) = 1: loss = logsumexp(z) - sum(q z) and d loss / d z = softmax(z) - q.
+    The target distribution q of a token sums to 1. The probability of the target is `elsewhere` +
+    `extra`, that of `pad_id` is 0, and that of any other token is `elsewhere`. The loss is
+    logsumexp(z) - sum(q z), and the gradient of the loss with respect to z is softmax(z) - q.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        row_weights: Tensor,
-        smoothing: Smoothing,
-        workspace: _Workspace,
-    ) -> None:
-        self.x = x
-        self.row_weights = row_weights
-        self.targets = targets
-        extra, elsewhere, pad_id = smoothing
-        width = workspace.tile_width
-        self.columns = [
-            slice(start, min(start + width, len(w))) for start in range(0, len(w), width)
-        ]
+    def __init__(self, run: _Pass, rows: slice) -> None:
+        self.rows = rows
+        self.x = run.x[rows]
+        self.targets = run.targets[rows]
+        self.row_weights = run.row_weights[rows]
+        extra, elsewhere, pad_id = run.smoothing
+        self.columns = _ranges(len(run.w), run.tile_width)
         self.tiles: list[Tensor] = []
         maxima = []
         sums = []
-        expected_logit = torch.zeros_like(row_weights)  # sum(q z)
+        expected_logit = torch.zeros_like(self.row_weights)  # sum(q z)
         for columns in self.columns:
-            tile = workspace.tile(len(x), columns)
-            torch.mm(x, w[columns].T, out=tile)
-            z = workspace.upcast(tile)
-            if bias is not None:
-                z += bias[columns]
+            tile = run.tile(len(self.x), columns)
+            torch.mm(self.x, run.w[columns].T, out=tile)
+            z = run.upcast(tile)
+            if run.bias is not None:
+                z += run.bias[columns]
             index, inside = self._target_columns(columns)
             expected_logit += extra * z.gather(1, index).squeeze(1) * inside
             if elsewhere:
@@ -176,35 +175,36 @@ class _Slice:
             maximum = z.amax(-1, keepdim=True)
             sums.append(z.sub_(maximum).exp_().sum(-1))
             maxima.append(maximum.squeeze(1))
-            if z is not tile and workspace.keep_tiles:
+            if z is not tile and run.gradients:
                 tile.copy_(z)
             self.tiles.append(tile)
         stacked = torch.stack(maxima)  # (tiles, n)
         logsumexp = (stacked + torch.stack(sums).log()).logsumexp(0)
-        self.loss = ((logsumexp - expected_logit) * row_weights).sum()
-        self.factors = (stacked - logsumexp).exp() * row_weights
+        self.loss = ((logsumexp - expected_logit) * self.row_weights).sum()
+        self.factors = (stacked - logsumexp).exp() * self.row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
         """Locate the targets in a tile, which is the range `columns` of the vocabulary.
 
         Returns:
             Column (n, 1) of each target in the tile, and a bool (n,), True = the target is in the
-            tile; the column of any other target is arbitrary.
+            tile. The column of a target outside the tile is arbitrary.
         """
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` from the softmax of each likely target, in the tiles in place.
+        """Subtract `extra` times the weight from the softmax of targets, in the tiles in place.
 
-        A target is likely if a token in its tile has a probability above 0.25. The gradient of a
-        confident prediction is a small difference of softmax and target. The subtraction here
-        precedes the rounding of that difference to low precision.
+        This method changes only the targets of confident predictions: for the token at the same
+        position, the largest probability in the tile of the target exceeds 0.25. The gradient of a
+        confident prediction is a small difference of softmax and target, so the subtraction must
+        precede the rounding of the difference to low precision.
 
         Returns:
-            For each token the amount (n,) that is still to be subtracted from the softmax of its
-            target: 0 for a likely target, else `extra` times the weight of the token.
+            Amount (n,) that the caller still has to subtract from the softmax of each target: 0 for
+            a target that this method changed, otherwise `extra` times the weight of the target.
         """
         remaining = extra * self.row_weights
         for columns, tile, factor in zip(self.columns, self.tiles, self.factors, strict=True):
@@ -218,37 +218,26 @@ class _Slice:
 
 
 class _Gradients:
-    """Gradients of the summed loss, accumulated slice by slice.
+    """Gradients of the sum of the losses, to which each slice adds a part.
 
-    Args:
-        x: Hidden states (N, D).
-        w: Output matrix (V, D).
-        bias: (V,) or None.
-        sum_dtype: Dtype of the gradients.
-        smoothing: Target distribution.
+    The attributes `hidden` (N, D), `weight` (V, D) and `bias` (V,) or None have the dtype in which
+    losses are summed.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        sum_dtype: torch.dtype,
-        smoothing: Smoothing,
-    ) -> None:
-        self.w = w
-        self.smoothing = smoothing
-        self.hidden = torch.zeros_like(x, dtype=sum_dtype)
-        self.weight = torch.zeros_like(w, dtype=sum_dtype)
-        self.bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
-        self.sums = self.hidden, self.weight, self.bias
+    def __init__(self, run: _Pass) -> None:
+        self.w = run.w
+        self.smoothing = run.smoothing
+        dtype = run.total.dtype
+        self.hidden = torch.zeros_like(run.x, dtype=dtype)
+        self.weight = torch.zeros_like(run.w, dtype=dtype)
+        self.bias = None if run.bias is None else torch.zeros_like(run.bias, dtype=dtype)
 
-    def add(self, rows: slice, part: _Slice) -> None:
-        """Add the gradients of the slice `part`, which consists of the token range `rows`."""
+    def add(self, part: _Slice) -> None:
+        """Add the gradients of the loss of a slice, in place."""
         extra, elsewhere, pad_id = self.smoothing
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)
-        hidden = self.hidden[rows]
+        hidden = self.hidden[part.rows]
         for columns, tile, factor in zip(part.columns, part.tiles, part.factors, strict=True):
             scaled = (x * factor[:, None]).to(tile.dtype)
             hidden += torch.mm(tile, self.w[columns]) * factor[:, None]
@@ -266,13 +255,15 @@ class _Gradients:
                 self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
-        """Add the gradients that come from one logit of each of the n tokens of a slice.
+        """Add the gradients of one logit per position, such as the logit of the target.
+
+        The gradients of the output matrix and of its bias are changed in place, too.
 
         Args:
             hidden: Gradient (n, D) of the hidden states, changed in place.
             x: Hidden states (n, D).
-            grad: Gradient (n,) of the loss with respect to that logit.
-            tokens: Vocabulary index (n,) of that logit.
+            grad: Gradient (n,) of the loss with respect to the logits.
+            tokens: Vocabulary index (n,) of each logit.
         """
         hidden += grad[:, None] * self.w[tokens]
         self.weight.index_add_(0, tokens, grad[:, None] * x)
@@ -281,7 +272,11 @@ class _Gradients:
 
 
 def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Return both tensors as autocast passes them to a matrix product, and the dtype of sums."""
+    """Convert the operands of the output layer as autocast does for a matrix product.
+
+    Returns:
+        Hidden states, output matrix, and the dtype in which losses and gradients are summed.
+    """
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
@@ -297,5 +292,8 @@ def even_slices(x: Tensor, w: Tensor) -> list[slice]:
         w: Output matrix (V, D); a slice of n tokens has n * V logits.
     """
     n_slices = max(1, math.ceil(len(x) * len(w) / MAX_SLICE_LOGITS))
-    step = max(1, math.ceil(len(x) / n_slices))
-    return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
+    return _ranges(len(x), max(1, math.ceil(len(x) / n_slices)))
+
+
+def _ranges(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]

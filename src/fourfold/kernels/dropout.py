@@ -11,8 +11,8 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     """Draw a random mask of the elements to keep.
 
     An element uses 16 random bits, a quarter of the bits of a random number in torch. The
-    probability p is therefore rounded to a multiple of 1/65,536, and the factor is 1 / (1 - p) of
-    the rounded p.
+    probability p is therefore rounded to a multiple of 1/65,536. The returned factor is 1 / (1 - p)
+    for the rounded p.
 
     Args:
         like: Tensor of the shape and device of the mask.

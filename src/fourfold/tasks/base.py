@@ -15,6 +15,7 @@ from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 
 from fourfold.callbacks.monitoring.throughput import is_logged
@@ -37,7 +38,7 @@ from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_ids
 from fourfold.optim import OptimizerConfig, make_optimizer
-from fourfold.schedules import ScheduleConfig, make_schedule
+from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tasks.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
 from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
 from fourfold.tasks.training.loss_normalization import (
@@ -287,7 +288,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         steps = self.total_steps()
         config: Any = self.config  # the config of every model has a `d_model`
         warn_if_warmup_never_ends(self.schedule, steps)
-        schedule = make_schedule(optimizer, self.schedule, self.optimizer.lr, steps, config.d_model)
+        factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, config.d_model)
+        schedule = LambdaLR(optimizer, factor)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def total_steps(self) -> int | None:

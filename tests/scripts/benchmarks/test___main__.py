@@ -83,7 +83,7 @@ def fixed_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["--sise", "tiny"], "unrecognized arguments: --sise tiny"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
-        (["--dropout", "1"], "--dropout must lie in [0, 1), got 1.0"),
+        (["--dropout", "1"], "--dropout must be at least 0 and below 1, got 1.0"),
         (["--time_limit", "0"], "--time_limit must be positive, got 0"),
         (["--size", "wide", "--family", "vit"], "--family must be one of causal_lm, masked_lm"),
         (["--family", "vit", "--work", "beam"], "--family must include one of encoder_decoder"),
