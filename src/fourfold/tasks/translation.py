@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fourfold.core.config import TransformerConfig
 from fourfold.data.loading.batches import PairBatch
 from fourfold.models import (
     T5,
@@ -32,7 +31,6 @@ class Translation(Seq2SeqTask[PairBatch]):
 
     model_class: ClassVar[type[Seq2Seq]] = EncoderDecoder
     batch_class = PairBatch
-    config_class: ClassVar[type[TransformerConfig]] = EncoderDecoderConfig
 
     config: EncoderDecoderConfig = EncoderDecoderConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -65,7 +63,6 @@ class TextToText(Translation):
     """
 
     model_class = T5
-    config_class = T5Config
 
     config: T5Config = T5Config()
     optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0)
@@ -90,7 +87,6 @@ class CompositeTranslation(Translation):
     """
 
     model_class = CompositeEncoderDecoder
-    config_class = TextToTextConfig
 
     config: TextToTextConfig = TextToTextConfig()  # type: ignore[assignment]
     optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=0.05, weight_decay=0.0)
