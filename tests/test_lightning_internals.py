@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 
 from fourfold.lightning_internals import (
     EpochProgressBar,
-    WandbLoggerInternals,
     attached_trainer,
     can_stop_early,
     clear_restart_flags,
@@ -31,8 +30,10 @@ from fourfold.lightning_internals import (
     is_accumulating,
     log_step_metrics,
     logger_step,
+    remove_wandb_init_argument,
     set_average_device,
     set_data_parallel_size,
+    take_wandb_run,
     training_epoch_is_done,
     will_validate,
 )
@@ -246,20 +247,15 @@ def test_log_step_metrics_to_all_loggers(tmp_path: Path) -> None:
 def test_wandb_logger(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs the package wandb")
 
-    class Logger(WandbLoggerInternals, WandbLogger):
-        pass
-
-    logger = Logger(save_dir=tmp_path, offline=True, notes="text")
-    assert logger.is_offline
-    assert logger.started_run is None
-    logger.remove_init_argument("notes")
-    logger.remove_init_argument("absent")
+    logger = WandbLogger(save_dir=tmp_path, offline=True, notes="text")
+    assert take_wandb_run(logger) is None
+    remove_wandb_init_argument(logger, "notes")
+    remove_wandb_init_argument(logger, "absent")
     run = logger.experiment
-    assert logger.started_run is run
+    assert take_wandb_run(logger) is run
     assert run.notes is None
     run.finish()
-    logger.forget_run()
-    assert logger.started_run is None
+    assert take_wandb_run(logger) is None
 
 
 def test_set_average_device(tmp_path: Path) -> None:

@@ -27,25 +27,26 @@ def machine(device: torch.device) -> dict[str, Any]:
     Returns:
         Entries by name; None for a package that is not installed, and for an unknown commit.
     """
-    description: dict[str, Any] = {
+    return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "python": platform.python_version(),
+        **{name: installed_version(name) for name in COMPARED_PACKAGES},
+        "commit": commit(),
     }
-    versions = {name: installed_version(name) for name in COMPARED_PACKAGES}
-    return description | versions | {"commit": commit()}
 
 
 def provenance(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a result: `about` with date, machine, commit and package versions.
+    """Return the provenance of a result, such as a table of a paper that was reproduced.
 
     Args:
-        about: Entries about the result itself, such as command, data, runs and seconds.
+        about: Entries about the result itself, such as command, data and seconds.
 
     Returns:
-        The entries of `about`, then "finished" (date and time), "machine" (the known entries of
-        `machine`) and "versions" (of `REPORTED_PACKAGES`).
+        A dict with the entries of `about` and three further entries: "finished" is the present date
+        and time, "machine" has the known entries of `machine` (among them the commit), and
+        "versions" has the versions of `REPORTED_PACKAGES`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}
@@ -63,7 +64,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def hardware() -> str:
-    """Return the names of the processor and, if the machine has one, of the GPU."""
+    """Return the names of the processor and of the GPU (if there is one), joined by a comma."""
     gpus = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join([processor(), *gpus])
 
@@ -94,23 +95,19 @@ def commit() -> str | None:
     not change the value.
 
     Returns:
-        The hash, with "+" at its end if tracked files outside `results` are modified; None if the
-        package is not in a git checkout of its own.
+        The hash, with "+" at its end if tracked files outside `results` are modified. None if git
+        is not installed, or if the package is not tracked in a git checkout. A package that is
+        installed inside the checkout of another project is not tracked there.
     """
+    file = Path(__file__)
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True
-            )
-        except OSError:  # git is not installed
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
 
-    # A package that is installed inside another project's checkout is not tracked there.
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    try:
+        git("ls-files", "--error-unmatch", file.name)
+        changes = git("status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)results")
+        return git("rev-parse", "--short", "HEAD").strip() + "+" * bool(changes)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    name = git("rev-parse", "--short", "HEAD")
-    without_results = (":(top)", ":(top,exclude)results")
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", *without_results)
-    return name and name + "+" * bool(changes)

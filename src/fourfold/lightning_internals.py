@@ -20,8 +20,7 @@ def attached_trainer(module: LightningModule) -> Trainer | None:
 
     The public property `module.trainer` raises an error if no Trainer is attached.
     """
-    trainer: Trainer | None = module._trainer
-    return trainer
+    return module._trainer
 
 
 def is_accumulating(trainer: Trainer) -> bool:
@@ -98,34 +97,19 @@ def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> 
         trainer.loggers = all_loggers
 
 
-class WandbLoggerInternals:
-    """Mixin with public methods for the private attributes of Lightning's `WandbLogger`.
+def take_wandb_run(logger: Any) -> Any | None:
+    """Return the W&B run that a `WandbLogger` has started, and detach the run from the logger.
 
-    Example:
-        `class MyLogger(WandbLoggerInternals, WandbLogger)`.
+    The next access to the property `experiment` starts a new run. The result is None if the logger
+    has not started a run.
     """
+    run, logger._experiment = logger._experiment, None
+    return run
 
-    _experiment: Any
-    _offline: bool
-    _wandb_init: dict[str, Any]
 
-    @property
-    def is_offline(self) -> bool:
-        """True if the run is written to the disk and not sent to the server of W&B."""
-        return self._offline
-
-    @property
-    def started_run(self) -> Any | None:
-        """The W&B run, or None if none was started; the property `experiment` would start one."""
-        return self._experiment
-
-    def forget_run(self) -> None:
-        """Make the next access to `experiment` start a new W&B run."""
-        self._experiment = None
-
-    def remove_init_argument(self, name: str) -> None:
-        """Leave out the argument of this name when `wandb.init` is called."""
-        self._wandb_init.pop(name, None)
+def remove_wandb_init_argument(logger: Any, name: str) -> None:
+    """Leave out the argument of this name when a `WandbLogger` calls `wandb.init`."""
+    logger._wandb_init.pop(name, None)
 
 
 class EpochProgressBar(RichProgressBar):

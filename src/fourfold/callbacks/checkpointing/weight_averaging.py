@@ -27,8 +27,8 @@ class CheckpointAveraging(Checkpoint):
     class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
 
     Args:
-        n: Number of snapshots that are averaged, the last of the run (the paper: 5 for the base
-            model, 20 for the big model).
+        n: Number of snapshots to average; the last n snapshots of the run are taken (the paper: 5
+            for the base model, 20 for the big model).
         every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
         folder: The run's folder of checkpoints, which will hold average.ckpt and snapshots/.
     """
@@ -56,11 +56,8 @@ class CheckpointAveraging(Checkpoint):
         step = trainer.global_step
         if is_accumulating(trainer) or not step:
             return
-        if self.every_n_steps is None:
-            is_due = training_epoch_is_done(trainer)
-        else:
-            is_due = step % self.every_n_steps == 0
-        if is_due:
+        every = self.every_n_steps
+        if step % every == 0 if every else training_epoch_is_done(trainer):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -98,24 +95,20 @@ class CheckpointAveraging(Checkpoint):
         trainer.strategy.save_checkpoint(checkpoint, self.average)
 
     def _average_is_due(self) -> bool:
-        """Return True if average.ckpt is missing or older than the newest snapshot.
-
-        Without snapshots the result is False.
-        """
-        files = self._snapshot_files()
-        if not files or not self.average.is_file():
-            return bool(files)
-        return self.average.stat().st_mtime_ns < files[-1].stat().st_mtime_ns
+        """Return True if there are snapshots, of which the newest is newer than average.ckpt."""
+        average = self.average.stat().st_mtime_ns if self.average.is_file() else 0
+        return any(file.stat().st_mtime_ns > average for file in self._snapshot_files())
 
     def _snapshot_files(self) -> list[Path]:
         return sorted(self.snapshots.glob("step=*.pt"))
 
 
 def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of several state dicts, each the `state_dict` of a snapshot file.
+    """Return the mean of the state dicts in several snapshot files.
 
-    Floating-point tensors are averaged; other tensors are those of the last file. Tensors are
-    summed in float64, one file at a time, so that at most two sets of weights are in memory.
+    Each file has its state dict under the key `state_dict`. Floating-point tensors are averaged.
+    All other tensors are those of the last file. Tensors are summed in float64, one file at a time,
+    so that at most two sets of weights are in memory.
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
