@@ -72,9 +72,9 @@ def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
 # Logging.
 
 
-def logger_step(trainer: Trainer) -> int:
-    """Return the current batch's optimizer step, counted from 0; loggers receive this number."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+def is_logged(trainer: Trainer) -> bool:
+    """Return True if the metrics of the current optimizer step are sent to loggers."""
+    return bool(trainer.loggers) and trainer._logger_connector.should_update_logs
 
 
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
@@ -89,8 +89,7 @@ def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> 
         loggers: The loggers that receive the metrics; None means all loggers of the Trainer.
     """
     all_loggers = trainer.loggers
-    if loggers is not None:
-        trainer.loggers = list(loggers)
+    trainer.loggers = list(all_loggers if loggers is None else loggers)
     try:
         trainer._logger_connector.update_train_step_metrics()
     finally:

@@ -52,25 +52,10 @@ def self_attention(
     return layer_maps(attention_maps(model, "attn", lambda: forward(row)), names, names)
 
 
-def cross_attention(
-    model: nn.Module, rows: list[str], columns: list[str], forward: Callable[[], object]
-) -> AttentionMaps:
-    """Return the cross-attention maps of a decoder.
-
-    Args:
-        model: The model.
-        rows: Target tokens, which label the rows of the maps.
-        columns: Source tokens, which label the columns; empty for images.
-        forward: A function without arguments that runs the model on a batch with one row.
-    """
-    maps = attention_maps(model, "cross_attn", forward)
-    return layer_maps(maps, rows, columns, name="decoder layer")
-
-
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return attention maps of all layers, or of MAX_LAYERS evenly spaced ones if there are more.
+    """Return the attention maps of all layers, but of at most MAX_LAYERS evenly spaced layers.
 
     Args:
         maps: The map of each layer.

@@ -5,7 +5,6 @@ The package `wandb` is imported when the first metric is logged.
 
 import shlex
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.lightning_internals import remove_wandb_init_argument, take_wandb_run
-from fourfold.loggers.media import ConfusionMatrix, Media, Table
-
-MAX_CHART_CELLS = 2500  # larger confusion matrices are uploaded without an interactive chart
+from fourfold.loggers.media import Media, Table
 
 
 class WandbRunLogger(WandbLogger):
@@ -65,7 +62,7 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
-        """Log media, which were already saved to files, as a table, a chart or an image.
+        """Log media, which were already saved to files, as a table or an image.
 
         Args:
             key: Name of the media in the W&B run.
@@ -81,13 +78,7 @@ class WandbRunLogger(WandbLogger):
                 logged[key] = wandb.Image(str(file))
         if isinstance(media, Table):
             rows = [[x if isinstance(x, int | float) else str(x) for x in r] for r in media.rows]
-            logged[key] = wandb.Table(columns=media.columns, data=rows, allow_mixed_types=True)
-        elif isinstance(media, ConfusionMatrix) and len(media.counts) ** 2 <= MAX_CHART_CELLS:
-            # A row for each pair of classes, with the column names of W&B's confusion matrices.
-            pairs = product(range(len(media.names)), repeat=2)
-            rows = [[media.names[i], media.names[j], media.counts[i][j]] for i, j in pairs]
-            columns = ["Actual", "Predicted", "nPredictions"]
-            logged[f"{key}_table"] = wandb.Table(columns=columns, data=rows)
+            logged[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)
         self.log_metrics(logged, step)
 
     @rank_zero_only

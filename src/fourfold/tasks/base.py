@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fourfold.callbacks.monitoring.throughput import is_logged
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
 from fourfold.checkpoints.format import (
@@ -33,7 +32,7 @@ from fourfold.checkpoints.init_from import InitFrom, initialize_from
 from fourfold.checkpoints.load import build_model
 from fourfold.core.config import ModelConfig
 from fourfold.errors import InputError
-from fourfold.lightning_internals import attached_trainer
+from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_ids
@@ -133,10 +132,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Return the metrics of a split, val or test, by name; the caller resets the metrics."""
         raise NotImplementedError
 
-    def n_units(self, batch: BatchT) -> int:
+    def n_units(self, batch: Any) -> int:
         """Return the number of images, or of tokens including padding, in a batch."""
-        data: Any = batch
-        return len(data.images) if self.unit == "images" else data.ids.numel()
+        return len(batch.images) if self.unit == "images" else batch.ids.numel()
 
     # Data and model.
 

@@ -93,12 +93,9 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     """
     import fourfold.tasks  # here, since that package imports this module
 
-    found: Any
-    if name.startswith("fourfold.tasks."):
-        shipped = (x for x in vars(fourfold.tasks).values() if isinstance(x, type))
-        found = next((x for x in shipped if class_path(x) == name), None)
-    else:
-        found = find_user_class(name, classes, path)
+    shipped = {class_path(x): x for x in vars(fourfold.tasks).values() if isinstance(x, type)}
+    is_shipped = name.startswith("fourfold.tasks.")
+    found = shipped.get(name) if is_shipped else find_user_class(name, classes, path)
     if not isinstance(found, type) or not issubclass(found, fourfold.tasks.Task):
         raise InputError(f"{name[:200]} is not a task", file=path)
     return found

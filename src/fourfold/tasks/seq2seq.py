@@ -14,9 +14,10 @@ from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
 from fourfold.loggers.media import AttentionMaps, Media, Table
-from fourfold.loggers.samples import MAX_TOKENS, cross_attention, token_names
+from fourfold.loggers.samples import MAX_TOKENS, layer_maps, token_names
 from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity, TranslationScores
+from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.tasks.base import BatchT, Task
 
@@ -168,12 +169,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         tgt = torch.tensor(ids[:-1], device=src.device)
         rows = token_names(tokenizer, ids[1:])  # the token that is predicted at each position
 
-        return cross_attention(
+        maps = attention_maps(
             self.model,
-            rows,
-            columns,
+            "cross_attn",
             lambda: self.model.decode(tgt[None], self.model.encode(src[None], None), None),
         )
+        return layer_maps(maps, rows, columns, "decoder layer")
 
     @torch.inference_mode()
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:

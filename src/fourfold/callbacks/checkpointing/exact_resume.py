@@ -41,9 +41,7 @@ class ExactResume(Callback):
             for name in ("ready", "started", "processed", "completed"):
                 setattr(counts, name, getattr(counts, name) + difference)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Seed torch's random-number generator, which dropout uses."""
         torch.manual_seed(step_seed(trainer))
 

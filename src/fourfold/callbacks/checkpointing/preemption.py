@@ -66,9 +66,7 @@ class StopOnSignal(Callback):
             raise KeyboardInterrupt
         self.signal = number
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Ask all processes to stop after this optimizer step if this process received a signal."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 

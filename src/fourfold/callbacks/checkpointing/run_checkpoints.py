@@ -10,7 +10,6 @@ file names when a run is resumed.
 import math
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.atomic_files import atomic_path
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
@@ -84,14 +84,11 @@ class RunCheckpoints(Checkpoint):
             reasons = [c.stopping_reason for c in callbacks if isinstance(c, EarlyStopping)]
             trainer.should_stop = any(r != EarlyStoppingReason.NOT_STOPPED for r in reasons)
         self.stopped = False
-        data = getattr(trainer, "datamodule", None)
-        selects = self.options.save_top_k and trainer.enable_validation and trainer.is_global_zero
-        if selects and getattr(data, "tests_on_val", False):
-            print(
-                "warning: val and test are the same data, so best.ckpt is selected on the test"
-                " data; --checkpoint.save_top_k 0 tests the last weights instead",
-                file=sys.stderr,
-                flush=True,
+        selects = self.options.save_top_k and trainer.enable_validation
+        if selects and getattr(getattr(trainer, "datamodule", None), "tests_on_val", False):
+            rank_zero_warn(
+                "val and test are the same data, so best.ckpt is selected on the test data;"
+                " --checkpoint.save_top_k 0 tests the last weights instead"
             )
 
     # last.ckpt

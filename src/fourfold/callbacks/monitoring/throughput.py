@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lightning import Callback, LightningModule, Trainer
 
-from fourfold.lightning_internals import is_accumulating, logger_step
+from fourfold.lightning_internals import is_accumulating, is_logged
 
 
 class Reading(NamedTuple):
@@ -63,9 +63,7 @@ class StepMetrics(Callback):
         """Start the clock again."""
         self._started_at += time.monotonic() - self._stopped_at
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log the learning rate, in a step whose metrics are logged."""
         if is_logged(trainer):  # `log` copies the number to the device
             lr = trainer.optimizers[0].param_groups[0]["lr"]
@@ -81,9 +79,3 @@ class StepMetrics(Callback):
             rate = reading.rate_since(self._logged)
             pl_module.log(f"train/{pl_module.unit}_per_second", rate)
             self._logged = reading
-
-
-def is_logged(trainer: Trainer) -> bool:
-    """Return True if the metrics of the current optimizer step are sent to loggers."""
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return bool(trainer.loggers) and every > 0 and (logger_step(trainer) + 1) % every == 0

@@ -114,10 +114,7 @@ class FSDP2(ModelParallelStrategy):
                 if isinstance(module, FSDPModule):
                     if module is not self._task.model:  # never resharded after its forward
                         module.set_reshard_after_forward(not gather, recurse=False)
-                    if gather:
-                        module.unshard()
-                    else:
-                        module.reshard()
+                    (module.unshard if gather else module.reshard)()
 
     def on_validation_start(self) -> None:
         self._gather_weights(True)
@@ -140,9 +137,7 @@ class FSDP2(ModelParallelStrategy):
         self._gather_weights(False)  # a callback may save before `on_validation_end`
         return super().lightning_module_state_dict()
 
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
         """Read the complete checkpoint file on every rank; `weights_only` is ignored."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
