@@ -5,6 +5,7 @@ No path and no host name of the machine is recorded.
 
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,14 +26,15 @@ def machine(device: torch.device) -> dict[str, Any]:
         device: Device of the computation; the entry "gpu" is None if the device is a CPU.
 
     Returns:
-        Entries by name; None for a package that is not installed, and for an unknown commit.
+        Entries by name. The entry "commit" is None if the commit is not known. A package that is
+        not installed has no entry.
     """
     return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "python": platform.python_version(),
-        **{name: installed_version(name) for name in COMPARED_PACKAGES},
+        **versions(*COMPARED_PACKAGES),
         "commit": commit(),
     }
 
@@ -60,7 +62,11 @@ def now() -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of `packages` by name; packages that are not installed are left out."""
-    return {name: found for name in packages if (found := installed_version(name))}
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def hardware() -> str:
@@ -77,14 +83,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of a Python package; None if the package is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @cache

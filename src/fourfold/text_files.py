@@ -60,10 +60,8 @@ def read_bytes(path: str) -> bytes:
     if file.is_dir():
         raise InputError("this is a folder, not a file", file=path)
     if not is_member and _ARCHIVE.search(file.name):
-        raise InputError(
-            "this is an archive of files: unpack it, or name a file in it as archive.zip/member",
-            file=path,
-        )
+        problem = "this is an archive of files: unpack it, or name a file as archive.zip/member"
+        raise InputError(problem, file=path)
     try:
         if is_member:
             with zipfile.ZipFile(file) as opened:

@@ -6,8 +6,9 @@ Shapes: B rows, T tokens, K classes.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourfold.loggers.media import AttentionMaps
 from fourfold.models.analysis.attention_maps import attention_maps
@@ -36,20 +37,18 @@ def shortest_row(batch: Any) -> Any:
     return batch._replace(**fields)
 
 
-def self_attention(
-    model: nn.Module, tokenizer: Tokenizer, batch: Any, forward: Callable[[Any], object]
-) -> AttentionMaps:
+def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> AttentionMaps:
     """Return the self-attention maps of the shortest row of a batch, cut to MAX_TOKENS tokens.
 
     Args:
-        model: The model.
-        tokenizer: The tokenizer, whose tokens label the rows and columns of the maps.
+        task: The task, with the attributes `model` and `tokenizer`. The tokens of the tokenizer
+            label the rows and columns of the maps.
         batch: A batch with `ids` (B, T), and optionally a `mask` (B, T), True = real token.
         forward: A function that runs the model on a batch with one row.
     """
     row = shortest_row(batch)
-    names = token_names(tokenizer, row.ids[0].tolist())
-    return layer_maps(attention_maps(model, "attn", lambda: forward(row)), names, names)
+    names = token_names(task.tokenizer, row.ids[0].tolist())
+    return layer_maps(attention_maps(task.model, "attn", lambda: forward(row)), names, names)
 
 
 def layer_maps(
@@ -63,8 +62,7 @@ def layer_maps(
         columns: Labels of the columns of each map, or an empty list.
         name: Title of a map, to which the number of the layer is appended.
     """
-    n_layers = min(len(maps), MAX_LAYERS)
-    layers = sorted({round(i * (len(maps) - 1) / max(1, n_layers - 1)) for i in range(n_layers)})
+    layers = np.linspace(0, len(maps) - 1, min(len(maps), MAX_LAYERS)).round().astype(int)
     return AttentionMaps(
         [maps[i] for i in layers], [f"{name} {i + 1}" for i in layers], rows, columns
     )

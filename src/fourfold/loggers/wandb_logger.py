@@ -111,18 +111,10 @@ class UploadCheckpoints(Checkpoint):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.trained = False
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record that this process has trained, so that `on_fit_end` uploads the checkpoints.
-
-        Lightning does not call this method if a resumed run was already complete.
-        """
-        self.trained = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Upload the checkpoints from rank 0, if training has taken place."""
-        if self.trained and trainer.is_global_zero:
+        """Upload the checkpoints from rank 0; W&B skips files that it already has."""
+        if trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(logger, WandbRunLogger):
                     self._upload(logger.experiment)

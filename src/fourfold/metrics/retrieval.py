@@ -48,11 +48,9 @@ class RetrievalScores(RowMetric):
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))
-        first_row: dict[tuple[int, ...], int] = {}
-        for row, (_, _, ids) in enumerate(pairs):
-            first_row.setdefault(ids, row)
-        distinct = list(first_row.values())
-        number = {ids: i for i, ids in enumerate(first_row)}
+        row_of_text = {ids: row for row, (_, _, ids) in enumerate(pairs)}  # one row of each text
+        distinct = list(row_of_text.values())
+        number = {ids: i for i, ids in enumerate(row_of_text)}
         text_of_image = torch.tensor([number[ids] for _, _, ids in pairs])  # (N,)
         text_numbers = torch.arange(len(distinct))
         loss = (self._cross_entropy(images, texts) + self._cross_entropy(texts, images)) / 2

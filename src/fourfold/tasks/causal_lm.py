@@ -89,7 +89,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
         rows = [list(row) for row in zip(*texts, strict=True)]
 
-        attention = self_attention(self.model, self.tokenizer, batch, self._output)
+        attention = self_attention(self, batch, self._output)
         table = Table(["prompt", "continuation", "generated"], rows)
         return {"samples": table, "attention": attention}
 

@@ -116,8 +116,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             ]
             rows.append([text, *columns])
         attention = self_attention(
-            self.model,
-            tokenizer,
+            self,
             batch,
             lambda row: self.model.encode(row.ids, row.segments, row.mask, row.documents),
         )

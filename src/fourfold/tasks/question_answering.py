@@ -120,20 +120,18 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         allowed = allowed & batch.context[:, :, None] & batch.context[:, None, :]
         scores = (start[:, :, None] + end[:, None, :]).masked_fill(~allowed, -torch.inf)
         best = scores.flatten(1).topk(min(n_best, width * width))  # (B, N)
-        # Whole batches are copied to the CPU, rather than row by row.
-        values = best.values.tolist()
-        spans = best.indices.tolist()
-        null_scores = (start[:, 0] + end[:, 0]).tolist()
+        # Complete tensors are copied to the CPU, rather than row by row.
+        columns = (batch.rows, best.values, best.indices, start[:, 0] + end[:, 0])
         answers = []
-        for i, row in enumerate(batch.rows.tolist()):
+        for row, values, spans, null in zip(*(x.tolist() for x in columns), strict=True):
             window = data.windows[row]
             context = data.questions[window.question].context
             found = [
-                Answer(score, window.text(context, *divmod(span, width)), null_scores[i])
-                for score, span in zip(values[i], spans[i], strict=True)
+                Answer(score, window.text(context, *divmod(span, width)), null)
+                for score, span in zip(values, spans, strict=True)
                 if score > -torch.inf
             ]
-            answers.append(found or [Answer(-torch.inf, "", null_scores[i])])
+            answers.append(found or [Answer(-torch.inf, "", null)])
         return answers
 
     def compute_metrics(self, split: str) -> dict[str, Any]:

@@ -168,7 +168,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         ids = [self.start_id, *tokenizer.encode(generated[row]), tokenizer.eos_id][: longest + 1]
         tgt = torch.tensor(ids[:-1], device=src.device)
         rows = token_names(tokenizer, ids[1:])  # the token that is predicted at each position
-
         maps = attention_maps(
             self.model,
             "cross_attn",

@@ -112,7 +112,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
             columns.append("probability")
             labels = prediction_rows(self.artifacts["class_names"], batch.labels, outputs)
         rows = [[text, *row] for text, row in zip(texts, labels, strict=True)]
-        attention = self_attention(self.model, self.tokenizer, batch, self.logits)
+        attention = self_attention(self, batch, self.logits)
         return {"samples": Table(columns, rows), "attention": attention}
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:

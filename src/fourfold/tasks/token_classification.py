@@ -108,7 +108,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         true = map(" ".join, self._tags(batch, batch.labels))
         predicted = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         rows = [list(row) for row in zip(texts, true, predicted, strict=True)]
-        attention = self_attention(self.model, self.tokenizer, batch, self.logits)
+        attention = self_attention(self, batch, self.logits)
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:

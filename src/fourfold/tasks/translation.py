@@ -58,8 +58,8 @@ class TextToText(Translation):
         schedule: Options of the schedule; the default is 0.1 / sqrt(step) after 10,000 steps, a
             tenth of the paper's rate for AdaFactor (section 3.1.2). The rate of the first 10,000
             steps, which is constant in the paper, grows linearly here.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper uses no
-            label smoothing, and beam search with 4 beams and alpha 0.6 (section 3.7).
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper does not smooth
+            labels. Its beam search has 4 beams and the length-penalty exponent 0.6 (section 3.7).
     """
 
     model_class = T5

@@ -58,9 +58,7 @@ class SaveNonfiniteBatch(Callback):
         if not failed or not hasattr(failed[0][0], "_asdict"):
             return
         batch, seed = failed[0]
-        content: dict[str, Any] = {"state_dict": weights}
-        pl_module.on_save_checkpoint(content)
-        content["replay"] = {
+        replay = {
             "batch_class": type(batch).__name__,
             "batch": batch._asdict(),
             "seed": seed,
@@ -68,6 +66,8 @@ class SaveNonfiniteBatch(Callback):
             "precision": str(trainer.precision),
             "device": trainer.strategy.root_device.type,
         }
+        content = {"state_dict": weights, "replay": replay}
+        pl_module.on_save_checkpoint(content)
         rank = f"_rank={trainer.global_rank}" if trainer.world_size > 1 else ""
         file = self.folder / f"nonfinite_step={trainer.global_step + 1:08d}{rank}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)

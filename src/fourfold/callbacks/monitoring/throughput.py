@@ -38,22 +38,17 @@ class StepMetrics(Callback):
     `n_units(batch)` that counts them, as every task has.
     """
 
-    def __init__(self) -> None:
-        self.restart()
+    _started_at = 0.0  # validation in the sanity check comes before the start of training
 
-    def restart(self) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the number of tokens or images to 0, and start the clock at 0."""
         self._units = 0
         self._started_at = time.monotonic()
         self._logged = Reading(0, 0.0)
 
     def read(self) -> Reading:
-        """Return the number of tokens or images and the seconds on the clock since `restart`."""
+        """Return the number of tokens or images and the seconds since the start of training."""
         return Reading(self._units, time.monotonic() - self._started_at)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the number of tokens or images to 0, and start the clock."""
-        self.restart()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""

@@ -10,8 +10,6 @@ from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.core.block import Block
 from fourfold.errors import InputError
 
-MIN_RECOMPILE_LIMIT = 64
-
 
 def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
     """Compile each block of a model in place; parameter names do not change.
@@ -29,7 +27,7 @@ def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
     import torch._dynamo
 
     config = torch._dynamo.config
-    config.recompile_limit = max(MIN_RECOMPILE_LIMIT, config.recompile_limit)
+    config.recompile_limit = max(64, config.recompile_limit)
     for module in model.modules():
         if isinstance(module, Block):
             module.compile(dynamic=dynamic)

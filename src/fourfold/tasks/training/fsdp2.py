@@ -28,8 +28,6 @@ from fourfold.core.block import Block
 from fourfold.errors import InputError
 from fourfold.lightning_internals import set_data_parallel_size
 
-UNSUPPORTED = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
-
 
 class FSDP2(ModelParallelStrategy):
     """Strategy `--trainer.strategy fsdp2`: ModelParallelStrategy without tensor parallelism.
@@ -210,7 +208,7 @@ def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:
     strategy = trainer.strategy
     if isinstance(strategy, FSDP2):
         strategy.shard(model)
-    elif isinstance(strategy, UNSUPPORTED):
+    elif isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy):
         raise InputError(
             f"must be fsdp2 to shard these models, got {type(strategy).__name__}",
             option="--trainer.strategy",
