@@ -4,6 +4,7 @@ No path and no host name of the machine is recorded.
 """
 
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -78,11 +79,9 @@ def hardware() -> str:
 def processor() -> str:
     """Return the name of the CPU."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @cache

@@ -39,8 +39,7 @@ def will_validate(trainer: Trainer) -> bool:
     Call this function in the hook `on_train_batch_end`.
     """
     loop = trainer.fit_loop.epoch_loop
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None  # set as long as training runs
+    fetcher: Any = trainer.fit_loop._data_fetcher  # not None as long as training runs
     return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
 
 

@@ -62,8 +62,8 @@ class ConfusionMatrix(NamedTuple):
             axis.set_yticks(range(len(self.names)), self.names, fontsize=8)
             for i, j in np.argwhere(self.counts):
                 color = "white" if shares[i][j] > 0.5 else "black"
-                text = str(self.counts[i][j])
-                axis.text(j, i, text, ha="center", va="center", fontsize=7, c=color)
+                count = self.counts[i][j]
+                axis.text(j, i, count, ha="center", va="center", fontsize=7, c=color)
         axis.set(xlabel="predicted", ylabel="true")
         return [*files, _save(figure, folder / f"{name}.png")]
 

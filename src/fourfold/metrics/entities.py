@@ -91,7 +91,7 @@ class EntityScores(RowMetric):
         accuracy = sum(true == predicted for true, predicted in pairs) / max(1, len(pairs))
         if not all(_ENTITY_TAG.fullmatch(true) for true, _ in pairs):
             return {"accuracy": accuracy}
-        n_correct, n_true, n_predicted = Counter[str](), Counter[str](), Counter[str]()
+        n_correct, n_true, n_predicted = (Counter[str]() for _ in range(3))
         for _, group in groupby(chunks, key=lambda chunk: chunk[0][0]):
             sentence = zip(*(tags for _, tags in group), strict=True)  # true and predicted chunks
             true, predicted = (extract_entities(list(chain(*tags))) for tags in sentence)

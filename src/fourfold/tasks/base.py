@@ -387,8 +387,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             init_args: Arguments of the constructor without the config.
         """
         config_class = cls.config_class or type(cls.config)  # type: ignore[misc]
-        arguments = dict(init_args)
-        arguments["config"] = config_from_dict(config_class, config)
+        arguments = {**init_args, "config": config_from_dict(config_class, config)}
         for name, section in TASK_SECTIONS.items():
             arguments[name] = dataclass_from_dict(section, arguments.get(name))
         parameters = inspect.signature(cls).parameters

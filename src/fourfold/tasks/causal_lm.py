@@ -95,5 +95,4 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
         """Return the negative log-likelihood (B, T) in nats; 0 at positions without a target."""
-        nll, _ = token_scores(*self._output(batch))
-        return nll.view_as(batch.targets)
+        return token_scores(*self._output(batch))[0].view_as(batch.targets)

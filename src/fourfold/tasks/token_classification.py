@@ -97,10 +97,8 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         """
         metrics = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test":
-            metrics["confusion"] = self.scores.confusion(self.artifacts["class_names"])
-        else:
-            metrics = {name: x for name, x in metrics.items() if not name.startswith("f1_")}
-        return metrics
+            return metrics | {"confusion": self.scores.confusion(self.artifacts["class_names"])}
+        return {name: x for name, x in metrics.items() if not name.startswith("f1_")}
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
         """Return texts with true and predicted tags, and attention maps of the shortest text."""

@@ -80,7 +80,8 @@ class StopOnSignal(Callback):
         if is_accumulating(trainer) or validation_follows(trainer) or is_last_batch_of_run(trainer):
             return
         normalizer: Any = pl_module.loss_normalizer
-        if self.signal if trainer.world_size == 1 else normalizer.stop_requested_anywhere:
+        stops = self.signal if trainer.world_size == 1 else normalizer.stop_requested_anywhere
+        if stops:
             log_step_metrics(trainer)  # Lightning would do so after this hook
             self._stop(trainer)
 

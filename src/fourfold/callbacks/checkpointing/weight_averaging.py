@@ -57,7 +57,8 @@ class CheckpointAveraging(Checkpoint):
         if is_accumulating(trainer) or not step:
             return
         every = self.every_n_steps
-        if step % every == 0 if every else training_epoch_is_done(trainer):
+        is_due = step % every == 0 if every else training_epoch_is_done(trainer)
+        if is_due:
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,11 +81,13 @@ class CheckpointAveraging(Checkpoint):
         A run that was killed between its last step and this hook writes the file when the run is
         started again.
         """
-        # Other processes may not see the files of the first one yet.
-        if not trainer.strategy.broadcast(self._average_is_due()):
+        files = self._snapshot_files() if trainer.is_global_zero else []
+        written_at = self.average.stat().st_mtime_ns if self.average.is_file() else 0
+        is_due = any(file.stat().st_mtime_ns > written_at for file in files)
+        # Other processes may not see the files of the first process yet.
+        if not trainer.strategy.broadcast(is_due):
             return
         checkpoint = dump_checkpoint(trainer, weights_only=True)
-        files = self._snapshot_files() if trainer.is_global_zero else []
         checkpoint["state_dict"] = average_state_dicts(files)  # written by the first process
         # At the end of training, Lightning's counters are already those of the next epoch.
         del checkpoint["loops"]
@@ -93,11 +96,6 @@ class CheckpointAveraging(Checkpoint):
             checkpoint["epoch"] = data.position.epoch
         checkpoint["averaged"] = [file.name for file in files]
         trainer.strategy.save_checkpoint(checkpoint, self.average)
-
-    def _average_is_due(self) -> bool:
-        """Return True if there are snapshots, of which the newest is newer than average.ckpt."""
-        average = self.average.stat().st_mtime_ns if self.average.is_file() else 0
-        return any(file.stat().st_mtime_ns > average for file in self._snapshot_files())
 
     def _snapshot_files(self) -> list[Path]:
         return sorted(self.snapshots.glob("step=*.pt"))

@@ -50,8 +50,7 @@ class FSDP2(ModelParallelStrategy):
             InputError: The Trainer has a callback that averages the weights. Such a callback copies
                 the model, which is not possible with sharded weights.
         """
-        callbacks = self._task.trainer.callbacks
-        if any(isinstance(callback, WeightAveraging) for callback in callbacks):
+        if any(isinstance(x, WeightAveraging) for x in self._task.trainer.callbacks):
             raise InputError(
                 "cannot average sharded weights: use --average_last_checkpoints or"
                 " --trainer.strategy ddp",
