@@ -47,12 +47,11 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n_parameters = sum(p.numel() for p in model.parameters())
-    stored = ", ".join(task.artifacts) or "without a tokenizer"
     return [
         f"{source}: {found.foreign.format_name}, {n_parameters:,} parameters, as"
         f" {task_class.__name__}",
         *found.foreign.notes,
-        f"wrote {target} ({stored})",
+        f"wrote {target} ({', '.join(task.artifacts) or 'without a tokenizer'})",
     ]
 
 

@@ -86,8 +86,7 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
     dataset = data.split(split)
     # A DataLoader would take its seed from torch's generator and change the next random numbers.
     batch = dataset.batch(np.arange(min(N_SAMPLES, len(dataset))), 0, 0)
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = trainer.strategy.batch_to_device(batch)
+    batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
     with trainer.precision_plugin.forward_context(), decoding_mode(module):
         collected |= sample_outputs(batch, split)
     return collected

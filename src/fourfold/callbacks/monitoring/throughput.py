@@ -71,6 +71,5 @@ class StepMetrics(Callback):
         self._units += pl_module.n_units(batch) * trainer.world_size  # type: ignore[operator]
         if is_logged(trainer) and not is_accumulating(trainer):
             reading = self.read()
-            rate = reading.rate_since(self._logged)
-            pl_module.log(f"train/{pl_module.unit}_per_second", rate)
+            pl_module.log(f"train/{pl_module.unit}_per_second", reading.rate_since(self._logged))
             self._logged = reading
