@@ -22,17 +22,18 @@ from torch.utils.data import DataLoader
 
 from fourfold.lightning_internals import (
     EpochProgressBar,
-    WandbLoggerInternals,
     attached_trainer,
     can_stop_early,
     clear_restart_flags,
     ddp_options,
     dump_checkpoint,
     is_accumulating,
+    is_logged,
     log_step_metrics,
-    logger_step,
+    remove_wandb_init_argument,
     set_average_device,
     set_data_parallel_size,
+    take_wandb_run,
     training_epoch_is_done,
     will_validate,
 )
@@ -215,12 +216,13 @@ def test_dump_checkpoint(tmp_path: Path) -> None:
     assert "optimizer_states" in dump_checkpoint(trainer, weights_only=False)
 
 
-def test_logger_step_is_the_logged_step(tmp_path: Path) -> None:
+def test_is_logged_in_the_logged_steps(tmp_path: Path) -> None:
     logger = ListLogger()
-    options: dict[str, Any] = {"accumulate_grad_batches": 2, "logger": logger, "max_epochs": 2}
-    results = record(tmp_path, logger_step, **options)
-    assert results == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert logger.steps == [0, 1, 2, 3]
+    options: dict[str, Any] = {"accumulate_grad_batches": 2, "max_epochs": 2}
+    results = record(tmp_path, is_logged, logger=logger, log_every_n_steps=2, **options)
+    assert results == [False, False, True, True] * 2
+    assert logger.steps == [1, 3]
+    assert not any(record(tmp_path, is_logged, log_every_n_steps=2, **options))
 
 
 def test_log_step_metrics_to_some_loggers(tmp_path: Path) -> None:
@@ -246,20 +248,15 @@ def test_log_step_metrics_to_all_loggers(tmp_path: Path) -> None:
 def test_wandb_logger(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs the package wandb")
 
-    class Logger(WandbLoggerInternals, WandbLogger):
-        pass
-
-    logger = Logger(save_dir=tmp_path, offline=True, notes="text")
-    assert logger.is_offline
-    assert logger.started_run is None
-    logger.remove_init_argument("notes")
-    logger.remove_init_argument("absent")
+    logger = WandbLogger(save_dir=tmp_path, offline=True, notes="text")
+    assert take_wandb_run(logger) is None
+    remove_wandb_init_argument(logger, "notes")
+    remove_wandb_init_argument(logger, "absent")
     run = logger.experiment
-    assert logger.started_run is run
+    assert take_wandb_run(logger) is run
     assert run.notes is None
     run.finish()
-    logger.forget_run()
-    assert logger.started_run is None
+    assert take_wandb_run(logger) is None
 
 
 def test_set_average_device(tmp_path: Path) -> None:

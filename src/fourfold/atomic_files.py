@@ -8,16 +8,17 @@ from pathlib import Path
 
 @contextmanager
 def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
-    """Context that yields a temporary path, whose file is renamed to `file` when the block ends.
+    """Context that yields the path of a temporary file, which is renamed to `file` at the end.
 
-    If the block raises, the temporary file is deleted. The temporary file is in the folder of
-    `file` and not in $TMPDIR, because a rename is atomic within one file system only.
+    The block under the `with` statement writes the temporary file. If the block raises, the
+    temporary file is deleted. The temporary file is in the folder of `file` and not in $TMPDIR,
+    because a rename is atomic within one file system only.
 
     Args:
         file: Final path.
-        suffix: End of the temporary file's name. Processes that may write `file` at the same time
-            need different suffixes. With one fixed suffix, the temporary file that a killed process
-            left is overwritten by the next call.
+        suffix: End of the temporary file's name. Give each process a suffix of its own if several
+            processes may write `file` at the same time. With a fixed suffix, such as the default,
+            the next call overwrites a temporary file that a killed process left.
     """
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:
@@ -30,4 +31,4 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
 def write_atomically(file: Path, text: str) -> None:
     """Write `text` to a UTF-8 file, completely or not at all."""
     with atomic_path(file, f".{os.getpid()}") as temporary:  # all ranks may write the same file
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text.encode())

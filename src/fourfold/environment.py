@@ -4,7 +4,9 @@ No path and no host name of the machine is recorded.
 """
 
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,27 +27,29 @@ def machine(device: torch.device) -> dict[str, Any]:
         device: Device of the computation; the entry "gpu" is None if the device is a CPU.
 
     Returns:
-        Entries by name; None for a package that is not installed, and for an unknown commit.
+        Entries by name. The entry "commit" is None if the commit is not known. A package that is
+        not installed has no entry.
     """
-    description: dict[str, Any] = {
+    return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "python": platform.python_version(),
+        **versions(*COMPARED_PACKAGES),
+        "commit": commit(),
     }
-    versions = {name: installed_version(name) for name in COMPARED_PACKAGES}
-    return description | versions | {"commit": commit()}
 
 
 def provenance(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a result: `about` with date, machine, commit and package versions.
+    """Return the provenance of a result, such as a table of a paper that was reproduced.
 
     Args:
-        about: Entries about the result itself, such as command, data, runs and seconds.
+        about: Entries about the result itself, such as command, data and seconds.
 
     Returns:
-        The entries of `about`, then "finished" (date and time), "machine" (the known entries of
-        `machine`) and "versions" (of `REPORTED_PACKAGES`).
+        A dict with the entries of `about` and three further entries: "finished" is the present date
+        and time, "machine" has the known entries of `machine` (among them the commit), and
+        "versions" has the versions of `REPORTED_PACKAGES`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}
@@ -59,11 +63,15 @@ def now() -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of `packages` by name; packages that are not installed are left out."""
-    return {name: found for name in packages if (found := installed_version(name))}
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def hardware() -> str:
-    """Return the names of the processor and, if the machine has one, of the GPU."""
+    """Return the names of the processor and of the GPU (if there is one), joined by a comma."""
     gpus = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join([processor(), *gpus])
 
@@ -71,19 +79,9 @@ def hardware() -> str:
 def processor() -> str:
     """Return the name of the CPU."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of a Python package; None if the package is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @cache
@@ -94,23 +92,19 @@ def commit() -> str | None:
     not change the value.
 
     Returns:
-        The hash, with "+" at its end if tracked files outside `results` are modified; None if the
-        package is not in a git checkout of its own.
+        The hash, with "+" at its end if tracked files outside `results` are modified. None if git
+        is not installed, or if the package is not tracked in a git checkout. A package that is
+        installed inside the checkout of another project is not tracked there.
     """
+    file = Path(__file__)
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True
-            )
-        except OSError:  # git is not installed
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
 
-    # A package that is installed inside another project's checkout is not tracked there.
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    try:
+        git("ls-files", "--error-unmatch", file.name)
+        changes = git("status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)results")
+        return git("rev-parse", "--short", "HEAD").strip() + "+" * bool(changes)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    name = git("rev-parse", "--short", "HEAD")
-    without_results = (":(top)", ":(top,exclude)results")
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", *without_results)
-    return name and name + "+" * bool(changes)

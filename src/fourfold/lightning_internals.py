@@ -20,8 +20,7 @@ def attached_trainer(module: LightningModule) -> Trainer | None:
 
     The public property `module.trainer` raises an error if no Trainer is attached.
     """
-    trainer: Trainer | None = module._trainer
-    return trainer
+    return module._trainer
 
 
 def is_accumulating(trainer: Trainer) -> bool:
@@ -40,8 +39,7 @@ def will_validate(trainer: Trainer) -> bool:
     Call this function in the hook `on_train_batch_end`.
     """
     loop = trainer.fit_loop.epoch_loop
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None  # set as long as training runs
+    fetcher: Any = trainer.fit_loop._data_fetcher  # not None as long as training runs
     return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
 
 
@@ -73,9 +71,9 @@ def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
 # Logging.
 
 
-def logger_step(trainer: Trainer) -> int:
-    """Return the current batch's optimizer step, counted from 0; loggers receive this number."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+def is_logged(trainer: Trainer) -> bool:
+    """Return True if the metrics of the current optimizer step are sent to loggers."""
+    return bool(trainer.loggers) and trainer._logger_connector.should_update_logs
 
 
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
@@ -90,42 +88,26 @@ def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> 
         loggers: The loggers that receive the metrics; None means all loggers of the Trainer.
     """
     all_loggers = trainer.loggers
-    if loggers is not None:
-        trainer.loggers = list(loggers)
+    trainer.loggers = list(all_loggers if loggers is None else loggers)
     try:
         trainer._logger_connector.update_train_step_metrics()
     finally:
         trainer.loggers = all_loggers
 
 
-class WandbLoggerInternals:
-    """Mixin with public methods for the private attributes of Lightning's `WandbLogger`.
+def take_wandb_run(logger: Any) -> Any | None:
+    """Return the W&B run that a `WandbLogger` has started, and detach the run from the logger.
 
-    Example:
-        `class MyLogger(WandbLoggerInternals, WandbLogger)`.
+    The next access to the property `experiment` starts a new run. The result is None if the logger
+    has not started a run.
     """
+    run, logger._experiment = logger._experiment, None
+    return run
 
-    _experiment: Any
-    _offline: bool
-    _wandb_init: dict[str, Any]
 
-    @property
-    def is_offline(self) -> bool:
-        """True if the run is written to the disk and not sent to the server of W&B."""
-        return self._offline
-
-    @property
-    def started_run(self) -> Any | None:
-        """The W&B run, or None if none was started; the property `experiment` would start one."""
-        return self._experiment
-
-    def forget_run(self) -> None:
-        """Make the next access to `experiment` start a new W&B run."""
-        self._experiment = None
-
-    def remove_init_argument(self, name: str) -> None:
-        """Leave out the argument of this name when `wandb.init` is called."""
-        self._wandb_init.pop(name, None)
+def remove_wandb_init_argument(logger: Any, name: str) -> None:
+    """Leave out the argument of this name when a `WandbLogger` calls `wandb.init`."""
+    logger._wandb_init.pop(name, None)
 
 
 class EpochProgressBar(RichProgressBar):

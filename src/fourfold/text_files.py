@@ -1,4 +1,7 @@
-r"""Readers of text and JSON files, also compressed, in zip archives and under $FOURFOLD_DATA.
+r"""Readers of text and JSON files.
+
+A file may be compressed or a member of a zip archive. A relative path is also looked up in the
+folder $FOURFOLD_DATA.
 
 Lines end with "\n" only. Real corpora contain U+0085 and U+2028 inside sentences. `str.splitlines`
 would split such sentences. In a parallel corpus, all later lines of one language would then be
@@ -57,10 +60,8 @@ def read_bytes(path: str) -> bytes:
     if file.is_dir():
         raise InputError("this is a folder, not a file", file=path)
     if not is_member and _ARCHIVE.search(file.name):
-        raise InputError(
-            "this is an archive of files: unpack it, or name a file in it as archive.zip/member",
-            file=path,
-        )
+        problem = "this is an archive of files: unpack it, or name a file as archive.zip/member"
+        raise InputError(problem, file=path)
     try:
         if is_member:
             with zipfile.ZipFile(file) as opened:
@@ -102,9 +103,7 @@ def read_lines(path: str) -> list[str]:
     Raises:
         InputError: The file cannot be read, is empty, or is not UTF-8.
     """
-    lines = read_text(path).split("\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = read_text(path).removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
 

@@ -177,14 +177,7 @@ def test_media_are_the_files_of_the_run_directory(name: str, track: Track) -> No
             media = part.last(f"{split}/{file.stem}")
             assert media["_type"] == "image-file"
             assert (part.folder / "files" / media["path"]).read_bytes() == file.read_bytes()
-    if name in CLASSES:
-        cells = tested.table("test/confusion_table")["data"]
-        head, *counts = csv.reader((folder / "test/confusion.csv").open())
-        assert cells == [
-            [row[0], guessed, int(n)]
-            for row in counts
-            for guessed, n in zip(head[1:], row[1:], strict=True)
-        ]
+    assert ((folder / "test/confusion.png") in pictures) == (name in CLASSES)
 
 
 @tasks

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside a matrix
@@ -59,16 +60,12 @@ class ConfusionMatrix(NamedTuple):
         if show_names:
             axis.set_xticks(range(len(self.names)), self.names, rotation=90, fontsize=8)
             axis.set_yticks(range(len(self.names)), self.names, fontsize=8)
-            self._write_counts(axis, shares)
+            for i, j in np.argwhere(self.counts):
+                color = "white" if shares[i][j] > 0.5 else "black"
+                count = self.counts[i][j]
+                axis.text(j, i, count, ha="center", va="center", fontsize=7, c=color)
         axis.set(xlabel="predicted", ylabel="true")
         return [*files, _save(figure, folder / f"{name}.png")]
-
-    def _write_counts(self, axis: Any, shares: list[list[float]]) -> None:
-        for i, row in enumerate(self.counts):
-            for j, count in enumerate(row):
-                if count:
-                    color = "white" if shares[i][j] > 0.5 else "black"
-                    axis.text(j, i, str(count), ha="center", va="center", fontsize=7, c=color)
 
 
 class ImageGrid(NamedTuple):
@@ -106,14 +103,12 @@ class AttentionMaps(NamedTuple):
         names: Name of each matrix, written above the matrix.
         rows: Label of each matrix row; an empty list for no labels.
         columns: Label of each matrix column; an empty list for no labels.
-        title: Title above all matrices; "" for no title.
     """
 
     maps: Sequence[Tensor]
     names: list[str]
     rows: list[str]
     columns: list[str]
-    title: str = ""
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Save the matrices as `name`.png in `folder`, and return a list with the path."""
@@ -127,8 +122,6 @@ class AttentionMaps(NamedTuple):
             axis.set_xticks(range(len(self.columns)), self.columns, rotation=90, fontsize=8)
             axis.set_yticks(range(len(rows)), rows, fontsize=8)
             axis.set_title(title, fontsize=9)
-        if self.title:
-            figure.suptitle(self.title, fontsize=10)
         return [_save(figure, folder / f"{name}.png")]
 
 

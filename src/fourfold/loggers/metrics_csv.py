@@ -26,6 +26,9 @@ class MetricsCSVLogger(Logger):
         folder: Directory of the run, in which metrics.csv is written.
     """
 
+    name = ""  # Lightning requires a name and a version
+    version = ""
+
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
@@ -33,24 +36,13 @@ class MetricsCSVLogger(Logger):
         self._columns: list[str] | None = None
         self._last_row = ""
 
-    @property
-    def name(self) -> str:
-        """Empty name of the logger; Lightning requires this property."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """Empty version of the run; Lightning requires this property."""
-        return ""
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing, since the run's config.yaml holds the hyper-parameters."""
 
     @property
     def save_dir(self) -> str:
         """Path of the run directory."""
         return str(self.folder)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, since the run's config.yaml holds the hyper-parameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

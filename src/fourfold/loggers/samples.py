@@ -6,8 +6,9 @@ Shapes: B rows, T tokens, K classes.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourfold.loggers.media import AttentionMaps
 from fourfold.models.analysis.attention_maps import attention_maps
@@ -36,41 +37,24 @@ def shortest_row(batch: Any) -> Any:
     return batch._replace(**fields)
 
 
-def self_attention(
-    model: nn.Module, tokenizer: Tokenizer, batch: Any, forward: Callable[[Any], object]
-) -> AttentionMaps:
+def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> AttentionMaps:
     """Return the self-attention maps of the shortest row of a batch, cut to MAX_TOKENS tokens.
 
     Args:
-        model: The model.
-        tokenizer: The tokenizer, whose tokens label the rows and columns of the maps.
+        task: The task, with the attributes `model` and `tokenizer`. The tokens of the tokenizer
+            label the rows and columns of the maps.
         batch: A batch with `ids` (B, T), and optionally a `mask` (B, T), True = real token.
         forward: A function that runs the model on a batch with one row.
     """
     row = shortest_row(batch)
-    names = token_names(tokenizer, row.ids[0].tolist())
-    return layer_maps(attention_maps(model, "attn", lambda: forward(row)), names, names)
-
-
-def cross_attention(
-    model: nn.Module, rows: list[str], columns: list[str], forward: Callable[[], object]
-) -> AttentionMaps:
-    """Return the cross-attention maps of a decoder.
-
-    Args:
-        model: The model.
-        rows: Target tokens, which label the rows of the maps.
-        columns: Source tokens, which label the columns; empty for images.
-        forward: A function without arguments that runs the model on a batch with one row.
-    """
-    maps = attention_maps(model, "cross_attn", forward)
-    return layer_maps(maps, rows, columns, name="decoder layer")
+    names = token_names(task.tokenizer, row.ids[0].tolist())
+    return layer_maps(attention_maps(task.model, "attn", lambda: forward(row)), names, names)
 
 
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return attention maps of all layers, or of MAX_LAYERS evenly spaced ones if there are more.
+    """Return the attention maps of all layers, but of at most MAX_LAYERS evenly spaced layers.
 
     Args:
         maps: The map of each layer.
@@ -78,8 +62,7 @@ def layer_maps(
         columns: Labels of the columns of each map, or an empty list.
         name: Title of a map, to which the number of the layer is appended.
     """
-    n_layers = min(len(maps), MAX_LAYERS)
-    layers = sorted({round(i * (len(maps) - 1) / max(1, n_layers - 1)) for i in range(n_layers)})
+    layers = np.linspace(0, len(maps) - 1, min(len(maps), MAX_LAYERS)).round().astype(int)
     return AttentionMaps(
         [maps[i] for i in layers], [f"{name} {i + 1}" for i in layers], rows, columns
     )

@@ -14,13 +14,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.lightning_internals import WandbLoggerInternals
-from fourfold.loggers.media import ConfusionMatrix, Media, Table
-
-MAX_CHART_CELLS = 2500  # larger confusion matrices are uploaded without an interactive chart
+from fourfold.lightning_internals import remove_wandb_init_argument, take_wandb_run
+from fourfold.loggers.media import Media, Table
 
 
-class WandbRunLogger(WandbLoggerInternals, WandbLogger):
+class WandbRunLogger(WandbLogger):
     """WandbLogger of Lightning, changed in four points.
 
     - The step of the run's history is the optimizer step, so a resumed run continues its history.
@@ -36,7 +34,8 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     def __init__(self, testing: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.remove_init_argument("anonymous")  # deprecated: wandb warns of any value
+        remove_wandb_init_argument(self, "anonymous")  # deprecated: wandb warns of any value
+        self.is_offline = bool(options.get("offline"))
         self.testing = testing
         self._last_step = 0
 
@@ -63,7 +62,7 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
 
     @rank_zero_only
     def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
-        """Log media, which were already saved to files, as a table, a chart or an image.
+        """Log media, which were already saved to files, as a table or an image.
 
         Args:
             key: Name of the media in the W&B run.
@@ -74,14 +73,12 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
         import wandb
 
         logged: dict[str, Any] = {}
-        if isinstance(media, Table):
-            rows = [[x if isinstance(x, int | float) else str(x) for x in r] for r in media.rows]
-            logged[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)
         for file in files:
             if file.suffix == ".png":
                 logged[key] = wandb.Image(str(file))
-        if isinstance(media, ConfusionMatrix) and len(media.counts) ** 2 <= MAX_CHART_CELLS:
-            logged[f"{key}_table"] = _confusion_table(wandb, media)
+        if isinstance(media, Table):
+            rows = [[x if isinstance(x, int | float) else str(x) for x in r] for r in media.rows]
+            logged[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)
         self.log_metrics(logged, step)
 
     @rank_zero_only
@@ -91,31 +88,15 @@ class WandbRunLogger(WandbLoggerInternals, WandbLogger):
         Args:
             status: "success", or another text if the run failed.
         """
-        run = self.started_run
+        run = take_wandb_run(self)
         if run is None:
             return
         folder = Path(run.dir).parent
         run.finish(exit_code=int(status != "success"))
-        self.forget_run()
         if self.is_offline and folder.is_dir():
             # A resumed run has one folder for each process; wandb skips those it has uploaded.
             folders = f"{shlex.quote(str(folder.parent))}/offline-run-*"
             print(f"to send this run to Weights & Biases: wandb sync {folders}", flush=True)
-
-
-def _confusion_table(wandb: Any, media: ConfusionMatrix) -> Any:
-    """Return a W&B table with a row for each pair of classes, as in W&B's confusion matrices.
-
-    Args:
-        wandb: The module `wandb`, which is imported late.
-        media: Confusion matrix.
-    """
-    rows = [
-        [true, predicted, count]
-        for true, counts in zip(media.names, media.counts, strict=True)
-        for predicted, count in zip(media.names, counts, strict=True)
-    ]
-    return wandb.Table(columns=["Actual", "Predicted", "nPredictions"], data=rows)
 
 
 class UploadCheckpoints(Checkpoint):
@@ -130,27 +111,17 @@ class UploadCheckpoints(Checkpoint):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.trained = False
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record that this process has trained, so that `on_fit_end` uploads the checkpoints.
-
-        Lightning does not call this method if a resumed run was already complete.
-        """
-        self.trained = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Upload the checkpoints from rank 0, if training has taken place."""
-        if not self.trained or not trainer.is_global_zero:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbRunLogger):
-                self._upload(logger)
+        """Upload the checkpoints from rank 0; W&B skips files that it already has."""
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbRunLogger):
+                    self._upload(logger.experiment)
 
-    def _upload(self, logger: WandbRunLogger) -> None:
+    def _upload(self, run: Any) -> None:
         import wandb
 
-        run = logger.experiment
         for name in ("average", "best", "last"):  # the newest version should be last.ckpt
             file = self.folder / f"{name}.ckpt"
             if not file.is_file():

@@ -1,22 +1,13 @@
-"""Metrics whose values do not depend on the batches, the order of examples or the ranks."""
+"""Metrics whose values do not depend on batch size, order of examples and number of ranks."""
 
-from fourfold.metrics.base import Mean, lower_is_better
-from fourfold.metrics.classification import ClassificationScores, RegressionScores
-from fourfold.metrics.entities import EntityScores
-from fourfold.metrics.perplexity import Perplexity
-from fourfold.metrics.retrieval import RetrievalScores
-from fourfold.metrics.squad import Answer, SquadScores
-from fourfold.metrics.translation import TranslationScores
-
-__all__ = [
-    "Answer",
-    "ClassificationScores",
-    "EntityScores",
-    "Mean",
-    "Perplexity",
-    "RegressionScores",
-    "RetrievalScores",
-    "SquadScores",
-    "TranslationScores",
-    "lower_is_better",
-]
+# The form `import X as X` exports a name to type checkers, as `__all__` does.
+from fourfold.metrics.base import Mean as Mean
+from fourfold.metrics.base import lower_is_better as lower_is_better
+from fourfold.metrics.classification import ClassificationScores as ClassificationScores
+from fourfold.metrics.classification import RegressionScores as RegressionScores
+from fourfold.metrics.entities import EntityScores as EntityScores
+from fourfold.metrics.perplexity import Perplexity as Perplexity
+from fourfold.metrics.retrieval import RetrievalScores as RetrievalScores
+from fourfold.metrics.squad import Answer as Answer
+from fourfold.metrics.squad import SquadScores as SquadScores
+from fourfold.metrics.translation import TranslationScores as TranslationScores

@@ -62,10 +62,10 @@ class RowMetric(Metric):
 class BatchSums(Metric):
     """Sums of several numbers over the batches of all ranks, computed in float64.
 
-    Sums of float32 values in float64 are exact unless the magnitudes of the values differ by a
-    factor of more than 2**29. The result therefore depends neither on the order of the batches nor
-    on the number of devices. The sums are not metric states, because Lightning would convert metric
-    states to bfloat16 with `precision: bf16-true`.
+    Sums of float32 values in float64 are exact as long as they need at most 53 bits, which is
+    nearly always the case. The result then depends neither on the order of the batches nor on the
+    number of devices. The sums are not metric states, because Lightning would convert metric states
+    to bfloat16 with `precision: bf16-true`.
 
     Attributes:
         sums: Sum of each number over the batches of this rank; None before the first batch.

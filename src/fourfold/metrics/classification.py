@@ -37,8 +37,7 @@ class ClassificationScores(MulticlassConfusionMatrix):
         Entry [i][j] is the number of samples of class i that were predicted as class j.
         """
         with self.sync_context():
-            counts: list[list[int]] = self.confmat.tolist()
-        return counts
+            return self.confmat.tolist()
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return the scores by name: accuracy, mcc (Gorodkin 2004), and f1 or macro_f1.

@@ -9,7 +9,7 @@ speech, not entities.
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from fourfold.metrics.base import RowMetric
@@ -53,8 +53,8 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 class EntityScores(RowMetric):
     """Precision, recall and F1 of entities whose boundaries and type are both right.
 
-    Sentences that were divided into chunks, because they are longer than the model reads, are
-    joined again before they are scored.
+    Sentences that were divided into chunks, because they exceed the maximum length of the model,
+    are joined again before they are scored.
     """
 
     def update(
@@ -63,7 +63,7 @@ class EntityScores(RowMetric):
         """Add the tags of chunks of sentences.
 
         Args:
-            rows: Number of the sentence, and number of the chunk in the sentence, of each chunk.
+            rows: For each chunk, the number of its sentence and its own number in the sentence.
             true: True tag of each word, for each chunk.
             predicted: Predicted tag of each word, for each chunk.
         """
@@ -83,29 +83,21 @@ class EntityScores(RowMetric):
     def compute(self) -> dict[str, Any]:
         """Return the scores by name: precision, recall, f1, accuracy, and f1_TYPE for each type.
 
-        The accuracy is the share of words with the right tag, the other scores count entities. If
-        tags are parts of speech, the accuracy is the only score.
+        The accuracy is the share of words with the right tag. All other scores are computed over
+        entities. If tags are parts of speech, the accuracy is the only score.
         """
-        n_correct = Counter[str]()
-        n_true = Counter[str]()
-        n_predicted = Counter[str]()
-        n_equal = 0
-        n_words = 0
-        are_entities = True
-        for _, group in groupby(sorted(self.gather().items()), key=lambda item: item[0][0]):
-            chunks = [tags for _, tags in group]
-            true, predicted = ([tag for chunk in chunks for tag in chunk[k]] for k in (0, 1))
-            n_equal += sum(a == b for a, b in zip(true, predicted, strict=True))
-            n_words += len(true)
-            are_entities &= all(map(_ENTITY_TAG.fullmatch, true))
-            true_entities = extract_entities(true)
-            predicted_entities = extract_entities(predicted)
-            n_true.update(entity for entity, _, _ in true_entities)
-            n_predicted.update(entity for entity, _, _ in predicted_entities)
-            n_correct.update(entity for entity, _, _ in true_entities & predicted_entities)
-        accuracy = n_equal / max(1, n_words)
-        if not are_entities:
+        chunks = sorted(self.gather().items())
+        pairs = [pair for _, tags in chunks for pair in zip(*tags, strict=True)]
+        accuracy = sum(true == predicted for true, predicted in pairs) / max(1, len(pairs))
+        if not all(_ENTITY_TAG.fullmatch(true) for true, _ in pairs):
             return {"accuracy": accuracy}
+        n_correct, n_true, n_predicted = (Counter[str]() for _ in range(3))
+        for _, group in groupby(chunks, key=lambda chunk: chunk[0][0]):
+            sentence = zip(*(tags for _, tags in group), strict=True)  # true and predicted chunks
+            true, predicted = (extract_entities(list(chain(*tags))) for tags in sentence)
+            n_true.update(entity for entity, _, _ in true)
+            n_predicted.update(entity for entity, _, _ in predicted)
+            n_correct.update(entity for entity, _, _ in true & predicted)
         scores = {
             "precision": n_correct.total() / max(1, n_predicted.total()),
             "recall": n_correct.total() / max(1, n_true.total()),

@@ -15,9 +15,12 @@ class RetrievalScores(RowMetric):
     split. In text-to-image retrieval, each text is a query that ranks all images. If several images
     have the same text, the text counts once, and each of these images is a correct result for the
     text.
+
+    Attributes:
+        chunk_size: Number of queries that are ranked at a time.
     """
 
-    chunk_size: ClassVar[int] = 1024  # rows compared with all others at once
+    chunk_size: ClassVar[int] = 1024
 
     def update(
         self, rows: list[int], images: Tensor, texts: Tensor, token_ids: list[tuple[int, ...]]
@@ -26,9 +29,9 @@ class RetrievalScores(RowMetric):
 
         Args:
             rows: Number of each pair in the split.
-            images: (B, E) embeddings of the images, of width E. The dot product of an image and a
-                text is their logit.
-            texts: (B, E) embeddings of the texts.
+            images: Embeddings (B, E) of the images, of width E. The dot product of the embeddings
+                of an image and a text is their logit, so the embeddings include the learned scale.
+            texts: Embeddings (B, E) of the texts.
             token_ids: Token ids of the B texts, by which equal texts are found.
         """
         vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
@@ -45,11 +48,10 @@ class RetrievalScores(RowMetric):
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))
-        first_row: dict[tuple[int, ...], int] = {}
-        rows = [first_row.setdefault(pair[2], row) for row, pair in enumerate(pairs)]
-        distinct = sorted(first_row.values())
-        number = {row: i for i, row in enumerate(distinct)}
-        text_of_image = torch.tensor([number[row] for row in rows])  # (N,)
+        row_of_text = {ids: row for row, (_, _, ids) in enumerate(pairs)}  # one row of each text
+        distinct = list(row_of_text.values())
+        number = {ids: i for i, ids in enumerate(row_of_text)}
+        text_of_image = torch.tensor([number[ids] for _, _, ids in pairs])  # (N,)
         text_numbers = torch.arange(len(distinct))
         loss = (self._cross_entropy(images, texts) + self._cross_entropy(texts, images)) / 2
         scores = {"loss": loss / len(pairs)}

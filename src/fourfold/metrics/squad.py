@@ -27,15 +27,15 @@ class Answer(NamedTuple):
 def rank_answers(
     answers: Iterable[tuple[int, Answer]], allow_no_answer: bool
 ) -> dict[int, list[tuple[str, float]]]:
-    """Rank the answers to each question that come from different windows of its context.
+    """Rank the answers to each question in all windows of its context.
 
     Args:
-        answers: Pairs of the number of a question and the answer in one of its windows.
+        answers: Pairs of the number of a question and an answer in one of the windows.
         allow_no_answer: Add the empty text, which stands for "no answer". The score of "no answer"
             is the smallest null score of all windows.
 
     Returns:
-        By the number of the question: pairs of a text and its score, the best first.
+        Dict from the number of each question to a list of pairs (text, score), the best first.
     """
     scores: dict[int, dict[str, float]] = {}
     null_scores: dict[int, float] = {}
@@ -71,7 +71,8 @@ class SquadScores(RowMetric):
         """Add the predicted answers in the windows of a batch.
 
         Args:
-            rows: Number of the question, and number of the window in its context, of each answer.
+            rows: For each answer, the number of its question and the number of the window in the
+                context.
             answers: Predicted answer in each window.
         """
         self.rows += zip(rows, answers, strict=True)

@@ -41,13 +41,12 @@ class TranslationScores(RowMetric):
         columns = list(zip_longest(*references)) or [()]
         bleu = _bleu(language)
         n_equal = sum(h in several for h, several in zip(hypotheses, references, strict=True))
-        scores: dict[str, Any] = {
+        return {
             "bleu": bleu.corpus_score(hypotheses, columns).score,
             "chrf": CHRF().corpus_score(hypotheses, columns).score,
             "exact_match": n_equal / max(1, len(pairs)),
+            "bleu_signature": str(bleu.get_signature()),  # known after the score
         }
-        scores["bleu_signature"] = str(bleu.get_signature())  # known after the score
-        return scores
 
 
 def _bleu(language: str) -> BLEU:

@@ -1,41 +1,24 @@
 """Tasks: LightningModules that train and evaluate a model."""
 
-from fourfold.tasks.base import Task
+# The form `import X as X` exports a name to type checkers, as `__all__` does.
+from fourfold.tasks.base import Task as Task
+from fourfold.tasks.baselines import ConvolutionalClassification as ConvolutionalClassification
+from fourfold.tasks.baselines import RecurrentLanguageModeling as RecurrentLanguageModeling
 from fourfold.tasks.baselines import (
-    ConvolutionalClassification,
-    RecurrentLanguageModeling,
-    RecurrentSequenceClassification,
+    RecurrentSequenceClassification as RecurrentSequenceClassification,
 )
-from fourfold.tasks.captioning import Captioning
-from fourfold.tasks.causal_lm import CausalLanguageModeling
-from fourfold.tasks.contrastive import ContrastiveLearning
-from fourfold.tasks.image_classification import ImageClassification
-from fourfold.tasks.loading import load_task
-from fourfold.tasks.masked_lm import MaskedLanguageModeling
-from fourfold.tasks.question_answering import QuestionAnswering
+from fourfold.tasks.captioning import Captioning as Captioning
+from fourfold.tasks.causal_lm import CausalLanguageModeling as CausalLanguageModeling
+from fourfold.tasks.contrastive import ContrastiveLearning as ContrastiveLearning
+from fourfold.tasks.image_classification import ImageClassification as ImageClassification
+from fourfold.tasks.loading import load_task as load_task
+from fourfold.tasks.masked_lm import MaskedLanguageModeling as MaskedLanguageModeling
+from fourfold.tasks.question_answering import QuestionAnswering as QuestionAnswering
 from fourfold.tasks.sequence_classification import (
-    CausalSequenceClassification,
-    SequenceClassification,
+    CausalSequenceClassification as CausalSequenceClassification,
 )
-from fourfold.tasks.token_classification import TokenClassification
-from fourfold.tasks.translation import CompositeTranslation, TextToText, Translation
-
-__all__ = [
-    "Captioning",
-    "CausalLanguageModeling",
-    "CausalSequenceClassification",
-    "CompositeTranslation",
-    "ContrastiveLearning",
-    "ConvolutionalClassification",
-    "ImageClassification",
-    "MaskedLanguageModeling",
-    "QuestionAnswering",
-    "RecurrentLanguageModeling",
-    "RecurrentSequenceClassification",
-    "SequenceClassification",
-    "Task",
-    "TextToText",
-    "TokenClassification",
-    "Translation",
-    "load_task",
-]
+from fourfold.tasks.sequence_classification import SequenceClassification as SequenceClassification
+from fourfold.tasks.token_classification import TokenClassification as TokenClassification
+from fourfold.tasks.translation import CompositeTranslation as CompositeTranslation
+from fourfold.tasks.translation import TextToText as TextToText
+from fourfold.tasks.translation import Translation as Translation

@@ -6,6 +6,7 @@ divided by the number of targets in all micro-batches and processes of an optimi
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -18,7 +19,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 
-from fourfold.callbacks.monitoring.throughput import is_logged
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
 from fourfold.checkpoints.format import (
@@ -33,7 +33,7 @@ from fourfold.checkpoints.init_from import InitFrom, initialize_from
 from fourfold.checkpoints.load import build_model
 from fourfold.core.config import ModelConfig
 from fourfold.errors import InputError
-from fourfold.lightning_internals import attached_trainer
+from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_ids
@@ -77,7 +77,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     Attributes:
         model_class: Class of the model.
-        config_class: Class of the model's config.
+        config_class: Class of the model's config; None means the class of the default of the
+            argument `config`.
         batch_class: Class of the batches that the DataModule makes.
         unit: Unit of the throughput, tokens or images.
         inferred_from_data: Fields of the config that are taken from the DataModule if they are
@@ -85,8 +86,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         must_equal_data: Fields among `inferred_from_data` that must equal the values of the
             DataModule.
         model: The model; None until `configure_model` has built it.
-        allowed_classes: The user's classes, or their import paths, that the checkpoint of
-            `init_from` may name.
+        allowed_classes: Classes of models and tasks outside of fourfold, or their import paths,
+            that may be imported when the checkpoint `init_from` requires them.
         artifacts: Artifacts of the DataModule by name, which a checkpoint stores.
         summary: Metrics of the last evaluation by name, including those that are not numbers.
         resumes: True if the weights will be loaded from a checkpoint, in which case `init_from` is
@@ -95,7 +96,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     """
 
     model_class: ClassVar[type[Model]]
-    config_class: ClassVar[type[ModelConfig]]
+    config_class: ClassVar[type[ModelConfig] | None] = None
     batch_class: ClassVar[type[Any]]
     unit: ClassVar[str] = "tokens"
     inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)
@@ -132,10 +133,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Return the metrics of a split, val or test, by name; the caller resets the metrics."""
         raise NotImplementedError
 
-    def n_units(self, batch: BatchT) -> int:
+    def n_units(self, batch: Any) -> int:
         """Return the number of images, or of tokens including padding, in a batch."""
-        data: Any = batch
-        return len(data.images) if self.unit == "images" else data.ids.numel()
+        return len(batch.images) if self.unit == "images" else batch.ids.numel()
 
     # Data and model.
 
@@ -150,7 +150,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Raises:
             InputError: The DataModule makes batches for another task.
         """
-        made: type[Any] = getattr(self.datamodule, "batch_class", self.batch_class)
+        made = getattr(self.datamodule, "batch_class", self.batch_class)
         if not issubclass(made, self.batch_class):
             raise InputError(
                 f"must make a {self.batch_class.__name__} for {type(self).__name__}, but"
@@ -168,10 +168,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             InputError: The checkpoint was imported from weights without a tokenizer.
         """
         if "tokenizer" not in self.artifacts:
-            raise InputError(
-                "has no tokenizer: it was imported from weights without one",
-                option="--checkpoint",
-            )
+            problem = "has no tokenizer: it was imported from weights without one"
+            raise InputError(problem, option="--checkpoint")
         return Tokenizer.from_str(self.artifacts["tokenizer"])
 
     def configure_model(self) -> None:
@@ -236,13 +234,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Check that the longest example of each split has at most `max_len` tokens.
 
         Raises:
-            InputError: An example is longer than `max_len` in the config or in its `encoder`.
+            InputError: An example is longer than `config.max_len` or `config.encoder.max_len`.
         """
         configs = (self.config, getattr(self.config, "encoder", None))
-        limits = [limit for config in configs if (limit := getattr(config, "max_len", None))]
-        limit = min(limits, default=None)
+        limit = min(getattr(config, "max_len", None) or math.inf for config in configs)
         for name, split in getattr(self.datamodule, "splits", {}).items():
-            if limit is not None and split.max_length > limit:
+            if split.max_length > limit:
                 raise InputError(
                     f"is {limit}, but the longest row of the {name} split has {split.max_length}"
                     " tokens: raise it, or shorten the rows",
@@ -256,14 +253,18 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return the loss of a micro-batch, scaled for a mean over the optimizer step's targets."""
+        """Return the loss of a micro-batch, scaled for the backward pass.
+
+        The gradients of the optimizer step are those of the mean loss over all its targets.
+        """
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Complete the gradients of an optimizer step, and log the loss and the gradient norm.
+        """Normalize the gradients in place, and log the loss and the norm of the gradients.
 
-        The gradients of layers that gradual unfreezing still freezes are removed. The others are
-        divided by the number of targets, unless `training_step` has already divided the loss.
+        Gradients of layers that gradual unfreezing still freezes are set to None. All other
+        gradients are divided by the number of targets of the optimizer step, unless
+        `training_step` has already divided the loss by this number.
         """
         if self.trainer.global_step == 0:
             check_unused_parameters(self.model, self.trainer)
@@ -286,9 +287,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         # them. Lightning therefore rejects clipping, even for bf16, unless this flag is False.
         optimizer._step_supports_amp_scaling = False
         steps = self.total_steps()
-        config: Any = self.config  # the config of every model has a `d_model`
         warn_if_warmup_never_ends(self.schedule, steps)
-        factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, config.d_model)
+        d_model = self.config.d_model  # type: ignore[attr-defined]  # every config has one
+        factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
         schedule = LambdaLR(optimizer, factor)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
@@ -305,8 +306,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self.update_metrics(batch, "test")
 
     def on_validation_epoch_start(self) -> None:
-        metrics = ((n, m) for n, m in self.named_modules() if isinstance(m, Metric))
-        self._earlier_updates = {name: metric.update_count for name, metric in metrics}
+        metrics = [module for module in self.modules() if isinstance(module, Metric)]
+        self._update_counts = [(metric, metric.update_count) for metric in metrics]
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -319,14 +320,13 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def _log_metrics(self, split: str) -> None:
         """Store a split's metrics in `summary`, log those that are numbers, and reset the metrics.
 
-        A metric that was updated in training, but not in this evaluation, is not reset.
+        A task of the user may also have metrics of the training, which are updated in
+        `training_step`. These metrics are not updated in the evaluation, and so are not reset.
         """
         self.summary = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
-        for name, metric in self.named_modules():
-            if isinstance(metric, Metric):
-                earlier = self._earlier_updates.get(name)
-                if not earlier or metric.update_count > earlier:
-                    metric.reset()
+        for metric, earlier_count in self._update_counts:
+            if not earlier_count or metric.update_count > earlier_count:
+                metric.reset()
         numbers = {name: float(x) for name, x in self.summary.items() if isinstance(x, int | float)}
         self.log_dict(numbers, prog_bar=split == "val")
 
@@ -362,9 +362,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
                 weights.
         """
         trainer: Any = attached_trainer(self)
-        path = None if trainer is None else trainer.ckpt_path
-        saved = checkpoint.get("fourfold", {})
+        path = getattr(trainer, "ckpt_path", None)
         check_version(checkpoint.get("fourfold"), path)
+        saved = checkpoint["fourfold"]
         is_training = trainer is not None and trainer.state.fn == "fit"
         if trainer is not None:  # the DataModule may just have adopted the checkpoint's artifacts
             self.artifacts = artifacts_of(self.datamodule)
@@ -388,8 +388,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             config: Fields of the model's config.
             init_args: Arguments of the constructor without the config.
         """
-        arguments = dict(init_args)
-        arguments["config"] = config_from_dict(cls.config_class, config)
+        config_class = cls.config_class or type(cls.config)  # type: ignore[misc]
+        arguments = {**init_args, "config": config_from_dict(config_class, config)}
         for name, section in TASK_SECTIONS.items():
             arguments[name] = dataclass_from_dict(section, arguments.get(name))
         parameters = inspect.signature(cls).parameters

@@ -29,7 +29,6 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     """
 
     model_class = RecurrentLM  # type: ignore[assignment]
-    config_class = RecurrentLMConfig  # type: ignore[assignment]
 
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
@@ -48,7 +47,6 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
     """
 
     model_class = RecurrentClassifier  # type: ignore[assignment]
-    config_class = RecurrentClassifierConfig  # type: ignore[assignment]
 
     config: RecurrentClassifierConfig = RecurrentClassifierConfig()  # type: ignore[assignment]
 
@@ -70,7 +68,6 @@ class ConvolutionalClassification(ImageClassification):
     """
 
     model_class = ResNet  # type: ignore[assignment]
-    config_class = ResNetConfig  # type: ignore[assignment]
 
     config: ResNetConfig = ResNetConfig()  # type: ignore[assignment]
 

@@ -13,8 +13,8 @@ from fourfold.tasks.seq2seq import Seq2SeqTask
 class Captioning(Seq2SeqTask[CaptionBatch]):
     """Image captioning, evaluated by sacreBLEU and chrF of captions from beam search.
 
-    The loss and the perplexity use one caption of each image, in evaluation the first caption. A
-    generated caption is compared with all captions of the image.
+    The loss and the perplexity use one caption of each image: a random caption in training, and the
+    first caption in evaluation. A generated caption is compared with all captions of the image.
 
     Args:
         config: Config of the model.
@@ -26,7 +26,6 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
 
     model_class = CompositeEncoderDecoder
     batch_class = CaptionBatch
-    config_class = ImageToTextConfig
     unit = "images"
 
     config: ImageToTextConfig = ImageToTextConfig()

@@ -37,7 +37,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     model_class = CausalLM
     batch_class = CausalBatch
-    config_class = CausalLMConfig
 
     config: CausalLMConfig = CausalLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
@@ -48,21 +47,25 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl = Perplexity()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return hidden states (B T, D), matrix and bias (or None) of the head, targets (B T,)."""
+        """Run the model up to its head.
+
+        Returns:
+            A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
+            and targets (B * T,).
+        """
         h = self.model.hidden(batch.ids, documents=batch.documents)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy, summed over the target tokens, and the number of targets."""
-        h, weight, bias, targets = self._output(batch)
-        loss = linear_cross_entropy(h, weight, bias, targets, normalizer=1.0)
-        return loss, (targets != IGNORE_INDEX).sum()
+        output = self._output(batch)
+        loss = linear_cross_entropy(*output, normalizer=1.0)
+        return loss, (output[-1] != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
         """Update the perplexity with the targets of a batch and their number of words and bytes."""
-        nll, predictions = token_scores(*self._output(batch))
-        targets = batch.targets.flatten()
-        self.ppl.update(nll, predictions, targets, n_words=batch.n_words, n_bytes=batch.n_bytes)
+        output = self._output(batch)
+        self.ppl.update(*token_scores(*output), output[-1], batch.n_words, batch.n_bytes)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, accuracy, and the perplexities ppl_token, ppl_word and ppl_byte.
@@ -86,14 +89,10 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
         rows = [list(row) for row in zip(*texts, strict=True)]
 
-        def forward(row: CausalBatch) -> Tensor:
-            return self.model.hidden(row.ids, documents=row.documents)
-
-        attention = self_attention(self.model, self.tokenizer, batch, forward)
+        attention = self_attention(self, batch, self._output)
         table = Table(["prompt", "continuation", "generated"], rows)
         return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
         """Return the negative log-likelihood (B, T) in nats; 0 at positions without a target."""
-        nll, _ = token_scores(*self._output(batch))
-        return nll.view_as(batch.targets)
+        return token_scores(*self._output(batch))[0].view_as(batch.targets)

@@ -29,16 +29,16 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     """Contrastive learning: images are matched with captions (CLIP, section 2.3 and Figure 3).
 
-    The loss of a pair is the mean of two cross-entropies: that of its text among all texts of the
-    batch, given the image, and that of its image among all images of the batch, given the text. The
-    loss of a batch is the mean over its pairs. The batch size is therefore part of the recipe.
-    Embeddings are gathered over all devices: N devices with a batch of b pairs each train like one
-    device with a batch of N x b pairs. Gradient accumulation is different: a pair is compared with
-    the pairs of its micro-batch only, and the gradient is the mean over all micro-batches.
+    The loss of a pair is the mean of two cross-entropies. One cross-entropy predicts the text from
+    the image among all texts of the batch. The other cross-entropy predicts the image from the text
+    among all images of the batch. The loss of a batch is the mean over its pairs, and depends on
+    the batch size. Embeddings are gathered over all devices, so training on N devices with b pairs
+    each equals training on one device with N x b pairs. With gradient accumulation, a pair is
+    compared with the pairs of its micro-batch only.
 
     Evaluation compares every image with every text of the split, for any batch size. The loss of an
-    evaluation is computed with the whole split as one batch, so the loss grows with the logarithm
-    of the number of pairs.
+    evaluation is computed with the complete split as one batch, so the loss grows with the
+    logarithm of the number of pairs.
 
     Args:
         config: Config of the model; `eos_id` is taken from the tokenizer if it is None.
@@ -51,7 +51,6 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
 
     model_class = CLIP
     batch_class = CaptionBatch
-    config_class = CLIPConfig
     unit = "images"
 
     config: CLIPConfig = CLIPConfig()
@@ -108,7 +107,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Run an optimizer step, and then limit the learned scale of the similarities to 100.
 
-        The scale is limited here, since a callback that runs later may save a checkpoint.
+        A later hook would be too late, since a callback that Lightning calls before that hook could
+        save a checkpoint with a larger scale.
         """
         super().optimizer_step(*args, **kwargs)
         with torch.no_grad():
@@ -118,9 +118,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """Store the embeddings of a batch, from which `compute_metrics` computes the metrics."""
         scale = self.model.scale
         images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
-        ids = batch.ids.cpu()
-        mask = batch.mask.cpu()
-        captions = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
+        pairs = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
+        captions = [tuple(ids[mask].tolist()) for ids, mask in pairs]
         self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:

@@ -49,12 +49,11 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n_parameters = sum(p.numel() for p in model.parameters())
-    stored = ", ".join(task.artifacts) or "without a tokenizer"
     named = f"{found.format_name}, {n_parameters:,} parameters"
     return [
         f"{source}: {named}, as {task_class.__name__}",
         *found.notes,
-        f"wrote {target} ({stored})",
+        f"wrote {target} ({', '.join(task.artifacts) or 'without a tokenizer'})",
     ]
 
 
@@ -66,16 +65,14 @@ def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
         return artifacts | dict(found.artifacts)
     hf_config = model.source.config
     if hasattr(model.config, "image_size"):
-        size = model.config.image_size
-        channels = model.config.n_channels
-        artifacts |= preprocessing.read_image_preprocessing(found.path, hf_config, size, channels)
+        shape = (model.config.image_size, model.config.n_channels)
+        artifacts |= preprocessing.read_image_preprocessing(found.path, hf_config, *shape)
         if isinstance(model, CLIP):
             del artifacts["class_names"]  # CLIP has no classes
     elif hasattr(model.config, "n_classes"):
         n_classes = model.config.n_classes
         names = preprocessing.class_names(hf_config) or default_class_names(n_classes)
-        is_regression = n_classes == 1
-        artifacts["class_names"] = [] if is_regression else names
+        artifacts["class_names"] = [] if n_classes == 1 else names  # none for a regression
         artifacts["max_len"] = model.config.max_len
     if found.tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
         artifacts["n_separators"] = preprocessing.count_separators(found.tokenizer)
@@ -87,9 +84,10 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
 
     Args:
         source: The checkpoint file or run directory.
-        target: The directory, which must be empty or not exist. DIRECTORY is written in the format
-            of transformers, and `timm:DIRECTORY` in that of timm.
-        classes: Your own classes that the checkpoint may name, or their import paths.
+        target: The directory, which must be empty or not exist. A path with the prefix `timm:` is
+            written in the format of timm, and any other path in the format of transformers.
+        classes: Your own classes, or their import paths, that may be imported if the checkpoint
+            requires them.
 
     Returns:
         Lines to print that describe the result.
@@ -104,8 +102,9 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
         raise InputError("this exists already and is not an empty directory", file=target)
     model: Any = load(source, classes=classes)
     with staged_directory(target) as folder:
-        if to_timm:
-            named = timm.write_model(model, folder, model.artifacts)
-        else:
-            named = write_transformers(model, folder)
-    return [f"{source}: {type(model).__name__} as {named}", f"wrote {target}"]
+        written = (
+            timm.write_model(model, folder, model.artifacts)
+            if to_timm
+            else (write_transformers(model, folder))
+        )
+    return [f"{source}: {type(model).__name__} as {written}", f"wrote {target}"]

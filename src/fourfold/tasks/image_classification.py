@@ -39,9 +39,10 @@ class ImageClassification(Task[ViT, ImageBatch]):
             the model is trained on the teacher's predictions, and the first head on the labels. A
             model without a distillation token has one head, which is trained on both. None trains
             on the labels only.
-        distillation: Loss of the teacher's predictions, hard or soft; see `distillation_loss`.
-        teacher_weight: Weight w of the loss of the teacher's predictions; the weight of the loss of
-            the labels is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
+        distillation: Loss of the model's predictions against those of the teacher, hard or soft;
+            see `distillation_loss`.
+        teacher_weight: Weight w of the loss against the teacher's predictions; the weight of the
+            loss against the labels is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
         temperature: Temperature of soft distillation (DeiT: 3).
         init_from: See `Task`.
         tuning: See `Task`.
@@ -49,7 +50,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
     model_class = ViT
     batch_class = ImageBatch
-    config_class = ViTConfig
     unit = "images"
     inferred_from_data = ("n_classes",)
     must_equal_data = ("n_classes",)
@@ -79,14 +79,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
         """Build the model, and the metrics for its number of classes."""
         if self.model is None:
             super().configure_model()
-            n_classes = self.config.n_classes
-            assert n_classes is not None  # the model is built
-            self.scores["top1"] = MulticlassAccuracy(n_classes, average="micro")
-            top_k = min(5, n_classes)
-            self.scores["top5"] = MulticlassAccuracy(n_classes, top_k=top_k, average="micro")
+            n_classes: Any = self.config.n_classes  # not None, since the model is built
+            names = {"top1": 1, "top5": min(5, n_classes)}
             if getattr(self.config, "distillation", False):
-                self.scores["top1_class"] = MulticlassAccuracy(n_classes, average="micro")
-                self.scores["top1_distillation"] = MulticlassAccuracy(n_classes, average="micro")
+                names |= {"top1_class": 1, "top1_distillation": 1}
+            for name, k in names.items():
+                self.scores[name] = MulticlassAccuracy(n_classes, top_k=k, average="micro")
 
     def on_fit_start(self) -> None:
         """Load the teacher, which only training uses.
@@ -100,25 +98,26 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
     def on_test_start(self) -> None:
         """Create a confusion matrix, unless there are more than MAX_CONFUSION_CLASSES classes."""
-        n_classes = self.config.n_classes
-        assert n_classes is not None  # the model is built
+        n_classes: Any = self.config.n_classes
         if n_classes <= MAX_CONFUSION_CLASSES:
             self.scores["confusion"] = MulticlassConfusionMatrix(n_classes).to(self.device)
 
     def on_test_end(self) -> None:
         """Delete the confusion matrix."""
-        if "confusion" in self.scores:
-            del self.scores["confusion"]
+        self.scores = nn.ModuleDict({k: x for k, x in self.scores.items() if k != "confusion"})
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Return the logits (B, K) of each head; the mean of all heads is the prediction."""
+        """Return the logits (B, K) of each head.
+
+        The prediction of the model is the mean of the logits of all heads.
+        """
         return self.model.logits_per_head(self.model.hidden(images))
 
     def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the batch, and the number of images.
 
-        With a teacher, the loss is the weighted mean of the loss of the labels and the loss of the
-        teacher's predictions.
+        With a teacher, the loss is the weighted mean of two losses: one against the labels, and one
+        against the teacher's predictions.
         """
         heads = self.head_logits(batch.images)
         logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
@@ -134,7 +133,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         """Update the loss (without label smoothing) and the accuracies.
 
-        In a test, the confusion matrix is updated, too, if `on_test_start` created one.
+        The confusion matrix that `on_test_start` creates is updated, too.
         """
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
@@ -175,5 +174,4 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, K) in fp32."""
-        logits: Tensor = self.model(batch.images)
-        return logits.float().softmax(-1)
+        return self.model(batch.images).float().softmax(-1)

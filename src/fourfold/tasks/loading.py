@@ -21,13 +21,9 @@ from fourfold.errors import InputError, errors_in
 if TYPE_CHECKING:
     from fourfold.tasks.base import Task
 
-PACKAGE = "fourfold.tasks."
-
 
 def load_task(
-    path: str | Path,
-    expect: str | tuple[str, ...] | None = None,
-    classes: Classes = (),
+    path: str | Path, expect: str | tuple[str, ...] | None = None, classes: Classes = ()
 ) -> "Task[Any, Any]":
     """Load a task with its model, weights, tokenizer and preprocessing, in eval mode.
 
@@ -35,7 +31,8 @@ def load_task(
         path: A checkpoint file written by `fourfold fit` or `fourfold import`.
         expect: Name of a task class, or several names. The task must be an instance of one of these
             classes; None accepts every class.
-        classes: Your own task classes that the checkpoint may name, or their import paths.
+        classes: Your own task classes, or their import paths, that may be imported if the
+            checkpoint requires them.
 
     Raises:
         InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
@@ -45,39 +42,34 @@ def load_task(
         >>> task = load_task("runs/gpt2/tiny/checkpoints/best.ckpt")  # doctest: +SKIP
         >>> task.tokenizer.encode("The cat")  # doctest: +SKIP
     """
-    return task_from_checkpoint(read_file(path), path, expect, classes)
+    task = task_from_checkpoint(read_file(path), path, classes)
+    expected = (expect,) if isinstance(expect, str) else expect
+    names = {parent.__name__ for parent in type(task).__mro__}
+    if expected and not names.intersection(expected):
+        needed = " or ".join(expected)
+        problem = f"the checkpoint holds the task {type(task).__name__}, but {needed} is needed"
+        raise InputError(problem, file=path)
+    return task
 
 
 def task_from_checkpoint(
-    content: Mapping[str, Any],
-    path: str | Path,
-    expect: str | tuple[str, ...] | None = None,
-    classes: Classes = (),
+    content: Mapping[str, Any], path: str | Path, classes: Classes = ()
 ) -> "Task[Any, Any]":
     """Build a task with its weights, in eval mode, from the content of a checkpoint.
 
     Args:
         content: Content of the checkpoint.
         path: Path of the checkpoint, for the messages of errors.
-        expect: See `load_task`.
         classes: See `load_task`.
 
     Raises:
-        InputError: The content is not that of a checkpoint of this version of fourfold; the task is
-            not one of `expect`; or the task is neither part of fourfold nor in `classes`.
+        InputError: The content is not that of a checkpoint of this version of fourfold; or the task
+            is neither part of fourfold nor in `classes`.
     """
     path = Path(path)
     check_content(content, path)
     saved = content["fourfold"]
     task_class = find_task_class(saved["task"]["class"], path, classes)
-    expected = (expect,) if isinstance(expect, str) else expect
-    names = {parent.__name__ for parent in task_class.__mro__}
-    if expected and not names.intersection(expected):
-        raise InputError(
-            f"the checkpoint holds the task {task_class.__name__}, but {' or '.join(expected)} is"
-            " needed",
-            file=path,
-        )
     with errors_in(path):
         check_init_args(task_class, saved["task"]["init_args"])
         task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
@@ -88,7 +80,7 @@ def task_from_checkpoint(
 
 
 def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[Any, Any]]":
-    """Return the task class that a checkpoint names: one of fourfold, or one the user allows.
+    """Return a class of fourfold, or one that the user allows, by the import path in a checkpoint.
 
     Args:
         name: Import path of the class, as the checkpoint stores it.
@@ -101,7 +93,7 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     import fourfold.tasks  # here, since that package imports this module
 
     shipped = {class_path(x): x for x in vars(fourfold.tasks).values() if isinstance(x, type)}
-    is_shipped = name.startswith(PACKAGE)
+    is_shipped = name.startswith("fourfold.tasks.")
     found = shipped.get(name) if is_shipped else find_user_class(name, classes, path)
     if not isinstance(found, type) or not issubclass(found, fourfold.tasks.Task):
         raise InputError(f"{name[:200]} is not a task", file=path)
@@ -112,9 +104,9 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer.
 
     Lightning requires its own version number in a checkpoint. This function adds that number to the
-    returned content of a checkpoint that `fourfold import` wrote; the file is not changed. The
-    content of a file of weights alone is returned without a check, since Lightning's launcher
-    passes the weights of a subprocess to the main process in such a file.
+    returned content of a checkpoint that `fourfold import` wrote; the file is not changed. A file
+    with only weights is not checked. Lightning's launcher writes such a file to pass weights from a
+    subprocess to the main process.
 
     Raises:
         InputError: The file does not exist, is corrupted, or was not written by this version of

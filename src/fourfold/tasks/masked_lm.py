@@ -1,4 +1,4 @@
-"""Masked language modelling task (BERT), with next-sentence prediction if the model has a head.
+"""Masked language modelling task (BERT), with a next-sentence loss if the model has such a head.
 
 Shapes: B rows, T tokens, D width of the model, N masked tokens of the batch.
 """
@@ -38,7 +38,6 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 
     model_class = MaskedLM
     batch_class = MaskedBatch
-    config_class = MaskedLMConfig
 
     config: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6)
@@ -49,15 +48,17 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         self.ppl = Perplexity()
         self.next_correct = Mean()
 
-    def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-        """Return hidden states, and the operands of the vocabulary logits at masked positions.
+    def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Any, ...]]:
+        """Run the encoder, and the head at masked positions up to the vocabulary logits.
 
         Returns:
-            Hidden states (B, T, D), and a tuple (x, weight, bias) for logits x @ weight.T + bias,
-            with x (N, D); the bias may be None.
+            Hidden states (B, T, D) of the encoder, and a tuple (x, weight, bias, targets): x (N, D)
+            for the logits x @ weight.T + bias, weight matrix, bias (or None) and targets (N,).
         """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
-        return h, self.model.head.output(h.flatten(0, 1)[_masked_positions(batch)])
+        positions = _masked_positions(batch)
+        output = self.model.head.output(h.flatten(0, 1)[positions])
+        return h, (*output, batch.targets.flatten()[positions])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the masked tokens, and the number of masked tokens.
@@ -71,20 +72,18 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         BERT's if all pairs have the same number of masked tokens.
         """
         h, output = self._encode(batch)
-        targets = batch.targets.flatten()[_masked_positions(batch)]
-        loss = linear_cross_entropy(*output, targets, normalizer=1.0)
+        loss = linear_cross_entropy(*output, normalizer=1.0)
         if batch.is_next is not None and self.model.next_sentence is not None:
             logits = upcast_fp32(self.model.next_sentence_logits(h))
             weights = (batch.targets != IGNORE_INDEX).sum(1).to(logits.dtype)  # (B,)
             loss = loss + F.cross_entropy(logits, batch.is_next, reduction="none") @ weights
-        return loss, len(targets)
+        return loss, len(output[-1])
 
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
         """Update perplexity and accuracy of masked tokens, and next-sentence accuracy."""
         h, output = self._encode(batch)
-        targets = batch.targets.flatten()[_masked_positions(batch)]
-        if len(targets):
-            self.ppl.update(*token_scores(*output, targets), targets)
+        if len(output[-1]):
+            self.ppl.update(*token_scores(*output), output[-1])
         if batch.is_next is not None and self.model.next_sentence is not None:
             logits = self.model.next_sentence_logits(h)
             self.next_correct.update((logits.argmax(-1) == batch.is_next).sum(), len(logits))
@@ -116,19 +115,18 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
                 for ids in (batch.targets, predicted)
             ]
             rows.append([text, *columns])
-
-        def forward(row: MaskedBatch) -> Tensor:
-            return self.model.encode(row.ids, row.segments, row.mask, row.documents)
-
-        attention = self_attention(self.model, tokenizer, batch, forward)
+        attention = self_attention(
+            self,
+            batch,
+            lambda row: self.model.encode(row.ids, row.segments, row.mask, row.documents),
+        )
         return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
         """Return the batch's `ids` (B, T) with the most probable token at each masked position."""
         _, output = self._encode(batch)
-        positions = _masked_positions(batch)
         predicted = batch.ids.flatten().clone()
-        predicted[positions] = token_scores(*output, batch.targets.flatten()[positions])[1]
+        predicted[_masked_positions(batch)] = token_scores(*output)[1]
         return predicted.view_as(batch.ids)
 
 

@@ -4,6 +4,7 @@ Shapes: B context windows, T tokens, N best spans.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from fourfold.tasks.base import Task
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
-    The DataModule has a method `questions(split)`, which returns a dataset with the attributes
-    `questions` and `windows` (parts of contexts), like that of `fourfold.data.QuestionData`.
+    The DataModule has a method `questions(split)`, as `fourfold.data.QuestionData` has. The method
+    returns a dataset with the attributes `questions` and `windows` (parts of contexts).
 
     Args:
         config: Config of the model.
@@ -42,7 +43,6 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
     model_class = SpanExtractor
     batch_class = SpanBatch
-    config_class = SpanExtractorConfig
 
     config: SpanExtractorConfig = SpanExtractorConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
@@ -58,9 +58,9 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
-        """Take the artifacts (the DataModule's values that inference requires, by name).
+        """Take the artifacts from the DataModule (see `Task`).
 
-        The artifact `allow_no_answer` tells whether questions may have no answer, as in SQuAD 2.0.
+        The artifact `allow_no_answer` is True if questions may have no answer, as in SQuAD 2.0.
         """
         super().setup(stage)
         self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
@@ -68,8 +68,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Return the answer's start logits and end logits, each (B, T) in fp32; -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
-        logits: Tensor = self.model(batch.ids, segments, batch.mask)
-        logits = upcast_fp32(logits)
+        logits = upcast_fp32(self.model(batch.ids, segments, batch.mask))
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
         return start, end
 
@@ -79,22 +78,24 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """Return each window's mean (B,) of two cross-entropies, of start and end logits (B, T)."""
+        """Return the loss of each window (B,) from start logits (B, T) and end logits (B, T).
+
+        The loss is the mean of the cross-entropies of the start logits and the end logits.
+        """
         start_loss = F.cross_entropy(start, batch.starts, reduction="none")
         return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 
     def update_metrics(self, batch: SpanBatch, split: str) -> None:
-        """Update the loss, and the scores with the best answer of each window."""
+        """Update the loss, and add the best answer in each window to the scores."""
         start, end = self.logits(batch)
         # Windows without the answer are no targets, unless a question may have no answer.
         kept = batch.starts >= (0 if self.scores.allow_no_answer else 1)
         if kept.any():
             self.loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
         data = self.datamodule.questions(split)
-        answers = self.best_answers(batch, start, end, data, 1)
         windows = [data.windows[row] for row in batch.rows.tolist()]
-        best = [of_window[0] for of_window in answers]
-        self.scores.update([(w.question, w.number) for w in windows], best)
+        answers = [best for (best,) in self.best_answers(batch, start, end, data, 1)]
+        self.scores.update([(w.question, w.number) for w in windows], answers)
 
     def best_answers(
         self, batch: SpanBatch, start: Tensor, end: Tensor, data: Any, n_best: int
@@ -103,8 +104,8 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
         Args:
             batch: The batch.
-            start: Logits of the first token (B, T).
-            end: Logits of the last token (B, T).
+            start: Logits (B, T) of each token as the first token of the answer.
+            end: Logits (B, T) of each token as the last token of the answer.
             data: Dataset of the batch's split, as `questions` of the DataModule returns it.
             n_best: Largest number of spans for each window.
 
@@ -113,26 +114,24 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             answer, the empty text with score -inf.
         """
         width = start.shape[1]
-        positions = torch.arange(width, device=start.device)
-        length = positions[None, :] - positions[:, None] + 1
-        allowed = (length >= 1) & (length <= self.max_answer_length)  # (T, T)
+        # Spans whose last token is not before the first token, of at most max_answer_length tokens.
+        allowed = torch.ones(width, width, dtype=torch.bool, device=start.device)
+        allowed = allowed.triu().tril(self.max_answer_length - 1)  # (T, T)
         allowed = allowed & batch.context[:, :, None] & batch.context[:, None, :]
         scores = (start[:, :, None] + end[:, None, :]).masked_fill(~allowed, -torch.inf)
         best = scores.flatten(1).topk(min(n_best, width * width))  # (B, N)
-        # Whole batches are copied to the CPU, rather than row by row.
-        values = best.values.tolist()
-        spans = best.indices.tolist()
-        null_scores = (start[:, 0] + end[:, 0]).tolist()
+        # Complete tensors are copied to the CPU, rather than row by row.
+        columns = (batch.rows, best.values, best.indices, start[:, 0] + end[:, 0])
         answers = []
-        for i, row in enumerate(batch.rows.tolist()):
+        for row, values, spans, null in zip(*(x.tolist() for x in columns), strict=True):
             window = data.windows[row]
             context = data.questions[window.question].context
             found = [
-                Answer(score, window.text(context, *divmod(span, width)), null_scores[i])
-                for score, span in zip(values[i], spans[i], strict=True)
+                Answer(score, window.text(context, *divmod(span, width)), null)
+                for score, span in zip(values, spans, strict=True)
                 if score > -torch.inf
             ]
-            answers.append(found or [Answer(-torch.inf, "", null_scores[i])])
+            answers.append(found or [Answer(-torch.inf, "", null)])
         return answers
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
@@ -141,22 +140,28 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         scores = self.scores.compute([question.answers for question in data.questions])
         return {"loss": self.loss.compute(), **scores}
 
-    def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, list[Answer]]]:
-        """Return for each window the number of its question in the split, and its best answers."""
+    def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, Answer]]:
+        """Return the best answers in all windows of the batch.
+
+        Returns:
+            Pairs of the number of a question in the split and an answer in one of its windows.
+        """
         data = self.datamodule.questions("test")
         answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
-        questions = [data.windows[row].question for row in batch.rows.tolist()]
-        return list(zip(questions, answers, strict=True))
+        return [
+            (data.windows[row].question, answer)
+            for row, of_window in zip(batch.rows.tolist(), answers, strict=True)
+            for answer in of_window
+        ]
 
     def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
         """Return the question of each window in the batch with true and predicted answers."""
         data = self.datamodule.questions(split)
         answers = self.best_answers(batch, *self.logits(batch), data, 1)
-        questions = [data.questions[data.windows[row].question] for row in batch.rows.tolist()]
-        rows: list[list[Any]] = [
-            [question.text, "\n".join(question.answers), best[0].text]
-            for question, best in zip(questions, answers, strict=True)
-        ]
+        rows: list[list[Any]] = []
+        for row, (best,) in zip(batch.rows.tolist(), answers, strict=True):
+            question = data.questions[data.windows[row].question]
+            rows.append([question.text, "\n".join(question.answers), best.text])
         return {"samples": Table(["question", "true", "predicted"], rows)}
 
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -168,17 +173,11 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         Args:
             outputs: Outputs of `predict_step` for all batches.
         """
-        data = self.datamodule.questions("test")
-        pairs = (
-            (question, answer)
-            for output in outputs
-            for question, answers in output
-            for answer in answers
-        )
-        ranked = rank_answers(pairs, self.scores.allow_no_answer)
+        questions = self.datamodule.questions("test").questions
+        ranked = rank_answers(chain.from_iterable(outputs), self.scores.allow_no_answer)
         return {
-            data.questions[question].id: [
+            questions[number].id: [
                 {"text": text, "score": score} for text, score in best[: self.n_best_size]
             ]
-            for question, best in ranked.items()
+            for number, best in ranked.items()
         }

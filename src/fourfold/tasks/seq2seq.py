@@ -14,9 +14,10 @@ from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
 from fourfold.loggers.media import AttentionMaps, Media, Table
-from fourfold.loggers.samples import MAX_TOKENS, cross_attention, token_names
+from fourfold.loggers.samples import MAX_TOKENS, layer_maps, token_names
 from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity, TranslationScores
+from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.tasks.base import BatchT, Task
 
@@ -66,45 +67,41 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     @property
     def start_id(self) -> int:
         """Id of the decoder's first input: the config's start token, or else the begin token."""
-        given: int | None = getattr(self.config, "decoder_start_token_id", None)
+        given = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 
     def as_pairs(self, batch: Any) -> PairBatch:
         """Return a batch as a `PairBatch`; by default the batch is a `PairBatch` already."""
-        pairs: PairBatch = batch
-        return pairs
+        return batch
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
         """Return the summed label-smoothed cross-entropy, and the number of target tokens."""
-        h, weight, bias, targets = self._teacher_forced(self.as_pairs(batch))
+        output = self._teacher_forced(self.as_pairs(batch))
         loss = linear_cross_entropy(
-            h,
-            weight,
-            bias,
-            targets,
+            *output,
             label_smoothing=self.label_smoothing,
             label_smoothing_type=self.label_smoothing_type,
             normalizer=1.0,
         )
-        return loss, (targets != IGNORE_INDEX).sum()
+        return loss, (output[-1] != IGNORE_INDEX).sum()
 
     def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Run the model with the true previous tokens as the decoder's input.
 
         Returns:
-            Hidden states (B T, D), matrix and bias (or None) of the head, and targets (B T,).
+            A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
+            and targets (B * T,).
         """
         memory = self.model.encode(batch.src, batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
         if getattr(self.config, "decoder_start_token_id", None) is None:
-            targets = targets[:, 1:]  # the batch has a token for the begin
+            targets = targets[:, 1:]  # the first token of a target is the begin token
         else:
             inputs = F.pad(inputs, (1, 0), value=self.start_id)
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
         h = self.model.decode(inputs[:, :-1], memory, batch.src_mask)
-        h, weight, bias = self.model.head.output(h.flatten(0, 1))
-        return h, weight, bias, targets.flatten()
+        return *self.model.head.output(h.flatten(0, 1)), targets.flatten()
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
         """Update the perplexity (without label smoothing) and the scores of generated texts."""
@@ -113,10 +110,13 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         self.ppl.update(*token_scores(*output), targets=output[-1])
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         if num_beams:
-            rows = pairs.rows.tolist()
-            references = self.datamodule.references(split)
             hypotheses = self.generate_texts(pairs.src, pairs.src_mask, num_beams)
-            self.scores.update(rows, hypotheses, [references[row] for row in rows])
+            self.scores.update(pairs.rows.tolist(), hypotheses, self._references(pairs, split))
+
+    def _references(self, pairs: PairBatch, split: str) -> list[str | list[str]]:
+        """Return the reference text of each pair, or a list of its reference texts."""
+        references = self.datamodule.references(split)
+        return [references[row] for row in pairs.rows.tolist()]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, perplexity, accuracy, BLEU, chrF, exact match and sacreBLEU's signature.
@@ -139,16 +139,14 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
-        rows = pairs.rows.tolist()
-        references = self.datamodule.references(split)
-        given = [references[row] for row in rows]
-        texts = [text if isinstance(text, str) else "\n".join(text) for text in given]
-        is_image = pairs.src.ndim > 2
-        sources = rows if is_image else self.tokenizer.decode_batch(pairs.src.tolist())
-        table = Table(
-            ["image" if is_image else "source", "reference", "generated"],
-            [list(row) for row in zip(sources, texts, generated, strict=True)],
-        )
+        references = self._references(pairs, split)
+        texts = [text if isinstance(text, str) else "\n".join(text) for text in references]
+        if pairs.src.ndim > 2:
+            name, sources = "image", pairs.rows.tolist()
+        else:
+            name, sources = "source", self.tokenizer.decode_batch(pairs.src.tolist())
+        rows = [list(row) for row in zip(sources, texts, generated, strict=True)]
+        table = Table([name, "reference", "generated"], rows)
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
@@ -159,23 +157,23 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             generated: The generated text of each source.
         """
         tokenizer = self.tokenizer
+        row = 0
+        src = batch.src[row]
+        columns: list[str] = []
         if batch.src.ndim == 2:
             row = int(batch.src_mask.sum(1).argmin())
             src = batch.src[row][batch.src_mask[row]][:MAX_TOKENS]
             columns = token_names(tokenizer, src.tolist())
-        else:
-            row = 0
-            src = batch.src[row]
-            columns = []
         longest = min(MAX_TOKENS, getattr(self.config, "max_len", None) or MAX_TOKENS)
         ids = [self.start_id, *tokenizer.encode(generated[row]), tokenizer.eos_id][: longest + 1]
         tgt = torch.tensor(ids[:-1], device=src.device)
         rows = token_names(tokenizer, ids[1:])  # the token that is predicted at each position
-
-        def forward() -> Tensor:
-            return self.model.decode(tgt[None], self.model.encode(src[None], None), None)
-
-        return cross_attention(self.model, rows, columns, forward)
+        maps = attention_maps(
+            self.model,
+            "cross_attn",
+            lambda: self.model.decode(tgt[None], self.model.encode(src[None], None), None),
+        )
+        return layer_maps(maps, rows, columns, "decoder layer")
 
     @torch.inference_mode()
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
@@ -192,8 +190,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         tokenizer = self.tokenizer
         max_len = None
         if src.ndim > 2:
-            limits = (self.artifacts["max_len"] - 1, getattr(self.config, "max_len", None))
-            max_len = min(limit for limit in limits if limit is not None)
+            longest = self.artifacts["max_len"] - 1
+            max_len = min(longest, getattr(self.config, "max_len", None) or longest)
         ids, _ = beam_search(
             self.model,
             src,

@@ -1,4 +1,4 @@
-"""Tasks of sentence and sentence-pair classification or regression (GLUE): encoder or causal LM.
+"""Classification or regression of sentences and pairs (GLUE), with an encoder or a causal LM.
 
 Shapes: B sentences or pairs, T tokens, K classes, D width of the model.
 """
@@ -47,7 +47,6 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
 
     model_class = SequenceClassifier
     batch_class = SequenceBatch
-    config_class = SequenceClassifierConfig
     inferred_from_data = ("vocab_size", "n_classes")
     must_equal_data = ("n_classes",)
 
@@ -65,18 +64,14 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         """Build the model, and the metrics for its number of classes."""
         if self.model is None:
             super().configure_model()
-            n_classes = self.config.n_classes
-            assert n_classes is not None  # the model is built
-            is_regression = n_classes == 1
-            self.scores: RegressionScores | ClassificationScores = (
-                RegressionScores() if is_regression else ClassificationScores(n_classes)
-            )
+            n_classes: Any = self.config.n_classes  # not None, since the model is built
+            scores = RegressionScores() if n_classes == 1 else ClassificationScores(n_classes)
+            self.scores: RegressionScores | ClassificationScores = scores
 
     def logits(self, batch: SequenceBatch) -> Tensor:
         """Return logits (B, K) in fp32."""
         segments = batch.segments if self.config.n_segments > 1 else None
-        logits: Tensor = self.model(batch.ids, segments, batch.mask)
-        return upcast_fp32(logits)
+        return upcast_fp32(self.model(batch.ids, segments, batch.mask))
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the batch, and the number of examples.
@@ -117,7 +112,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
             columns.append("probability")
             labels = prediction_rows(self.artifacts["class_names"], batch.labels, outputs)
         rows = [[text, *row] for text, row in zip(texts, labels, strict=True)]
-        attention = self_attention(self.model, self.tokenizer, batch, self.logits)
+        attention = self_attention(self, batch, self.logits)
         return {"samples": Table(columns, rows), "attention": attention}
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
@@ -145,7 +140,6 @@ class CausalSequenceClassification(SequenceClassification):
     """
 
     model_class = CausalClassifier  # type: ignore[assignment]
-    config_class = CausalClassifierConfig  # type: ignore[assignment]
     model: CausalClassifier = field(init=False)  # type: ignore[assignment]
     config: CausalClassifierConfig = CausalClassifierConfig()  # type: ignore[assignment]
     optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5)
@@ -153,9 +147,8 @@ class CausalSequenceClassification(SequenceClassification):
 
     def logits(self, batch: SequenceBatch) -> Tensor:
         """Return logits (B, K) in fp32."""
-        return upcast_fp32(
-            self.model.classify(self.model.hidden(batch.ids, batch.mask), batch.mask)
-        )
+        h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
+        return upcast_fp32(self.model.classify(h, batch.mask))
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the batch, and the number of examples.
@@ -169,9 +162,7 @@ class CausalSequenceClassification(SequenceClassification):
             real = batch.mask[:, 1:]
             targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
             weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
-            x, matrix, bias = self.model.head.output(h[:, :-1].flatten(0, 1))
-            lm_loss = linear_cross_entropy(
-                x, matrix, bias, targets.flatten(), weights=weights.flatten(), normalizer=1.0
-            )
+            output = (*self.model.head.output(h[:, :-1].flatten(0, 1)), targets.flatten())
+            lm_loss = linear_cross_entropy(*output, weights=weights.flatten(), normalizer=1.0)
             loss = loss + self.lm_weight * lm_loss
         return loss, len(batch.ids)

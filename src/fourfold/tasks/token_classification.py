@@ -41,7 +41,6 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
 
     model_class = TokenClassifier
     batch_class = TokenBatch
-    config_class = TokenClassifierConfig
     inferred_from_data = ("vocab_size", "n_classes")
     must_equal_data = ("n_classes",)
 
@@ -56,8 +55,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
 
     def logits(self, batch: TokenBatch) -> Tensor:
         """Return logits (B, T, K) in fp32."""
-        logits: Tensor = self.model(batch.ids, None, batch.mask)
-        return upcast_fp32(logits)
+        return upcast_fp32(self.model(batch.ids, None, batch.mask))
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the summed cross-entropy at the first tokens of words, and the number of words."""
@@ -67,29 +65,29 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return loss, (labels != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
-        """Update the loss, and the scores with the true and predicted tags of each row."""
+        """Update the loss, and add the true and predicted tags of each row to the scores."""
         logits = self.logits(batch)
         is_word = batch.labels != IGNORE_INDEX
         losses = F.cross_entropy(logits[is_word], batch.labels[is_word], reduction="sum")
         self.loss.update(losses, is_word.sum())
         chunks = self.datamodule.chunk_keys(split)
-        # Whole batches are copied to the CPU, rather than row by row.
-        on_cpu = is_word.cpu()
-        true = self._tags(batch.labels.cpu(), on_cpu)
-        predicted = self._tags(logits.argmax(-1).cpu(), on_cpu)
+        true = self._tags(batch, batch.labels)
+        predicted = self._tags(batch, logits.argmax(-1))
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
 
-    def _tags(self, classes: Tensor, is_word: Tensor) -> list[list[str]]:
-        """Return the tags of the words in each row.
+    def _tags(self, batch: TokenBatch, classes: Tensor) -> list[list[str]]:
+        """Return the tags of the words in each row of a batch.
 
         Args:
-            classes: Class of each token (B, T).
-            is_word: (B, T) bool, True at the first token of each word.
+            batch: The batch, which has a label at the first token of each word.
+            classes: True or predicted class of each token (B, T).
         """
         names = self.artifacts["class_names"]
+        # The batch is copied to the CPU at once, rather than row by row.
+        is_word = (batch.labels != IGNORE_INDEX).cpu()
         return [
             [names[k] for k in row[words].tolist()]
-            for row, words in zip(classes, is_word, strict=True)
+            for row, words in zip(classes.cpu(), is_word, strict=True)
         ]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
@@ -99,29 +97,20 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         """
         metrics = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test":
-            metrics["confusion"] = self.scores.confusion(self.artifacts["class_names"])
-        else:
-            metrics = {name: x for name, x in metrics.items() if not name.startswith("f1_")}
-        return metrics
+            return metrics | {"confusion": self.scores.confusion(self.artifacts["class_names"])}
+        return {name: x for name, x in metrics.items() if not name.startswith("f1_")}
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
         """Return texts with true and predicted tags, and attention maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
-        is_word = batch.labels != IGNORE_INDEX
-        true = self._tags(batch.labels, is_word)
-        predicted = self._tags(self.logits(batch).argmax(-1), is_word)
-        rows: list[list[Any]] = [
-            [text, " ".join(tags), " ".join(guesses)]
-            for text, tags, guesses in zip(texts, true, predicted, strict=True)
-        ]
-        attention = self_attention(self.model, self.tokenizer, batch, self.logits)
+        true = map(" ".join, self._tags(batch, batch.labels))
+        predicted = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
+        rows = [list(row) for row in zip(texts, true, predicted, strict=True)]
+        attention = self_attention(self, batch, self.logits)
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
         """Return each row's `ChunkId` and the predicted tags of its words, joined by spaces."""
         chunks = self.datamodule.chunk_keys("test")
-        tags = self._tags(self.logits(batch).argmax(-1), batch.labels != IGNORE_INDEX)
-        return [
-            (chunks[row], " ".join(of_row))
-            for row, of_row in zip(batch.rows.tolist(), tags, strict=True)
-        ]
+        texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
+        return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fourfold.core.config import TransformerConfig
 from fourfold.data.loading.batches import PairBatch
 from fourfold.models import (
     T5,
@@ -32,7 +31,6 @@ class Translation(Seq2SeqTask[PairBatch]):
 
     model_class: ClassVar[type[Seq2Seq]] = EncoderDecoder
     batch_class = PairBatch
-    config_class: ClassVar[type[TransformerConfig]] = EncoderDecoderConfig
 
     config: EncoderDecoderConfig = EncoderDecoderConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -60,12 +58,11 @@ class TextToText(Translation):
         schedule: Options of the schedule; the default is 0.1 / sqrt(step) after 10,000 steps, a
             tenth of the paper's rate for AdaFactor (section 3.1.2). The rate of the first 10,000
             steps, which is constant in the paper, grows linearly here.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper uses no
-            label smoothing, and beam search with 4 beams and alpha 0.6 (section 3.7).
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper does not smooth
+            labels. Its beam search has 4 beams and the length-penalty exponent 0.6 (section 3.7).
     """
 
     model_class = T5
-    config_class = T5Config
 
     config: T5Config = T5Config()
     optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0)
@@ -90,7 +87,6 @@ class CompositeTranslation(Translation):
     """
 
     model_class = CompositeEncoderDecoder
-    config_class = TextToTextConfig
 
     config: TextToTextConfig = TextToTextConfig()  # type: ignore[assignment]
     optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=0.05, weight_decay=0.0)

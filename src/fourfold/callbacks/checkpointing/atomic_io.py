@@ -14,10 +14,9 @@ from fourfold.atomic_files import atomic_path
 class AtomicCheckpointIO(CheckpointIO):
     """Plugin that writes a checkpoint to a temporary file, and renames the complete file.
 
-    The temporary file lies in the same folder as the checkpoint.
-
-    Lightning writes its temporary file to $TMPDIR, but a rename is atomic only within one file
-    system. In a test with Lightning's plugin, 10 of 25 killed processes left an incomplete file.
+    The temporary file is in the folder of the checkpoint. Lightning's plugin writes its temporary
+    file to $TMPDIR. If $TMPDIR is on another file system, that file is copied instead of renamed,
+    and a killed process can leave an incomplete checkpoint.
 
     Args:
         read: Function that takes the path of a checkpoint and returns its content, with tensors on
@@ -67,10 +66,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 def _sync_folder(folder: Path) -> None:
     """Write the file names in a folder to the disk; do nothing on other systems than POSIX."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
-    finally:
         os.close(descriptor)

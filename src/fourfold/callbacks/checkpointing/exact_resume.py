@@ -1,11 +1,12 @@
-"""Exact resume, bit for bit: callbacks that seed each batch and save the position in the data.
+"""Exact resume, bit for bit: callbacks that seed dropout and save the position in the data.
 
 With Lightning alone, a resumed run differs from an uninterrupted run, because Lightning prefetches
-batches and restores random numbers differently. In this package each batch carries its position in
-the data, and dropout is seeded by the number of the batch. See "What a run rests on" in
+batches and restores random numbers differently. In this package each batch has a field with its
+position in the data, and dropout is seeded by the number of the batch. See "Guarantees of a run" in
 CONTRIBUTING.md.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class ExactResume(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set Lightning's batch counters to the position in the data, for this number of ranks.
+        """Set Lightning's batch counters from the position in the data and the number of ranks.
 
         Lightning counts the batches of one rank, and the DataModule counts the batches of all
         ranks. If the interrupted run had another number of ranks, the counters that Lightning
@@ -35,15 +36,12 @@ class ExactResume(Callback):
         if not progress.current.ready or progress.is_last_batch:
             return
         position = 0 if data is None else data.position.batch
-        batches_of_rank = -(-position // trainer.world_size)  # rounded up
-        difference = batches_of_rank - progress.current.ready
+        difference = math.ceil(position / trainer.world_size) - progress.current.ready
         for counts in (progress.current, progress.total):
             for name in ("ready", "started", "processed", "completed"):
                 setattr(counts, name, getattr(counts, name) + difference)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Seed torch's random-number generator, which dropout uses."""
         torch.manual_seed(step_seed(trainer))
 
@@ -63,13 +61,16 @@ def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
 
 
 def step_seed(trainer: Trainer) -> int:
-    """Compute the seed of the current batch from the DataModule's seed, batch number and rank."""
+    """Compute the seed of the current batch, which differs between batches and ranks.
+
+    The seed is computed from the seed of the DataModule, the number of the batch and the rank of
+    this process.
+    """
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
     # Three odd multipliers make seeds of different (seed, number, rank) different; torch's
     # generator mixes their bits.
-    mixed: int = seed * 1_000_003 + number * 7_919 + trainer.global_rank * 104_729
-    return mixed % 2**63
+    return (seed * 1_000_003 + number * 7_919 + trainer.global_rank * 104_729) % 2**63
 
 
 class FixEpochEndResume(Callback):

@@ -24,17 +24,17 @@ from fourfold.lightning_internals import is_accumulating, log_step_metrics
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 INTERRUPTED = 130  # a shell's exit code after Ctrl-C
-SIGNAL_NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # SIGUSR1 does not exist on Windows
-SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
+# SIGUSR1 does not exist on Windows.
+SIGNALS = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGUSR1", signal.SIGINT)}
 
 
 class StopOnSignal(Callback):
     """Callback that stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    Any of several processes may receive the signal. The other processes are told in the same
-    message that sums the numbers of targets of an optimizer step over all processes, so all
-    processes stop after the same step. A second Ctrl-C stops immediately. The LightningModule must
-    have a `loss_normalizer` (a `LossNormalizer`), as every task has.
+    Any of several processes may receive the signal. The request to stop is part of the all-reduce
+    that sums the numbers of targets in each optimizer step. All processes therefore stop after the
+    same step. A second Ctrl-C stops immediately. The LightningModule must have an attribute
+    `loss_normalizer` (a `LossNormalizer`), as every task has.
 
     Args:
         checkpoints: Callback that writes last.ckpt before the stop; None saves nothing.
@@ -66,9 +66,7 @@ class StopOnSignal(Callback):
             raise KeyboardInterrupt
         self.signal = number
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Ask all processes to stop after this optimizer step if this process received a signal."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
@@ -81,9 +79,8 @@ class StopOnSignal(Callback):
         """
         if is_accumulating(trainer) or validation_follows(trainer) or is_last_batch_of_run(trainer):
             return
-        alone = trainer.world_size == 1
         normalizer: Any = pl_module.loss_normalizer
-        stops = self.signal if alone else normalizer.stop_requested_anywhere
+        stops = self.signal if trainer.world_size == 1 else normalizer.stop_requested_anywhere
         if stops:
             log_step_metrics(trainer)  # Lightning would do so after this hook
             self._stop(trainer)
@@ -92,9 +89,8 @@ class StopOnSignal(Callback):
         """Save and stop if a process received a signal and no gradient is being accumulated."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
             return
-        if is_accumulating(trainer):
-            return
-        if trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False):
+        stops = trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False)
+        if stops and not is_accumulating(trainer):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
@@ -104,13 +100,12 @@ class StopOnSignal(Callback):
             hint = f"run the same command again to resume from {self.checkpoints.last}"
         if trainer.is_global_zero:
             print(f"stopped by a signal after step {trainer.global_step:,}; {hint}", flush=True)
-        if not _reports_exit_code(trainer):
-            raise SystemExit(0)
-        raise SystemExit(INTERRUPTED if self.signal == signal.SIGINT else EXIT_CODE)
+        code = INTERRUPTED if self.signal == signal.SIGINT else EXIT_CODE
+        raise SystemExit(code if _reports_exit_code(trainer) else 0)
 
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
-    """Variant of `StopOnSignal` for runs with checkpoints, called after all other callbacks.
+    """`StopOnSignal` that Lightning calls after all other callbacks, for runs with checkpoints.
 
     The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
     """

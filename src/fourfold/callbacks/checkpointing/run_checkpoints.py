@@ -10,7 +10,6 @@ file names when a run is resumed.
 import math
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.atomic_files import atomic_path
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
@@ -75,20 +75,20 @@ class RunCheckpoints(Checkpoint):
         self.scores: dict[str, float] = {}  # file name to score
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop a resumed run that EarlyStopping ended; warn if val and test have the same data."""
+        """Stop at once if EarlyStopping has already ended the run that is resumed.
+
+        Also warn if the validation split and the test split have the same data.
+        """
         if self.stopped:
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             reasons = [c.stopping_reason for c in callbacks if isinstance(c, EarlyStopping)]
             trainer.should_stop = any(r != EarlyStoppingReason.NOT_STOPPED for r in reasons)
         self.stopped = False
-        data = getattr(trainer, "datamodule", None)
-        selects = self.options.save_top_k and trainer.enable_validation and trainer.is_global_zero
-        if selects and getattr(data, "tests_on_val", False):
-            print(
-                "warning: val and test are the same data, so best.ckpt is selected on the test"
-                " data; --checkpoint.save_top_k 0 tests the last weights instead",
-                file=sys.stderr,
-                flush=True,
+        selects = self.options.save_top_k and trainer.enable_validation
+        if selects and getattr(getattr(trainer, "datamodule", None), "tests_on_val", False):
+            rank_zero_warn(
+                "val and test are the same data, so best.ckpt is selected on the test data;"
+                " --checkpoint.save_top_k 0 tests the last weights instead"
             )
 
     # last.ckpt
@@ -106,13 +106,10 @@ class RunCheckpoints(Checkpoint):
         every_n_steps = self.options.every_n_steps
         is_due = every_n_steps is not None and step % every_n_steps == 0
         # If the run ends inside an epoch, later hooks do not know the position in the data.
-        is_end = step == trainer.max_steps or stops_early(trainer)
-        if not is_due and not is_end:
-            return
+        is_due = is_due or step == trainer.max_steps or stops_early(trainer)
         # A run that resumed from a checkpoint saved before a validation would skip it.
-        if validation_follows(trainer):
-            self.save_after_validation = True
-        else:
+        self.save_after_validation = is_due and validation_follows(trainer)
+        if is_due and not self.save_after_validation:
             write_metrics_row(trainer)
             self.save_last(trainer)
 
@@ -134,8 +131,8 @@ class RunCheckpoints(Checkpoint):
         """Return True if this batch ends its epoch, and last.ckpt is saved at the end of the epoch.
 
         In that case, last.ckpt is not also saved after the batch or after the batch's validation.
-        Lightning counts the epoch as complete only later, so a file saved there, and a run resumed
-        from that file, would count one epoch too few.
+        Lightning counts the epoch as complete only later. A file saved at either of these earlier
+        moments would count one epoch too few, and so would a run resumed from that file.
         """
         is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         n_epochs = trainer.current_epoch + 1
@@ -184,22 +181,22 @@ class RunCheckpoints(Checkpoint):
         name = self._monitored(trainer)  # rejects a wrong name before training starts, too
         if name is None or trainer.sanity_checking:
             return
-        score = float(trainer.callback_metrics[name])
         file = f"step={trainer.global_step:08d}.ckpt"
-        ranking = self._ranking(name, {**self.scores, file: score})
+        scores = {**self.scores, file: float(trainer.callback_metrics[name])}
+        mode = self.options.mode or ("min" if lower_is_better(name) else "max")
+        sign = -1 if mode == "min" else 1
+        # The best file is the first. On a tie, the later step is the first.
+        ranking = sorted(scores, key=lambda name: (sign * scores[name], name), reverse=True)
         kept = ranking[: self.options.save_top_k]
-        dropped = ranking[self.options.save_top_k :]
-        if math.isnan(score) or file not in kept:
+        if math.isnan(scores[file]) or file not in kept:
             return
-        self.scores[file] = score
-        for other in dropped:
-            del self.scores[other]
+        self.scores = {name: scores[name] for name in kept}
         self.mid_accumulation = is_accumulating(trainer)
         trainer.save_checkpoint(self.folder / file)
         self.mid_accumulation = False
         if trainer.is_global_zero:
-            for other in dropped:
-                (self.folder / other).unlink(missing_ok=True)
+            for dropped in ranking[self.options.save_top_k :]:
+                (self.folder / dropped).unlink(missing_ok=True)
             if kept[0] == file:
                 _link(self.folder / file, self.best)
 
@@ -214,17 +211,6 @@ class RunCheckpoints(Checkpoint):
                 option="checkpoint.monitor",
             )
         return monitor
-
-    def _ranking(self, metric: str, scores: dict[str, float]) -> list[str]:
-        """Sort checkpoint files by score, the best first, and the later step first on a tie.
-
-        Args:
-            metric: Name of the metric, such as val/loss.
-            scores: Score by file name.
-        """
-        mode = self.options.mode or ("min" if lower_is_better(metric) else "max")
-        sign = -1 if mode == "min" else 1
-        return sorted(scores, key=lambda file: (sign * scores[file], file), reverse=True)
 
     # State of the callback in a checkpoint.
 

@@ -27,8 +27,8 @@ class CheckpointAveraging(Checkpoint):
     class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
 
     Args:
-        n: Number of snapshots that are averaged, the last of the run (the paper: 5 for the base
-            model, 20 for the big model).
+        n: Number of snapshots to average; the last n snapshots of the run are taken (the paper: 5
+            for the base model, 20 for the big model).
         every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
         folder: The run's folder of checkpoints, which will hold average.ckpt and snapshots/.
     """
@@ -56,10 +56,8 @@ class CheckpointAveraging(Checkpoint):
         step = trainer.global_step
         if is_accumulating(trainer) or not step:
             return
-        if self.every_n_steps is None:
-            is_due = training_epoch_is_done(trainer)
-        else:
-            is_due = step % self.every_n_steps == 0
+        every = self.every_n_steps
+        is_due = step % every == 0 if every else training_epoch_is_done(trainer)
         if is_due:
             self._save_snapshot(trainer)
 
@@ -83,11 +81,13 @@ class CheckpointAveraging(Checkpoint):
         A run that was killed between its last step and this hook writes the file when the run is
         started again.
         """
-        # Other processes may not see the files of the first one yet.
-        if not trainer.strategy.broadcast(self._average_is_due()):
+        files = self._snapshot_files() if trainer.is_global_zero else []
+        written_at = self.average.stat().st_mtime_ns if self.average.is_file() else 0
+        is_due = any(file.stat().st_mtime_ns > written_at for file in files)
+        # Other processes may not see the files of the first process yet.
+        if not trainer.strategy.broadcast(is_due):
             return
         checkpoint = dump_checkpoint(trainer, weights_only=True)
-        files = self._snapshot_files() if trainer.is_global_zero else []
         checkpoint["state_dict"] = average_state_dicts(files)  # written by the first process
         # At the end of training, Lightning's counters are already those of the next epoch.
         del checkpoint["loops"]
@@ -97,25 +97,16 @@ class CheckpointAveraging(Checkpoint):
         checkpoint["averaged"] = [file.name for file in files]
         trainer.strategy.save_checkpoint(checkpoint, self.average)
 
-    def _average_is_due(self) -> bool:
-        """Return True if average.ckpt is missing or older than the newest snapshot.
-
-        Without snapshots the result is False.
-        """
-        files = self._snapshot_files()
-        if not files or not self.average.is_file():
-            return bool(files)
-        return self.average.stat().st_mtime_ns < files[-1].stat().st_mtime_ns
-
     def _snapshot_files(self) -> list[Path]:
         return sorted(self.snapshots.glob("step=*.pt"))
 
 
 def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of several state dicts, each the `state_dict` of a snapshot file.
+    """Return the mean of the state dicts in several snapshot files.
 
-    Floating-point tensors are averaged; other tensors are those of the last file. Tensors are
-    summed in float64, one file at a time, so that at most two sets of weights are in memory.
+    Each file has its state dict under the key `state_dict`. Floating-point tensors are averaged.
+    All other tensors are those of the last file. Tensors are summed in float64, one file at a time,
+    so that at most two sets of weights are in memory.
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}

@@ -14,13 +14,13 @@ from fourfold.errors import TrainingStopped
 
 
 class SaveNonfiniteBatch(Callback):
-    """Callback that writes nonfinite_step=N.pt if the loss of step N is NaN or infinite.
+    """Callback that writes nonfinite_step=N.pt if a loss in step N is NaN or infinite.
 
-    The file holds the weights, the first such batch and its seed. The command `fourfold replay`
-    runs this batch again to find the layer at fault. The LightningModule must have
-    `loss_normalizer.nonfinite`, as every task has, and batches must be named tuples. The batches of
-    a step are kept until the next step. The losses are examined only after the task has stopped the
-    training, because examining each loss would wait for the GPU.
+    The file holds the weights, the first batch with such a loss, and the seed of this batch. The
+    command `fourfold replay` runs this batch again to find the layer at fault. The LightningModule
+    must have `loss_normalizer.nonfinite`, as every task has, and batches must be named tuples. The
+    batches of a step are kept in memory until the next step. The losses are examined only after the
+    task has stopped the training, because examining each loss would wait for the GPU.
 
     Args:
         folder: The run directory.
@@ -35,13 +35,13 @@ class SaveNonfiniteBatch(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the batch, and drop the batches of the previous step."""
+        """Remember the current batch, and forget the batches of the previous step."""
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._micro_batches = []
         self._batch = batch
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the batch with its seed, and a flag that is True if the loss is not finite."""
+        """Store the current batch, its seed, and a flag that is True if its loss is not finite."""
         nonfinite: Any = pl_module.loss_normalizer.nonfinite  # type: ignore[union-attr]
         self._micro_batches.append((self._batch, step_seed(trainer), nonfinite))
 
@@ -58,9 +58,7 @@ class SaveNonfiniteBatch(Callback):
         if not failed or not hasattr(failed[0][0], "_asdict"):
             return
         batch, seed = failed[0]
-        content: dict[str, Any] = {"state_dict": weights}
-        pl_module.on_save_checkpoint(content)
-        content["replay"] = {
+        replay = {
             "batch_class": type(batch).__name__,
             "batch": batch._asdict(),
             "seed": seed,
@@ -68,6 +66,8 @@ class SaveNonfiniteBatch(Callback):
             "precision": str(trainer.precision),
             "device": trainer.strategy.root_device.type,
         }
+        content = {"state_dict": weights, "replay": replay}
+        pl_module.on_save_checkpoint(content)
         rank = f"_rank={trainer.global_rank}" if trainer.world_size > 1 else ""
         file = self.folder / f"nonfinite_step={trainer.global_step + 1:08d}{rank}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)

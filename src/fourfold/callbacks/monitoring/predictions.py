@@ -12,7 +12,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fourfold.atomic_files import atomic_path
+from fourfold.atomic_files import atomic_path, write_atomically
 from fourfold.metrics.base import gather_objects
 
 
@@ -36,22 +36,14 @@ class PredictionWriter(Callback):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start with no outputs."""
         self.outputs: list[Any] = []
         self.rows: list[list[int]] = []
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete the outputs of an earlier prediction."""
-        self.outputs = []
-        self.rows = []
-
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Keep the output of a batch."""
         self.outputs.append(outputs.cpu() if isinstance(outputs, Tensor) else outputs)
@@ -66,27 +58,24 @@ class PredictionWriter(Callback):
         if not trainer.is_global_zero or not outputs:
             return
         merge = getattr(pl_module, "merge_predictions", None)
-        text = None
-        suffix = "pt"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "predictions.txt"
         if merge is not None:
-            suffix = "json"
+            file = file.with_suffix(".json")
             text = json.dumps(merge(outputs), indent=1, ensure_ascii=False) + "\n"
+            write_atomically(file, text)
         elif isinstance(outputs[0], list):
-            suffix = "txt"
             texts = texts_in_row_order(chain.from_iterable(outputs))
             # A line break inside a text would shift all following rows.
-            text = "".join(" ".join(text.splitlines()) + "\n" for text in texts)
+            write_atomically(file, "".join(" ".join(text.splitlines()) + "\n" for text in texts))
         elif rows:
-            suffix = "csv"
+            file = file.with_suffix(".csv")
             names = getattr(pl_module, "artifacts", {}).get("class_names")
-            text = format_csv(rows, torch.cat(outputs), names)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"predictions.{suffix}"
-        with atomic_path(file) as part:
-            if text is None:
+            write_atomically(file, format_csv(rows, torch.cat(outputs), names))
+        else:
+            file = file.with_suffix(".pt")
+            with atomic_path(file) as part:
                 torch.save(outputs, part)
-            else:
-                part.write_bytes(text.encode())
         print(f"wrote {file}", flush=True)
 
 
@@ -119,9 +108,9 @@ def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
     Args:
-        rows: Number of each of the N examples in the split.
-        values: Class probabilities (N, K), of which the most probable class is written with its
-            probability; or values of a regression (N, 1).
+        rows: For each of the N examples, its number in the split.
+        values: Class probabilities (N, K) or values of a regression (N, 1). Of the probabilities,
+            only the most probable class and its probability are written.
         names: Names of the K classes; None writes the numbers of the classes as names.
     """
     out = io.StringIO()

@@ -123,34 +123,23 @@ class Progress(Callback):
         values = [f"{name} {float(x):.4f}" for name, x in metrics if name.startswith("val/")]
         self.print(f"step {trainer.global_step:,}", *values)
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Print the number of tested batches every `seconds` seconds."""
         if self._is_due():
+            _, _, batch_idx, *_ = args
             self.print(f"test batch {batch_idx + 1:,}/{int(sum(trainer.num_test_batches)):,}")
 
 
 def describe_step_size(trainer: Trainer) -> str:
     """Describe the size of an optimizer step, as in "8 devices x 2 micro-batches x 512 rows".
 
-    Tokens are named in place of rows if the DataModule fills batches up to a number of tokens, and
-    "1 batch" if neither number is known.
+    The text names tokens in place of rows if the DataModule fills batches up to a number of tokens.
+    If neither number is known, the text says "1 batch" in place of the rows.
     """
     counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
     factors = [f"{count} {name}" for name, count in counts.items() if count > 1]
     data = resumable_data(trainer)
     order = None if data is None else data.split("train").order
-    tokens = getattr(order, "max_tokens", None)
-    rows = getattr(order, "max_rows", None)
-    if tokens is not None:
-        factors.append(f"{tokens:,} tokens")
-    else:
-        factors.append("1 batch" if rows is None else f"{rows:,} rows")
-    return " x ".join(factors)
+    sizes = {"tokens": getattr(order, "max_tokens", None), "rows": getattr(order, "max_rows", None)}
+    known = (f"{size:,} {unit}" for unit, size in sizes.items() if size is not None)
+    return " x ".join([*factors, next(known, "1 batch")])

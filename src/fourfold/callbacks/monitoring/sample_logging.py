@@ -5,7 +5,6 @@ samples.csv, attention.png and other files of the task for the first N_SAMPLES e
 split. A test of a classifier also writes confusion.csv and confusion.png, which count all examples.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +48,8 @@ class LogSamples(Callback):
         if not trainer.is_global_zero:
             return
         try:
-            media_by_name = collect_media(trainer, module, split)
             folder = self.folder / split
-            for name, media in media_by_name.items():
+            for name, media in collect_media(trainer, module, split).items():
                 folder.mkdir(parents=True, exist_ok=True)
                 files = media.save(folder, name)
                 for logger in trainer.loggers:
@@ -81,7 +79,6 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
         collected["confusion"] = ConfusionMatrix([str(name) for name in names], counts)
     # One rank alone cannot run a model whose weights are sharded.
     has_all_weights = type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
-    sample_outputs: Callable[..., dict[str, Media]] | None
     sample_outputs = getattr(module, "sample_outputs", None)
     data = resumable_data(trainer)
     if sample_outputs is None or data is None or not has_all_weights:
@@ -89,8 +86,7 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
     dataset = data.split(split)
     # A DataLoader would take its seed from torch's generator and change the next random numbers.
     batch = dataset.batch(np.arange(min(N_SAMPLES, len(dataset))), 0, 0)
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = trainer.strategy.batch_to_device(batch)
+    batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
     with trainer.precision_plugin.forward_context(), decoding_mode(module):
         collected |= sample_outputs(batch, split)
     return collected

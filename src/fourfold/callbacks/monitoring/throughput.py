@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lightning import Callback, LightningModule, Trainer
 
-from fourfold.lightning_internals import is_accumulating, logger_step
+from fourfold.lightning_internals import is_accumulating, is_logged
 
 
 class Reading(NamedTuple):
@@ -38,22 +38,17 @@ class StepMetrics(Callback):
     `n_units(batch)` that counts them, as every task has.
     """
 
-    def __init__(self) -> None:
-        self.restart()
+    _started_at = 0.0  # validation in the sanity check comes before the start of training
 
-    def restart(self) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the number of tokens or images to 0, and start the clock at 0."""
         self._units = 0
         self._started_at = time.monotonic()
         self._logged = Reading(0, 0.0)
 
     def read(self) -> Reading:
-        """Return the number of tokens or images and the seconds on the clock since `restart`."""
+        """Return the number of tokens or images and the seconds since the start of training."""
         return Reading(self._units, time.monotonic() - self._started_at)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the number of tokens or images to 0, and start the clock."""
-        self.restart()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
@@ -63,9 +58,7 @@ class StepMetrics(Callback):
         """Start the clock again."""
         self._started_at += time.monotonic() - self._stopped_at
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log the learning rate, in a step whose metrics are logged."""
         if is_logged(trainer):  # `log` copies the number to the device
             lr = trainer.optimizers[0].param_groups[0]["lr"]
@@ -78,12 +71,5 @@ class StepMetrics(Callback):
         self._units += pl_module.n_units(batch) * trainer.world_size  # type: ignore[operator]
         if is_logged(trainer) and not is_accumulating(trainer):
             reading = self.read()
-            rate = reading.rate_since(self._logged)
-            pl_module.log(f"train/{pl_module.unit}_per_second", rate)
+            pl_module.log(f"train/{pl_module.unit}_per_second", reading.rate_since(self._logged))
             self._logged = reading
-
-
-def is_logged(trainer: Trainer) -> bool:
-    """Return True if the metrics of the current optimizer step are sent to loggers."""
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return bool(trainer.loggers) and every > 0 and (logger_step(trainer) + 1) % every == 0

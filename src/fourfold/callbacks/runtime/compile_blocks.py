@@ -10,16 +10,14 @@ from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.core.block import Block
 from fourfold.errors import InputError
 
-MIN_RECOMPILE_LIMIT = 64
-
 
 def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
     """Compile each block of a model in place; parameter names do not change.
 
     Layers of the same kind share one compiled graph. `torch._dynamo.config.recompile_limit` is set
-    to at least 64 for the process: torch counts the graphs of all blocks together, such as those of
-    encoder and decoder, training and evaluation, and would run blocks uncompiled beyond its default
-    limit of 8 graphs.
+    to at least 64 for the process. torch counts the graphs of all blocks together, in encoder and
+    decoder, in training and evaluation. Beyond its default limit of 8 graphs, torch would run
+    further blocks uncompiled.
 
     Args:
         model: A model of this package.
@@ -29,7 +27,7 @@ def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
     import torch._dynamo
 
     config = torch._dynamo.config
-    config.recompile_limit = max(MIN_RECOMPILE_LIMIT, config.recompile_limit)
+    config.recompile_limit = max(64, config.recompile_limit)
     for module in model.modules():
         if isinstance(module, Block):
             module.compile(dynamic=dynamic)

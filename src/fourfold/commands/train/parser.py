@@ -110,9 +110,8 @@ def was_raised_in(error: Exception, prefix: str | tuple[str, ...]) -> bool:
 
 def import_all_classes() -> None:
     """Import all tasks and DataModules, so that configs can name them without their module."""
-    for package in (fourfold.tasks, fourfold.data):
-        for name in package.__all__:
-            getattr(package, name)
+    for name in fourfold.data.__all__:  # imported on first use, unlike the tasks
+        getattr(fourfold.data, name)
 
 
 def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Namespace]:

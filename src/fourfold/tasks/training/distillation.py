@@ -55,5 +55,4 @@ class Teacher:
     def __call__(self, images: Tensor) -> Tensor:
         """Compute logits (B, K) of images (B, C, height, width) on the device of the images."""
         model = self.model.to(images.device)
-        logits: Tensor = model(images.to(next(model.parameters()).dtype))
-        return logits
+        return model(images.to(next(model.parameters()).dtype))

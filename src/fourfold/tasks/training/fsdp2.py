@@ -28,8 +28,6 @@ from fourfold.core.block import Block
 from fourfold.errors import InputError
 from fourfold.lightning_internals import set_data_parallel_size
 
-UNSUPPORTED = (ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy)
-
 
 class FSDP2(ModelParallelStrategy):
     """Strategy `--trainer.strategy fsdp2`: ModelParallelStrategy without tensor parallelism.
@@ -49,11 +47,10 @@ class FSDP2(ModelParallelStrategy):
         """Initialize the process group.
 
         Raises:
-            InputError: A moving average of the weights, which copies them, is requested.
+            InputError: The Trainer has a callback that averages the weights. Such a callback copies
+                the model, which is not possible with sharded weights.
         """
-        assert self.lightning_module is not None
-        callbacks = self.lightning_module.trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, WeightAveraging) for callback in callbacks):
+        if any(isinstance(x, WeightAveraging) for x in self._task.trainer.callbacks):
             raise InputError(
                 "cannot average sharded weights: use --average_last_checkpoints or"
                 " --trainer.strategy ddp",
@@ -80,30 +77,29 @@ class FSDP2(ModelParallelStrategy):
                 dist.broadcast(of_first_rank, 0)
                 tensor.copy_(of_first_rank)
         mesh = self.device_mesh["data_parallel"]
-        for module in [m for m in model.modules() if isinstance(m, Block)]:
-            fully_shard(module, mesh=mesh)
+        for block in [module for module in model.modules() if isinstance(module, Block)]:
+            fully_shard(block, mesh=mesh)
         model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
         fully_shard(model, mesh=mesh)
         register_fsdp_forward_method(model, "run_step")
 
     @property
-    def _sharded_model(self) -> Any:
-        assert self.lightning_module is not None
-        return self.lightning_module.model
+    def _task(self) -> Any:
+        return self.lightning_module
 
     # Steps run as a forward method of the model.
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sharded_model.run_step(super().training_step, *args)
+        return self._task.model.run_step(super().training_step, *args)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sharded_model.run_step(super().validation_step, *args)
+        return self._task.model.run_step(super().validation_step, *args)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sharded_model.run_step(super().test_step, *args)
+        return self._task.model.run_step(super().test_step, *args)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sharded_model.run_step(super().predict_step, *args)
+        return self._task.model.run_step(super().predict_step, *args)
 
     # Evaluation with gathered weights.
 
@@ -111,14 +107,11 @@ class FSDP2(ModelParallelStrategy):
         """Gather all weights on each device if `gather` is True, otherwise shard them again."""
         # Tensors created in inference mode could never be trained.
         with torch.inference_mode(False):
-            for module in self._sharded_model.modules():
+            for module in self._task.model.modules():
                 if isinstance(module, FSDPModule):
-                    if module is not self._sharded_model:  # never resharded after its forward
+                    if module is not self._task.model:  # never resharded after its forward
                         module.set_reshard_after_forward(not gather, recurse=False)
-                    if gather:
-                        module.unshard()
-                    else:
-                        module.reshard()
+                    (module.unshard if gather else module.reshard)()
 
     def on_validation_start(self) -> None:
         self._gather_weights(True)
@@ -141,19 +134,14 @@ class FSDP2(ModelParallelStrategy):
         self._gather_weights(False)  # a callback may save before `on_validation_end`
         return super().lightning_module_state_dict()
 
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
         """Read the complete checkpoint file on every rank; `weights_only` is ignored."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load this rank's shard of the weights in a checkpoint; `strict` is ignored."""
-        assert self.lightning_module is not None
         module, options = _state_dict_functions()
-        module.set_model_state_dict(
-            self.lightning_module, checkpoint["state_dict"], options=options
-        )
+        module.set_model_state_dict(self._task, checkpoint["state_dict"], options=options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the optimizer's complete state on the first rank, and an empty dict on others.
@@ -162,10 +150,9 @@ class FSDP2(ModelParallelStrategy):
         Lightning's own strategy numbers parameters in the order of the model, which is another
         order if there are several groups.
         """
-        assert self.lightning_module is not None
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
         module, options = _state_dict_functions(cpu_offload=True)
-        state = module.get_optimizer_state_dict(self.lightning_module, plain, options=options)
+        state = module.get_optimizer_state_dict(self._task, plain, options=options)
         if self.global_rank != 0:
             return {}
         names = [name for group in state["param_groups"] for name in group["params"]]
@@ -173,14 +160,12 @@ class FSDP2(ModelParallelStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's shard of the optimizer states in a checkpoint."""
-        task = self.lightning_module
-        assert task is not None
         module, options = _state_dict_functions()
-        names = {parameter: name for name, parameter in task.named_parameters()}
+        names = {parameter: name for name, parameter in self._task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             order = [names[p] for group in optimizer.param_groups for p in group["params"]]
             named = _rename_parameters(state, dict(enumerate(order)))
-            module.set_optimizer_state_dict(task, optimizer, named, options=options)
+            module.set_optimizer_state_dict(self._task, optimizer, named, options=options)
 
 
 def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
@@ -222,7 +207,7 @@ def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:
     strategy = trainer.strategy
     if isinstance(strategy, FSDP2):
         strategy.shard(model)
-    elif isinstance(strategy, UNSUPPORTED):
+    elif isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy):
         raise InputError(
             f"must be fsdp2 to shard these models, got {type(strategy).__name__}",
             option="--trainer.strategy",

@@ -25,9 +25,8 @@ REFERENCE_COUNT = 1024.0
 class LossNormalizer:
     """Normalizer of loss and gradients by the number of targets of an optimizer step.
 
-    In each step, a single all-reduce sums four numbers over the processes, since one message is
-    faster than four: the loss, the number of targets, the number of nonfinite losses, and the
-    number of requests to stop.
+    In each optimizer step, a single all-reduce sums four numbers over the processes: the loss, the
+    number of targets, the number of nonfinite losses, and the number of requests to stop.
 
     Attributes:
         mean: Mean loss of the targets of the last optimizer step, over all its micro-batches and
@@ -65,7 +64,7 @@ class LossNormalizer:
         self._loss_dtype = total.dtype
         sums = stack_float64(total, count, self.nonfinite, self.stop_requested)
         if trainer.accumulate_grad_batches == 1:
-            self._sums = sum_over_ranks(sums, trainer)
+            self._sums = trainer.strategy.reduce(sums, reduce_op="sum")
             return total * trainer.world_size / self._sums[1].clamp(min=1).to(total.dtype)
         self._sums = sums if self._sums is None else self._sums + sums
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
@@ -73,21 +72,24 @@ class LossNormalizer:
     def finalize_gradients(self, parameters: Iterable[nn.Parameter], trainer: Trainer) -> None:
         """Divide the gradients by the number of targets of the optimizer step.
 
-        With gradient accumulation, this number is known only after the last micro-batch. Without,
-        `scale_loss` has already divided the loss, and the gradients are not changed.
+        With gradient accumulation, this number is known only after the last micro-batch. Without
+        gradient accumulation, `scale_loss` has already divided the loss, and this method does not
+        change the gradients. The gradients of a later step without targets are 0.
 
         Args:
             parameters: Parameters whose gradients are changed in place.
             trainer: The Trainer.
 
         Raises:
-            InputError: The first step has no targets.
+            InputError: The first step of the training has no targets.
             TrainingStopped: A loss of the step is not finite, in this or another process.
         """
         assert self._sums is not None  # `scale_loss` was called
         is_accumulated = trainer.accumulate_grad_batches > 1
-        sums = sum_over_ranks(self._sums, trainer) if is_accumulated else self._sums
+        sums = self._sums
         self._sums = None
+        if is_accumulated:
+            sums = trainer.strategy.reduce(sums, reduce_op="sum")
         self.mean = (sums[0] / sums[1].clamp(min=1)).to(self._loss_dtype)
         _, count, nonfinite, stop = sums.tolist()
         self.stop_requested_anywhere = stop > 0
@@ -106,19 +108,12 @@ class LossNormalizer:
             torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / max(1, count))
 
 
-def sum_over_ranks(x: Tensor, trainer: Trainer) -> Tensor:
-    """Return the sum of `x` over all processes."""
-    if trainer.world_size == 1:
-        return x
-    total: Tensor = trainer.strategy.reduce(x, reduce_op="sum")
-    return total
-
-
 def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
-    """Warn of trainable parameters that have no gradient, so the loss does not depend on them.
+    """Warn if the loss does not depend on some trainable parameters, which have no gradient.
 
     Raises:
-        InputError: There are such parameters, and DDP would wait for their gradients forever.
+        InputError: There are such parameters, and the strategy is DDP, which would wait for their
+            gradients forever.
     """
     unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if not unused:
