@@ -80,6 +80,16 @@ class CausalLM(Model):
         self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
         initialize(self, config.init)
 
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute logits (B, T, V) of the next tokens. Arguments as for `hidden`."""
+        return self.logits(self.hidden(ids, mask, cache, documents))
+
     def hidden(
         self,
         ids: Tensor,

@@ -81,6 +81,18 @@ class Seq2Seq(Model):
     decoder: Stack
     head: VocabularyHead
 
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        src_documents: Tensor | None = None,
+        tgt_documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute logits (B, T, V) of the next target tokens. Arguments as for `hidden`."""
+        return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
+
     def hidden(
         self,
         src: Tensor,

@@ -84,6 +84,16 @@ class MaskedLM(Model):
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
         initialize(self, config.init)
 
+    def forward(
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute logits (B, T, V) of the token at each position. Arguments as for `encode`."""
+        return self.logits(self.hidden(ids, segments, mask, documents))
+
     def encode(
         self,
         ids: Tensor,

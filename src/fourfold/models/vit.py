@@ -121,7 +121,7 @@ class ViT(Model):
         else:
             self.stack = Stack(config)
         width = config.representation_size or config.d_model
-        has_layer = config.representation_size is not None
+        has_layer = bool(config.representation_size)
         self.representation = nn.Linear(config.d_model, width) if has_layer else None
         n_heads = 1 + config.distillation if n_heads is None else n_heads
         self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fourfold.core.validation import check_fraction, check_positive, check_range, check_types
+from fourfold.core.validation import check_positive, check_range, check_types
 from fourfold.errors import InputError
 from fourfold.models.vit_positions import Interpolation
 
@@ -47,6 +47,6 @@ class TuningConfig:
         check_positive("gradual_unfreezing_epochs", self.gradual_unfreezing_epochs)
         check_range("lora_rank", self.lora_rank, minimum=0)
         check_range("lora_alpha", self.lora_alpha, above=0.0)
-        check_fraction("lora_dropout", self.lora_dropout)
+        check_range("lora_dropout", self.lora_dropout, minimum=0.0, below=1.0)
         if self.freeze and self.lora_rank:
             raise InputError("freezes all layers already: leave out freeze", option="lora_rank")
