@@ -119,19 +119,16 @@ class Block(nn.Module):
         x = self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
         if memory is not None:
             x = self._residual(
-                x,
-                self.cross_attn_norm,
-                self.cross_attn,
-                memory=memory,
-                mask=memory_mask,
-                cache=cache,
+                x, self.cross_attn_norm, self.cross_attn, memory, mask=memory_mask, cache=cache
             )
         return self._residual(x, self.ff_norm, self.ff)
 
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: nn.Module, **options: Any) -> Tensor:
+    def _residual(
+        self, x: Tensor, norm: nn.Module, sublayer: nn.Module, *inputs: Tensor, **options: Any
+    ) -> Tensor:
         if self.pre_norm:
-            return x + self.drop_path(self.dropout(sublayer(norm(x), **options)))
-        return norm(x + self.drop_path(self.dropout(sublayer(x, **options))))
+            return x + self.drop_path(self.dropout(sublayer(norm(x), *inputs, **options)))
+        return norm(x + self.drop_path(self.dropout(sublayer(x, *inputs, **options))))
 
 
 class Stack(nn.Module):

@@ -239,8 +239,7 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
-    Special tokens that are None are taken from `model.generation_defaults`. All other options have
-    the defaults of this signature, even if the model stores options of beam search.
+    Special tokens that are None are taken from `model.generation_defaults`; other options are not.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
@@ -258,11 +257,9 @@ def beam_search(
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
-        Token ids and scores. The ids of an encoder-decoder are (B, 1 + t), `bos_id` and then the
-        new tokens. The ids of a causal LM are (B, T + t), the columns of `src` and then the new
-        tokens. The scores are (B,). If `n_best` is above 1, the ids are (B, N, 1 + t) or (B, N, T +
-        t), and the scores are (B, N). Targets with EOS come first, by decreasing score. Targets
-        that reached the maximum length follow, then padding with the score -inf.
+        Token ids and scores (B,). The ids are `bos_id` and the new tokens (B, 1 + t), or for a
+        causal LM `src` and the new tokens (B, T + t). `n_best` > 1 adds a second dimension N: first
+        targets with EOS by decreasing score, then targets of maximum length, then padding (-inf).
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.

@@ -203,9 +203,7 @@ class GenerationInputs:
             cache: Empty key-value cache; None computes all tokens again in each step. A recurrent
                 model ignores the cache.
         """
-        mask = self.mask
-        if mask is not None and bool(mask.all()):
-            mask = None  # attention is faster without a mask
+        mask = None if bool(self.real.all()) else self.mask  # attention is faster without a mask
         if not self.is_seq2seq:
             cache = None if self.model.is_recurrent else cache
             return CausalStep(self.model, mask, cache), self.ids

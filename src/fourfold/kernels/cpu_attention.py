@@ -73,8 +73,8 @@ class Inputs(NamedTuple):
 
     def merge_heads(self) -> "Inputs":
         """Scale queries (B, H, Tq, Dh), and merge batch and heads of queries, keys and values."""
-        q, k, v = (x.flatten(0, 1) for x in (self.q * self.scale, self.k, self.v))
-        return self._replace(q=q, k=k, v=v)
+        q, k, v = ((self.q * self.scale).flatten(0, 1), self.k.flatten(0, 1), self.v.flatten(0, 1))
+        return Inputs(q, k, v, *self[3:])
 
     def slices(self) -> list[QuerySlice]:
         """Divide the queries into slices, each with the keys that it may attend to."""
