@@ -126,6 +126,18 @@ class MaskedLM(Model):
             raise InputError("must be true to compute logits of a masked LM", option="head")
         return super().logits(h)
 
+    def output_at(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run the head up to the vocabulary logits at some positions only, such as masked ones.
+
+        Args:
+            h: Hidden states (B, T, D).
+            positions: Indices (N,) of the positions in the flattened batch of B * T tokens.
+
+        Returns:
+            x (N, D), weight (V, D) and bias (V,) or None for the logits x @ weight.T + bias.
+        """
+        return self.head.output(h.flatten(0, 1)[positions])
+
     def next_sentence_logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to next-sentence logits (B, 2).
 

@@ -57,7 +57,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         positions = _masked_positions(batch)
-        output = self.model.head.output(h.flatten(0, 1)[positions])
+        output = self.model.output_at(h, positions)
         return h, (*output, batch.targets.flatten()[positions])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:

@@ -7,12 +7,9 @@ from fourfold.data import MaskedTextData
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.loading.sampler import EpochSampler, Position
-from fourfold.data.text.masked_lm import (
-    MaskedRowDataset,
-    SegmentPairDataset,
-    pack_sentences,
-)
+from fourfold.data.text.masked_lm import MaskedRowDataset, pack_sentences
 from fourfold.data.text.masking import Masking, MaskingConfig
+from fourfold.data.text.next_sentence import SegmentPairDataset
 from fourfold.data.text.sentence_packing import Sentences
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX

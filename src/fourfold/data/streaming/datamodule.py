@@ -21,8 +21,8 @@ from fourfold.data.loading.batches import CausalBatch, MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.streaming.chunks import TOKENIZER_FILE, ChunkCache, ChunkedRows, TokenChunks
 from fourfold.data.text.base import TextDataModule
-from fourfold.data.text.masked_lm import MIN_LEN, masked_batch
-from fourfold.data.text.masking import Masking, MaskingConfig
+from fourfold.data.text.masked_lm import MIN_LEN
+from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig

@@ -6,8 +6,10 @@ Shapes: B sequences, T tokens.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from fourfold.core.validation import check_range
+from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
@@ -146,3 +148,42 @@ def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarr
     selected = np.empty(order.shape, bool)
     np.put_along_axis(selected, ranks, fits, 1)
     return selected & allowed
+
+
+def masked_batch(
+    masking: Masking,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    rows: np.ndarray,
+    epoch: int,
+    position: int,
+    block_cross_document_attention: bool = False,
+) -> MaskedBatch:
+    """Mask tokens of padded sequences, and return the batch for masked language modelling.
+
+    Args:
+        masking: Function that selects the targets and masks them.
+        ids: (B, T) token ids before masking, special tokens and padding included.
+        mask: (B, T) bool, True = real token.
+        rows: (B,) numbers of the sequences in the split, from which the masks are computed.
+        epoch: Number of the epoch.
+        position: Number of batches of the epoch, over all ranks, that are trained once the step
+            that contains this batch is done.
+        block_cross_document_attention: Put the document number of each token into the batch. The
+            document number of a token is the number of EOS tokens before it in its sequence.
+    """
+    inputs, targets = masking(ids, rows, epoch)
+    documents = None
+    if block_cross_document_attention:
+        ends = ((ids == masking.tokenizer.eos_id) & mask).astype(np.int64)
+        documents = torch.from_numpy(ends.cumsum(1) - ends)
+    return MaskedBatch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        None,
+        None if mask.all() else torch.from_numpy(mask),
+        documents,
+        target_positions=torch.from_numpy(np.flatnonzero(targets != IGNORE_INDEX)),
+        epoch=epoch,
+        position=position,
+    )
