@@ -40,14 +40,16 @@ def import_class(path: str) -> type[Any]:
         path: Import path, such as `mypkg.AlibiTask`.
 
     Raises:
-        InputError: There is no such module, no such class in it, or the module imports another
-            module that does not exist.
+        InputError: There is no such module, or no such class in it.
+        ModuleNotFoundError: The module imports another module that does not exist.
     """
     module, _, name = path.rpartition(".")
     message = f"must be an import path of a class, such as mypkg.MyTask, got {path!r}"
     try:
         found = getattr(import_module(module), name, None) if module else None
     except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # an import inside the user's module failed
         raise InputError(f"{message} ({error})", option="--allow_class") from error
     if not isinstance(found, type):
         raise InputError(message, option="--allow_class")
