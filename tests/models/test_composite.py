@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fourfold
-from fourfold.checkpoints.format import dataclass_from_dict, flatten
+from fourfold.checkpoints.schema import dataclass_from_dict, flatten
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError

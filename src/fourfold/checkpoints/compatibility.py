@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fourfold.checkpoints.format import as_list, flatten
+from fourfold.checkpoints.schema import as_list, flatten
 from fourfold.errors import InputError
 
 # Fields of a config that do not change a model in evaluation.
@@ -16,7 +16,7 @@ def check_same_task(
     """Check that a checkpoint has the current task, tokenizer and class names.
 
     Args:
-        saved: Section `fourfold` of the checkpoint (see `checkpoints/format.py`).
+        saved: Section `fourfold` of the checkpoint (see `checkpoints/schema.py`).
         task_class: Import path of the task (LightningModule) that reads the checkpoint.
         artifacts: Values of the current DataModule that inference needs, such as the tokenizer and
             the class names. If the mapping is empty, tokenizer and class names are not compared.

@@ -11,7 +11,7 @@ from torch import nn
 from fourfold.checkpoints import native_directory
 from fourfold.checkpoints.classes import Classes, find_model_class
 from fourfold.checkpoints.files import find_checkpoint, read_file
-from fourfold.checkpoints.format import (
+from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
     check_content,
     config_from_dict,

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fourfold.checkpoints.classes import model_name
-from fourfold.checkpoints.format import VERSION, WEIGHT_PREFIX, check_version
+from fourfold.checkpoints.schema import VERSION, WEIGHT_PREFIX, check_version
 from fourfold.core.validation import check_type
 from fourfold.errors import errors_in
 from fourfold.generation.defaults import GenerationDefaults

@@ -14,7 +14,7 @@ from fourfold.core.init import initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.models.base import Model, embedding_from_config
-from fourfold.models.heads import VocabularyHead
+from fourfold.models.output_heads import VocabularyHead
 
 
 @dataclass(frozen=True)

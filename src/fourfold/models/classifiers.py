@@ -14,7 +14,7 @@ from fourfold.core.init import initialize
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.encoder_features import EncoderConfig, EncoderWithHead
-from fourfold.models.heads import PooledClassifier
+from fourfold.models.output_heads import PooledClassifier
 
 
 @dataclass(frozen=True)

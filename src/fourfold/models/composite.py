@@ -17,8 +17,8 @@ from fourfold.core.init import initialize
 from fourfold.models.base import embedding_from_config
 from fourfold.models.causal_lm import CausalLMConfig
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.heads import VocabularyHead
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
+from fourfold.models.output_heads import VocabularyHead
 from fourfold.models.vit import ViT, ViTConfig
 
 

@@ -17,7 +17,7 @@ from fourfold.core.masks import Mask, mask_and_positions
 from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
 from fourfold.models.base import Model, embedding_from_config
-from fourfold.models.heads import VocabularyHead
+from fourfold.models.output_heads import VocabularyHead
 
 
 @dataclass(frozen=True)

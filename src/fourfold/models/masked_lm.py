@@ -13,7 +13,7 @@ from fourfold.core.init import initialize
 from fourfold.core.masks import mask_and_positions
 from fourfold.errors import InputError
 from fourfold.models.base import Model, embedding_from_config
-from fourfold.models.heads import PooledClassifier, VocabularyHead
+from fourfold.models.output_heads import PooledClassifier, VocabularyHead
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from torchmetrics import Metric
 
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
-from fourfold.checkpoints.format import (
+from fourfold.checkpoints.init_from import InitFrom, initialize_from
+from fourfold.checkpoints.load import build_model
+from fourfold.checkpoints.schema import (
     TASK_SECTIONS,
     VERSION,
     check_version,
@@ -29,8 +31,6 @@ from fourfold.checkpoints.format import (
     dataclass_from_dict,
     init_annotations,
 )
-from fourfold.checkpoints.init_from import InitFrom, initialize_from
-from fourfold.checkpoints.load import build_model
 from fourfold.core.config import ModelConfig
 from fourfold.errors import InputError
 from fourfold.lightning_internals import attached_trainer, is_logged

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from fourfold.checkpoints.classes import Classes, class_path, find_user_class
 from fourfold.checkpoints.files import read_file
-from fourfold.checkpoints.format import (
+from fourfold.checkpoints.load import check_classes, load_weights
+from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
     check_content,
     check_init_args,
     check_training,
 )
-from fourfold.checkpoints.load import check_classes, load_weights
 from fourfold.errors import InputError, errors_in
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import fourfold.data
 import fourfold.tasks
-from fourfold.checkpoints.format import TASK_SECTIONS
+from fourfold.checkpoints.schema import TASK_SECTIONS
 from fourfold.commands.train.config_files import check_files, config_files, unknown_key
 from fourfold.errors import InputError
 from fourfold.tasks import Task

@@ -97,7 +97,7 @@ def read_config(name: str) -> Card:
     Raises:
         InputError: The config is invalid or names no model.
     """
-    from fourfold.checkpoints.format import flatten
+    from fourfold.checkpoints.schema import flatten
     from fourfold.commands.recipe import LENGTH_KEYS, make_parser, parse
     from fourfold.commands.train.options import count_devices
     from fourfold.generation.inputs import MAX_EXTRA_TOKENS

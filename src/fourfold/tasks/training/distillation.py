@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fourfold.checkpoints.format import as_list
 from fourfold.checkpoints.load import read_model
+from fourfold.checkpoints.schema import as_list
 from fourfold.errors import InputError
 
 # Artifacts that teacher and student must share, since both see the same pixels.

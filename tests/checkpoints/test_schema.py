@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.checkpoints.format import (
+from fourfold.checkpoints.schema import (
     as_list,
     check_content,
     check_init_args,
