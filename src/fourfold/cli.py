@@ -98,11 +98,11 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    command, *arguments = argv or [""]
-    if command in ("", "-h", "--help", "help"):
+    command, *arguments = argv or ["--help"]
+    if command in ("-h", "--help", "help"):
         lines = [f"  {name:<11}{description}" for name, (_, description) in COMMANDS.items()]
         print(OVERVIEW.format(version=__version__, commands="\n".join(lines)))
-        return 0 if command else INVALID_INPUT
+        return 0 if argv else INVALID_INPUT
     if command in ("-V", "--version"):
         print(f"fourfold {__version__}")
         return 0

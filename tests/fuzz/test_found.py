@@ -171,7 +171,7 @@ FILES = [
         "qa",
         "f.json",
         question(answers=[[]]),
-        "question 1: the file is not in SQuAD's format: 'answer_start'",
+        "question 1: the file is not in SQuAD's format: 'text' is missing",
     ),
     (
         "qa",

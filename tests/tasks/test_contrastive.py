@@ -301,5 +301,5 @@ def test_files_of_openai_are_imported(tmp_path: Path) -> None:
     (tmp_path / "a" / "merges.txt").write_text(merges)
     (tmp_path / "a" / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "a" / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="marks ends of words"):
+    with pytest.raises(InputError, match="neither GPT-2's vocabulary"):
         import_checkpoint(tmp_path / "a", tmp_path / "y.ckpt")

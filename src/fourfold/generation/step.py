@@ -169,8 +169,11 @@ def raise_on_nan(logits: Tensor) -> Tensor:
         InputError: A logit is NaN.
     """
     if bool(logits.isnan().any()):
-        message = "computes NaN logits (training diverged, corrupted file, or too low a precision)"
-        raise InputError(message, option="model")
+        raise InputError(
+            "computes NaN logits: the training diverged, the checkpoint is corrupted, or the"
+            " precision is too low",
+            option="model",
+        )
     return logits
 
 
