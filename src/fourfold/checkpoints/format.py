@@ -1,4 +1,4 @@
-"""Format of the section `fourfold` of a checkpoint, checks, and functions that build the configs.
+"""Section `fourfold` of a checkpoint: its format, checks of its values, and building of configs.
 
 A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourfold`:
 

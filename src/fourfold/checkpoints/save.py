@@ -70,7 +70,7 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of a model's tokenizer and image preprocessing, if it has them, to `folder`.
+    """Write the files of the tokenizer and of the image preprocessing of a model, if it has them.
 
     Returns:
         Entries that config.json must contain, by dotted key, such as special token ids and class

@@ -27,7 +27,7 @@ _SENTENCEPIECE = (
 def read_model(
     path: Path, content: Mapping[str, Any] | None, *, allow_missing_heads: bool = False
 ) -> SourceModel:
-    """Import the model of a directory or of one file of weights, in fp32, with its tokenizer.
+    """Import a model and its tokenizer from a directory or a file of weights; convert to fp32.
 
     Args:
         path: Directory or file.

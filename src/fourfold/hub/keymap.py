@@ -185,7 +185,7 @@ class KeyMap:
     ) -> dict[str, Tensor]:
         """Convert the unmapped tensors of an imported model to parameters of another model class.
 
-        An example is BERT's pooler, which a classifier has, but a masked LM lacks.
+        An example is BERT's pooler: a masked LM has no pooler, but a classifier has one.
 
         Args:
             external: Unmapped tensors by external name, the second result of `to_native`. Dropped
@@ -231,11 +231,11 @@ class KeyMap:
     def _rules_for(
         self, native: Collection[str], external: Collection[str] | None = None
     ) -> Iterator[tuple[TensorOp, list[str], list[str]]]:
-        """Yield the conversion, the native names and the external names of each rule to apply.
+        """Yield (conversion, native names, external names) for each rule that is applied.
 
         Args:
             native: Names of all parameters of the model.
-            external: Names of the external tensors; None for an export, which computes all of them.
+            external: Names of the external tensors in a checkpoint; None for an export.
         """
         for name in native:
             for rule in self.rules:

@@ -92,9 +92,10 @@ def read_model(path: Path) -> Model:
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
-    """Return the tensors that the import of `source` left unused and `target` has parameters for.
+    """Return tensors for parameters of `target` that the import of `source` did not use.
 
-    An example is BERT's pooler: a masked language model has no pooler, but a classifier has one.
+    For example, a checkpoint of BERT may contain a pooler. A masked language model (`source`) has
+    no pooler, but a classifier (`target`) has one.
 
     Args:
         source: Model that was imported from a transformers directory; for other models the result

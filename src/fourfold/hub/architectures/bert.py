@@ -1,7 +1,7 @@
 """BERT, RoBERTa and DistilBERT: config fields and tensor names of transformers.
 
-Several classes of transformers share one `model_type`, such as `BertForMaskedLM` and
-`BertForTokenClassification`; the names of the head's tensors tell the classes apart.
+Several classes of transformers, such as `BertForMaskedLM` and `BertForTokenClassification`, have
+the same `model_type`. The names of the head's tensors tell the classes apart.
 """
 
 from dataclasses import replace

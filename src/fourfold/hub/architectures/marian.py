@@ -81,8 +81,8 @@ def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
     """Return special token ids for config.json, as in tokenizers that fourfold trains.
 
     Without these entries, transformers would use default ids, which most vocabularies do not
-    contain. It would also end each generated text with the default `forced_eos_token_id`, which is
-    padding or the beginning-of-text token in fourfold's vocabularies.
+    contain. transformers would also end each generated text with its default `forced_eos_token_id`.
+    In fourfold's vocabularies, this id is padding or the beginning-of-text token.
     """
     start = config.decoder_start_token_id
     return {
