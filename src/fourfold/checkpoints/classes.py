@@ -1,4 +1,4 @@
-"""Lookup of the classes that a checkpoint names.
+"""Lookup of the classes that a checkpoint names, with a guard against unwanted imports.
 
 A checkpoint holds the name of a model class and the import path of a task class (LightningModule).
 Importing a module runs its code. Therefore a class that is not part of fourfold is imported only if
@@ -34,7 +34,9 @@ def model_name(cls: type[Any]) -> str:
 
 
 def import_class(path: str) -> type[Any]:
-    """Import a class that the user allows.
+    """Import a class from its import path.
+
+    The import runs the code of the module, so the user must have allowed the class.
 
     Args:
         path: Import path, such as `mypkg.AlibiTask`.
@@ -57,7 +59,9 @@ def import_class(path: str) -> type[Any]:
 
 
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
-    """Return the user's own class that a checkpoint names, if the user allows its import.
+    """Return the class of the user with the import path that a checkpoint contains.
+
+    The class must be one of the classes that the user allows.
 
     Args:
         path: Import path of the class in the checkpoint.

@@ -13,7 +13,7 @@ TRAINING_ONLY = ("dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dro
 def check_same_task(
     saved: Mapping[str, Any], task_class: str, artifacts: Mapping[str, Any]
 ) -> None:
-    """Check that a checkpoint has the current task, tokenizer and class names.
+    """Check that the task class, tokenizer and class names of a checkpoint equal the current ones.
 
     Args:
         saved: Section `fourfold` of the checkpoint (see `checkpoints/schema.py`).
@@ -39,16 +39,15 @@ def check_same_settings(
 ) -> None:
     """Check that the settings in a checkpoint equal those of the task that reads the checkpoint.
 
-    Some settings, such as the number of heads or the learning rate, can differ without a shape
-    mismatch in the state dict. `init_from` (path of the weights that the training started from) and
-    settings that the checkpoint lacks are not compared.
+    `init_from` (path of the weights that the training started from) and settings that the
+    checkpoint lacks are not compared.
 
     Args:
-        saved: Settings in the checkpoint: a mapping with the key `config`, whose value contains the
-            fields of the model's config, and a key for each argument of the task's constructor.
-        current: The same settings of the task that reads the checkpoint.
-        training: True for a training that resumes: all settings are compared. False for an
-            evaluation: only settings that change the output of the model are compared.
+        saved: Settings in the checkpoint. The key `config` holds the fields of the model's config.
+            Each of the other keys is an argument of the task's constructor.
+        current: Settings of the task that reads the checkpoint, with the same keys.
+        training: True to compare all settings, for a training that resumes. False to compare only
+            the settings that change the output of the model, for an evaluation.
 
     Raises:
         InputError: A setting differs.

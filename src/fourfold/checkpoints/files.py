@@ -76,7 +76,7 @@ def is_complete(path: Path) -> bool:
 
 
 def _corrupted_member(path: Path) -> str | None:
-    """Return the name of the first file in a checkpoint's zip archive with a wrong checksum.
+    """Return the name of the first file with a wrong checksum in the zip archive of a checkpoint.
 
     The result is None if all checksums are right. `torch.load` does not verify checksums.
     """

@@ -1,4 +1,4 @@
-"""Option `init_from`: reads source models, matches vocabularies, and transfers the weights."""
+"""Option `init_from`, which initializes a model with the weights of one or two other models."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -22,10 +22,10 @@ InitFrom = str | dict[str, str] | None
 
 @lru_cache(maxsize=1)  # callers need the shape, the tokenizer and the weights, one after another
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
-    """Read a model, possibly without classification head, whose weights initialize another model.
+    """Read the model whose weights initialize another model.
 
-    The last result is cached, because several callers read the same source: for its sizes, its
-    tokenizer and its weights.
+    An image model of another library may lack classification heads. The last result is cached,
+    because several callers read the same model.
 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.
@@ -51,11 +51,11 @@ def initialize_from(
         model: The model whose weights are overwritten.
         init_from: Path of the source model, or a mapping from model part to the path of its source
             model: {"encoder": PATH, "decoder": PATH}. None copies nothing.
-        tokenizer: Tokenizer of the data as JSON. If a source has another tokenizer, only the
-            embeddings of tokens in both vocabularies are copied, each to the row of the token's id
-            in `tokenizer`. If `tokenizer` or the tokenizer of the source is None, equal ids are
-            assumed to mean equal tokens.
-        interpolation: Interpolation of position embeddings to another image size, a key of
+        tokenizer: Tokenizer of the data as JSON. If a source has another tokenizer, embeddings are
+            copied only for the tokens that both vocabularies contain. The embedding of a token is
+            copied to the row of its id in `tokenizer`. If `tokenizer` or the tokenizer of the
+            source is None, equal ids are assumed to mean equal tokens.
+        interpolation: Method that resizes position embeddings if the image size differs, a key of
             `vit_positions.INTERPOLATIONS`.
         classes: The user's model classes that the sources may name, or their import paths. The
             class of `model` is always allowed.
@@ -122,8 +122,9 @@ def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor]
         new: Tokenizer of the data, as JSON.
 
     Returns:
-        Ids of the shared tokens in the old and in the new vocabulary, each (N,) int64; None if one
-        tokenizer is missing or if both vocabularies are equal.
+        Two (N,) int64 tensors: the ids of the N shared tokens in the old vocabulary, and the ids of
+        the same tokens in the new vocabulary. None if one tokenizer is missing or if both
+        vocabularies are equal.
     """
     if old is None or new is None:
         return None

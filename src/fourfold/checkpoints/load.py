@@ -55,10 +55,13 @@ def load(
         classes: Your own model classes that the checkpoint may name, or their import paths.
 
     Returns:
-        The model. It has the attributes `config`; `tokenizer` (None if none is stored);
-        `generation_defaults` (special token ids, which `fourfold.generate` and
-        `fourfold.beam_search` use, and options of beam search, which only the command line uses);
-        and `artifacts` (other values that inference needs, such as `class_names`).
+        The model, with the following attributes:
+
+        - `config`
+        - `tokenizer`: None if none is stored
+        - `generation_defaults`: Special token ids, and options of beam search. The command line
+          uses both; `fourfold.generate` and `fourfold.beam_search` use only the token ids.
+        - `artifacts`: Dictionary of other values that inference needs, such as `class_names`.
 
     Raises:
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
@@ -85,9 +88,10 @@ def load(
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
-    """Return generation defaults in which special tokens that are None come from the tokenizer.
+    """Return a copy of generation defaults in which missing special token ids are filled in.
 
-    If the model's config has a `decoder_start_token_id`, that id replaces any `bos_id`.
+    A missing id (None) is taken from the model's tokenizer. If the model's config has a
+    `decoder_start_token_id`, this id becomes `bos_id`, even if `bos_id` was not missing.
     """
     names = ("bos_id", "eos_id", "pad_id")
     missing = [name for name in names if getattr(defaults, name) is None]
@@ -104,8 +108,8 @@ def read_model(
     Args:
         path: A path, or a name on the Hugging Face Hub, that `load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
-        allow_missing_heads: If True, an image model of another library may lack classification
-            heads. If False, such a model raises InputError.
+        allow_missing_heads: If False, an image model of another library without classification
+            heads raises InputError. If True, it is read without heads.
 
     Raises:
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
@@ -175,7 +179,11 @@ def model_from_checkpoint(
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
-    """Build a model with newly initialized weights from an instance of its config class.
+    """Build a model with newly initialized weights.
+
+    Args:
+        model_class: Class of the model.
+        config: Config of the model, an instance of the config class of `model_class`.
 
     Raises:
         InputError: The machine has too little memory for the weights.
@@ -208,12 +216,14 @@ def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> Non
 
 
 def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None:
-    """Check that the number of class names in a checkpoint is the model's number of classes.
+    """Check that a checkpoint contains as many class names as its model has classes.
+
+    Nothing is checked if the config has no field `n_classes`, or if the checkpoint has no class
+    names.
 
     Args:
-        config: Config of the model. Nothing is checked if it has no `n_classes`.
-        artifacts: The checkpoint's values for inference. Nothing is checked without the key
-            `class_names`.
+        config: Config of the model.
+        artifacts: Values in the checkpoint that inference needs, such as `class_names`.
         path: The checkpoint, for the error message.
 
     Raises:

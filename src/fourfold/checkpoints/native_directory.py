@@ -1,4 +1,4 @@
-"""fourfold's own directory format: reading and writing.
+"""Reading and writing of model directories in fourfold's own format.
 
 `fourfold.save` writes this format for models that transformers has no class for. A directory
 contains model.safetensors, fourfold.json and, if the model has a tokenizer, tokenizer.json.
@@ -28,15 +28,15 @@ TOKENIZER = "tokenizer.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a directory in fourfold's own format, as if it were a checkpoint of the same model.
+    """Read a directory in fourfold's own format, and return its content as that of a checkpoint.
 
     Args:
         path: The directory.
 
     Returns:
-        A dictionary with the keys `fourfold` and `state_dict` of a checkpoint. In the section
-        `fourfold`, the class of the task is "", and the arguments of the task's constructor are the
-        fields of `GenerationDefaults`.
+        A dictionary with the keys `fourfold` and `state_dict` (see `checkpoints/format.py`). The
+        directory stores no task, so the class of the task is "". Its `init_args` are the fields of
+        `GenerationDefaults`.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.

@@ -21,9 +21,9 @@ def save(model: Model, path: str | Path) -> None:
     """Write a model to a directory that `fourfold.load` reads.
 
     If transformers has the architecture, `AutoModel*.from_pretrained` reads the directory too. A
-    model that was loaded from a Hugging Face directory is written with the architecture and the
-    data type of the original weights, including tensors that fourfold does not use. A model whose
-    architecture transformers lacks is written in fourfold's own format: fourfold.json,
+    model that was loaded from a Hugging Face directory keeps the architecture and the data type of
+    that directory. Tensors of that directory that fourfold does not use are written too. A model
+    whose architecture transformers lacks is written in fourfold's own format: fourfold.json,
     model.safetensors and tokenizer.json.
 
     No file in the directory is ever incomplete, since the files are written to a temporary
@@ -58,8 +58,8 @@ def write_transformers(model: Any, folder: Path) -> str:
         folder: An existing directory.
 
     Returns:
-        Text for the user: the name of the transformers class, followed by a note if that class uses
-        another `norm_eps` than the model.
+        Text for the user: the name of the transformers class. A note follows if the exported
+        model has another `norm_eps`.
 
     Raises:
         InputError: transformers has no such architecture.
@@ -70,10 +70,11 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of a model's tokenizer and image preprocessing, if it has them, to `folder`.
+    """Write the files of the tokenizer and of the image preprocessing of a model, if it has them.
 
     Returns:
-        Entries that config.json must contain, such as special token ids and class names, by key.
+        Entries that config.json must contain, by dotted key, such as special token ids and class
+        names.
     """
     from fourfold.hub import preprocessing
     from fourfold.models.clip import CLIP
@@ -100,8 +101,8 @@ def staged_directory(path: Path) -> Iterator[Path]:
 
     If `path` does not exist, the temporary directory is renamed to `path` in one step. In an
     existing directory, files of the same name are replaced one by one. The file that describes the
-    model, config.json or fourfold.json, is replaced last. If the directory also contains the
-    description file of the other format, that file is removed.
+    model is replaced last: config.json in the format of transformers, fourfold.json in fourfold's
+    own format. If `path` then contains both of these files, the older file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))

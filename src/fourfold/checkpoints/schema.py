@@ -1,4 +1,4 @@
-"""Format and checks of the section `fourfold` of a checkpoint, and configs from its values.
+"""Section `fourfold` of a checkpoint: its format, checks of its values, and building of configs.
 
 A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourfold`:
 
@@ -112,8 +112,8 @@ def check_training(content: Mapping[str, Any]) -> None:
     """Check the types of a checkpoint's loop progress (`loops`) and optimizer states.
 
     Args:
-        content: Content of the checkpoint file. A checkpoint that `fourfold import` wrote has
-            neither of the two and passes the check.
+        content: Content of the checkpoint file. A checkpoint that `fourfold import` wrote passes
+            the check, although it has no loop progress and no optimizer states.
 
     Raises:
         InputError: A value is missing or has the wrong type.
@@ -170,13 +170,13 @@ def init_annotations(task_class: type[Any]) -> dict[str, Any]:
 
 
 def config_from_dict(config_class: Any, values: Any) -> Any:
-    """Build the config of a trained model; check that `vocab_size` and `n_classes` are not None.
+    """Build the config of a trained model from a dictionary.
 
-    Both fields may be None before a training, whose data determine them. A config class may lack
-    these fields.
+    The config fields `vocab_size` and `n_classes` may be None before a training, because the data
+    determine them. In the config of a trained model, None is an error.
 
     Args:
-        config_class: Class of the config.
+        config_class: Class of the config. It may lack the two fields.
         values: Fields of the config, as `asdict` returned them.
 
     Raises:

@@ -47,7 +47,10 @@ def get_key(config: Json, key: str, default: Any = None) -> Any:
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value of a dotted key in place; nested dictionaries become changed copies."""
+    """Set the value of a dotted key in a dictionary.
+
+    The dictionary is changed in place. Dictionaries nested in it are replaced by changed copies.
+    """
     *sections, name = key.split(".")
     for section in sections:
         config[section] = dict(config.get(section) or {})
@@ -56,14 +59,14 @@ def set_key(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def check_allowed(config: Json, allowed: Mapping[str, Collection[Any]]) -> None:
-    """Check keys of a JSON file that may only have certain values.
+    """Check that keys of a JSON object have allowed values.
 
     Args:
-        config: Content of a JSON file.
-        allowed: Allowed values of each dotted key. A key may also be absent.
+        config: The JSON object.
+        allowed: Dictionary from a dotted key to its allowed values. A key may also be absent.
 
     Raises:
-        InputError: A key has another value.
+        InputError: A key has a value that is not allowed.
     """
     for key, values in allowed.items():
         value = get_key(config, key, ...)
@@ -78,8 +81,9 @@ class Field:
 
     Args:
         name: Name of the field in fourfold's config (the native config).
-        hf_keys: Dotted keys in config.json, which must have equal values.
-        default: Value that config.json implies if the key is absent.
+        hf_keys: Dotted keys in config.json. If several of them are present, their values must be
+            equal.
+        default: Value that config.json implies if all keys are absent.
         from_hf: Function from the value in config.json to the value in the native config.
         to_hf: Inverse of `from_hf`.
     """
@@ -111,7 +115,7 @@ class Field:
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
-    """Create a `Field` whose value is the same in fourfold's config and in config.json.
+    """Create a `Field` without conversion: both configs contain the same value.
 
     The arguments are those of `Field`.
     """
@@ -126,7 +130,7 @@ def activation_field(
     Args:
         hf_keys: Dotted key or keys in config.json.
         default: Name of the activation in transformers if the key is absent.
-        names: Name of each activation in fourfold, by its name in transformers.
+        names: Dictionary from the name of an activation in transformers to its name in fourfold.
     """
 
     def to_hf(native: str) -> str:
@@ -138,7 +142,7 @@ def activation_field(
 
 @dataclass(frozen=True)
 class Architecture:
-    """Mapping between one model class of transformers and one of fourfold ("native").
+    """Mapping between one model class of transformers and one model class of fourfold ("native").
 
     Args:
         model_type: Value of `model_type` in config.json.
@@ -147,20 +151,23 @@ class Architecture:
         config_class: Native config class.
         fields: Config fields that have keys in config.json.
         keymap: Table of tensor names and layouts.
-        base_model_prefix: Prefix of the tensor names of a model with a head. The tensors of a
-            checkpoint of the base model (a model without a head) lack the prefix.
-        implied: Native config fields that are constant for the architecture.
-        required: Keys of config.json and the only value that each key may have, if it is present.
+        base_model_prefix: Prefix, such as "bert.", that the tensors of the base model (the model
+            without its head) have in a model with a head. In a checkpoint of the base model, the
+            tensor names lack the prefix.
+        implied: Values of the native config fields that are constant for the architecture, by name.
+        required: Dictionary from a key of config.json to the only allowed value of the key. The key
+            may be absent.
         infer: Function from tensor names and config.json to a dictionary of further native config
             fields.
         extra_config: Function from a native config to a dictionary of further entries of an
             exported config.json.
-        constants: Native names of the buffers that are computed rather than learned, such as
-            sinusoidal positions, by their names in transformers.
-        export_if: Function that tells from a native config if a model that was not imported from
-            this architecture may be exported to it.
-        distinctive: Names of the tensors that tell this architecture from others that have the
-            same `model_type`.
+        constants: Dictionary from the transformers name of a buffer that is computed rather than
+            learned, such as sinusoidal positions, to its native name.
+        export_if: Function from a native config to True if a model with this config may be exported
+            to this architecture. It is not called for a model that was imported from transformers,
+            which is exported to its original architecture.
+        distinctive: Names of tensors that every checkpoint of this architecture contains, and that
+            some architectures with the same `model_type` lack.
         model_options: Function from tensor names to further arguments of the model's constructor,
             such as the number of classification heads in the checkpoint.
     """
@@ -186,7 +193,8 @@ class Architecture:
 
         Args:
             config: Content of config.json.
-            names: Names of the tensors in the checkpoint, which show what config.json does not say.
+            names: Names of the tensors in the checkpoint. They imply settings that are not in
+                config.json.
 
         Raises:
             InputError: A value is not supported or invalid.
@@ -239,10 +247,11 @@ class Architecture:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return a copy of a config with equivalent values made equal, so that configs can be compared.
+    """Return a copy of a config in which settings with the same meaning have equal values.
 
-    In `d_head`, `d_value` and `n_decoder_layers`, None is replaced by the number that None implies.
-    An `attn_scale` of 1 / sqrt(d_head), in contrast, is replaced by None.
+    Two such copies can be compared field by field. In `d_head`, `d_value` and `n_decoder_layers`,
+    None is replaced by the number that None implies. In `attn_scale`, the default 1 / sqrt(d_head)
+    is replaced by None.
     """
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
@@ -252,14 +261,17 @@ def resolve_defaults(config: Any) -> Any:
 
 
 def differing_fields(config: Any, imported: Any) -> list[str]:
-    """List the fields in which two configs differ, as "name=value" with the value in `config`.
+    """List the fields in which two configs differ.
 
-    The values are compared after `resolve_defaults`. The fields `UNSAVED_FIELDS`, which config.json
-    does not store (initialization and some kinds of dropout), are not compared.
+    Values that mean the same (see `resolve_defaults`) are equal. The fields in `UNSAVED_FIELDS`
+    (initialization and some kinds of dropout), which config.json does not store, are not compared.
 
     Args:
         config: Config of the model to be exported.
         imported: Config that an import of the exported model would have.
+
+    Returns:
+        One text "name=value" for each field, with the value in `config`.
     """
     before, after = (asdict(resolve_defaults(c)) for c in (config, imported))
     return [
@@ -270,5 +282,5 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
 
 
 def norm_eps_note(before: float, after: float) -> str:
-    """Return a remark that an export changes `norm_eps`, or an empty text if it does not."""
+    """Return a note for the user that an export changes `norm_eps`; "" if it does not change."""
     return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"

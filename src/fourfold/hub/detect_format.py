@@ -27,7 +27,7 @@ _SENTENCEPIECE = (
 def read_model(
     path: Path, content: Mapping[str, Any] | None, *, allow_missing_heads: bool = False
 ) -> SourceModel:
-    """Import the model of a directory or of one file of weights, in fp32, with its tokenizer.
+    """Import a model and its tokenizer from a directory or a file of weights; convert to fp32.
 
     Args:
         path: Directory or file.
@@ -90,7 +90,7 @@ def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
 
 
 def _check_tensors(content: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Return the content of a file; raise InputError if a value is not a tensor."""
+    """Return `content` unchanged; raise InputError if a value is not a tensor."""
     for name, value in content.items():
         if not isinstance(value, Tensor):
             raise InputError(f"must be a tensor, got {type(value).__name__}", option=name)

@@ -54,7 +54,7 @@ class SourceModel:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """Return the local path of a model, which is downloaded if `path` is a Hugging Face hub name.
+    """Return the local path of a model; download the model first if it is on the Hugging Face hub.
 
     Args:
         path: A local path; or, if no such path exists, the name of a model on the Hugging Face hub,

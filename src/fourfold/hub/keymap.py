@@ -2,8 +2,8 @@
 
 "Native" names and tensors are those of fourfold, "external" names and tensors are those of the
 other library. A rule pairs native names with external names. A placeholder in braces stands for one
-component of a dotted name and has the same value on both sides: `{i}` for a layer number, `{p}` for
-`weight` and `bias`.
+component of a dotted name, and for the same component on both sides. For example, `{i}` stands for
+a layer index, and `{p}` for `weight` or `bias`.
 
 Example:
     >>> keymap = KeyMap(Rule("norm.{p}", "LayerNorm.{p}"), Rule("up.weight", "fc.w", TRANSPOSE))
@@ -34,9 +34,8 @@ class TensorOp:
     Args:
         to_native: Function from the tensors of the other library to those of fourfold. Arguments
             and results are in the order of the names in the rule.
-        to_external: Function from the tensors of fourfold to those of the other library. Rows that
-            `to_native` drops are filled with 0. `KeyMap.to_external` then replaces the zeros by the
-            stored rows.
+        to_external: Inverse function. It fills the rows that `to_native` drops with 0, and
+            `KeyMap.to_external` then replaces the zeros by the dropped rows of the original.
         n_unmapped: Number of rows that `to_native` drops at the beginning of the external tensor,
             such as the rows for padding in a position table. `KeyMap.to_native` returns the dropped
             rows separately.
@@ -90,7 +89,7 @@ OFFSET_2 = TensorOp(
 
 @dataclass(frozen=True)
 class Rule:
-    """Pair of names of the same parameters: native (fourfold) and external (other library).
+    """Parameters with their native names (fourfold) and their external names (other library).
 
     Args:
         native: Native name, or several names whose tensors are converted together.
@@ -109,7 +108,7 @@ class Extra:
 
     Args:
         name: External name; may have placeholders.
-        tied_to: Name of the external tensor that this tensor must equal (tied weights); "" for
+        tied_to: Name of another external tensor that must be equal (tied weights); "" if there is
             none.
         is_kept: True for a tensor that an export writes again, such as the pooler of a BERT that is
             used as a language model; False for a tensor that an export leaves out, such as a causal
@@ -128,9 +127,9 @@ class KeyMap:
     """Table of the tensor names and layouts of one architecture.
 
     Args:
-        entries: Rules and extra tensors. If several rules match a parameter, the first rule is
-            applied whose native names all exist in the model and, on import, whose external names
-            all exist in the checkpoint.
+        entries: Rules and extra tensors. A rule is usable if the model has all its native names
+            and, on import, the checkpoint has all its external names. If several usable rules match
+            a parameter, the first of them is applied.
     """
 
     def __init__(self, *entries: Entry) -> None:
@@ -148,9 +147,9 @@ class KeyMap:
             expected: State dict of the model, for the required names and shapes.
 
         Returns:
-            The native state dict; and the unmapped tensors by external name, which an export
-            restores. An unmapped tensor is a tensor without a parameter in the model, or consists
-            of the first rows of a tensor, which the model does not have (see `TensorOp`).
+            Two dictionaries: the native state dict; and the unmapped tensors by external name,
+            which an export writes again. Unmapped tensors are those of an `Extra` with `is_kept`,
+            and the rows that a `TensorOp` drops.
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
@@ -186,12 +185,12 @@ class KeyMap:
     ) -> dict[str, Tensor]:
         """Convert the unmapped tensors of an imported model to parameters of another model class.
 
-        An example is BERT's pooler, which a classifier has, but a masked LM lacks.
+        An example is BERT's pooler: a masked LM has no pooler, but a classifier has one.
 
         Args:
-            external: Second result of `to_native` at the import. Entries that are only the first
-                rows of a tensor, such as a position table, are skipped.
-            expected: Names of the parameters of the other model.
+            external: Unmapped tensors by external name, the second result of `to_native`. Dropped
+                rows, such as those of a position table, are skipped.
+            expected: Native names of the parameters of the other model.
 
         Returns:
             Tensors by native name. Expected names without a tensor in `external` are absent.
@@ -210,12 +209,12 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Second result of `to_native` at the import; empty for a model that was not
-                imported.
+            unmapped: Unmapped tensors by external name, the second result of `to_native`. Empty for
+                a model that was not imported.
 
         Returns:
-            Tensors by external name, including `unmapped`; and the native names that no rule
-            matches.
+            Tensors by external name, including `unmapped`; and the sorted list of native names that
+            no rule matches.
         """
         external: dict[str, Tensor] = {}
         unmatched = set(native)
@@ -232,11 +231,11 @@ class KeyMap:
     def _rules_for(
         self, native: Collection[str], external: Collection[str] | None = None
     ) -> Iterator[tuple[TensorOp, list[str], list[str]]]:
-        """Yield the conversion, the native names and the external names of each rule to apply.
+        """Yield (conversion, native names, external names) for each rule that is applied.
 
         Args:
             native: Names of all parameters of the model.
-            external: Names of the external tensors; None for an export, which computes all of them.
+            external: Names of the external tensors in a checkpoint; None for an export.
         """
         for name in native:
             for rule in self.rules:
@@ -278,11 +277,10 @@ def _check_complete(
 
 
 def _tuple(names: Names) -> tuple[str, ...]:
-    """Return one or several names as a tuple."""
     return (names,) if isinstance(names, str) else names
 
 
 @cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Compile a template; each placeholder matches one component of a dotted name."""
+    """Compile a name with placeholders to a regular expression, with one named group for each."""
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(template)))

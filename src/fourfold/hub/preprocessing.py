@@ -64,14 +64,14 @@ def label_mappings(names: Sequence[str]) -> dict[str, Any]:
 
 
 def label_entries(config: Any) -> dict[str, Any]:
-    """Return `id2label` and `label2id` of config.json for `config.n_classes` unnamed classes."""
+    """Return `id2label` and `label2id` of config.json for a model whose classes have no names."""
     return label_mappings(default_class_names(config.n_classes))
 
 
 def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config field `n_classes` from `id2label` or `num_labels` of config.json.
 
-    Without both keys there are two classes, as in transformers.
+    If config.json has neither key, `n_classes` is 2, as in transformers.
 
     Args:
         names: Ignored.
@@ -108,7 +108,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
         path: Directory with a config.json.
 
     Returns:
-        The values that one of the files contains; the other fields are None.
+        The values found. Fields whose values neither file contains are None.
 
     Raises:
         InputError: A file is not valid JSON, or a value has a wrong type.
@@ -129,12 +129,12 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
 
 
 def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
-    """Return the value of a key in the first file that has a value; None if no file has one.
+    """Return the value of a key from the first file that contains the key; None if no file does.
 
     Args:
         contents: Content of each JSON file by path, in order of precedence.
-        key: Key such as eos_token_id, which may also be in a nested section for text, such as
-            `text_config`. If the value is a list, its first entry is returned.
+        key: Key such as eos_token_id. It is also searched in the sections `text_config` and
+            `decoder`. If the value is a list, its first entry is returned.
 
     Raises:
         InputError: The value of `length_penalty` is not a number, or another value is not an
@@ -154,7 +154,7 @@ def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Return a `TokenizerConfig` with the paths of a directory's tokenizer files, or None.
+    """Return the options that load the tokenizer in a directory; None if it has no tokenizer files.
 
     Raises:
         InputError: tokenizer_config.json is not valid.
@@ -187,12 +187,12 @@ def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) ->
     Args:
         path: Directory, which must exist.
         text: Tokenizer as JSON.
-        model: Model that the tokenizer belongs to. The family of the model determines the special
-            tokens that are added to a text.
+        model: Model that uses the tokenizer. The class of the model determines the special tokens
+            that `AutoTokenizer` adds to a text.
         n_separators: Number of end-of-text tokens between the two texts of a pair.
 
     Returns:
-        The special token ids that belong into config.json, by key.
+        Entries that config.json must contain: special token ids by key, such as pad_token_id.
     """
     tokenizer = Tokenizer.from_str(text)
     ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
@@ -218,13 +218,13 @@ def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) ->
 
 
 def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None:
-    """Add the post-processor that inserts the special tokens of the model's family.
+    """Make a tokenizer add the special tokens that the class of a model requires.
 
     A tokenizer that adds special tokens already is left unchanged.
 
     Args:
         tokenizer: Tokenizer, changed in place.
-        model: Model that the tokenizer belongs to.
+        model: Model that uses the tokenizer.
         n_separators: Number of end-of-text tokens between the two texts of a pair.
     """
     backend = tokenizer.backend
@@ -247,7 +247,9 @@ def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None
 
 
 def count_separators(text: str) -> int:
-    """Return the number of end-of-text tokens between the texts of a pair: 1, or 2 for RoBERTa.
+    """Return the number of end-of-text tokens that a tokenizer puts between two texts of a pair.
+
+    The number is 2 for RoBERTa, otherwise 1.
 
     Args:
         text: Tokenizer as JSON.
@@ -272,7 +274,7 @@ def read_image_preprocessing(
         n_channels: Number of channels of the model's input.
 
     Returns:
-        Class names and settings by name, such as "mean" and "crop_pct".
+        Dictionary with the key `class_names` and a key for each setting, such as `crop_pct`.
 
     Raises:
         InputError: A setting is not supported.
@@ -313,8 +315,8 @@ def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str
 def _changes_aspect_ratio(settings: Json) -> bool:
     """Return True if the transform resizes both sides of an image to the same length.
 
-    If the key `size` is one number, this depends on the class of the image processor: CLIP's class
-    resizes the shorter side to this length, other classes resize both sides.
+    If the key `size` is one number, CLIP's image processor resizes the shorter side to this length.
+    All other image processors resize both sides.
 
     Args:
         settings: Content of preprocessor_config.json.
@@ -327,7 +329,7 @@ def _changes_aspect_ratio(settings: Json) -> bool:
 
 
 def _read_side(settings: Json, key: str, default: int) -> int:
-    """Read the side of a square in pixels.
+    """Read the length in pixels of the side of a square image or crop.
 
     Args:
         settings: Content of preprocessor_config.json. The value of `key` is a number, or a JSON
@@ -350,7 +352,9 @@ def _read_side(settings: Json, key: str, default: int) -> int:
 
 
 def _read_channels(settings: Json, key: str, n_channels: int) -> list[float]:
-    """Read one number for each channel, given as a list for all channels or as a list of one.
+    """Read a list with one number for each channel.
+
+    If the file has a list of length 1, its number is used for all channels.
 
     Args:
         settings: Content of preprocessor_config.json.
@@ -358,7 +362,8 @@ def _read_channels(settings: Json, key: str, n_channels: int) -> list[float]:
         n_channels: Number of channels.
 
     Raises:
-        InputError: The value is not such a list of finite numbers.
+        InputError: The value is not a list of finite numbers, or its length is neither 1 nor
+            `n_channels`.
     """
     values = settings[key]
     is_valid = isinstance(values, list) and len(values) in (1, n_channels)

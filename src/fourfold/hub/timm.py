@@ -46,7 +46,12 @@ _MAX_HEADS = 16
 
 
 def _keymap(n_prefix: int) -> KeyMap:
-    """Return the key map of a ViT with `n_prefix` tokens before the patches (class token etc.)."""
+    """Return the key map of a ViT.
+
+    Args:
+        n_prefix: Number of tokens before the patches: 0, 1 (class token) or 2 (class token and
+            distillation token).
+    """
     block = "stack.blocks.{i}."
     layer = "blocks.{i}."
     return KeyMap(
@@ -88,7 +93,7 @@ def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list
         settings: Content of timm's config.json, empty if there is none.
 
     Returns:
-        The model, and a sentence for the user about each assumption.
+        The model; and a list of sentences for the user, one for each assumption about the config.
 
     Raises:
         InputError: The tensors are not those of a supported ViT.
@@ -108,8 +113,8 @@ def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[st
         config: Config of the model.
 
     Returns:
-        Class names and settings by name, such as "mean" and "crop_pct"; and a sentence for the user
-        about each setting that is assumed, because config.json lacks it.
+        Dictionary with the key `class_names` and a key for each setting, such as `crop_pct`; and a
+        list of sentences for the user, one for each default that replaces a missing setting.
 
     Raises:
         InputError: A setting is not supported.
@@ -163,7 +168,12 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
 
 
 def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
-    """Return the content of timm's config.json; `artifacts` as for `write_model`."""
+    """Return the content of timm's config.json.
+
+    Args:
+        config: Config of the model.
+        artifacts: Class names and settings of the evaluation transform; may be empty.
+    """
     d_model = config.d_model
     mlp_ratio = config.d_ff / d_model
     if int(d_model * mlp_ratio) != config.d_ff:  # timm computes d_ff so
@@ -207,7 +217,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     The arguments are those of `read_model`.
 
     Returns:
-        The config, and a sentence for the user about each assumption.
+        The config; and a list of sentences for the user, one for each assumption.
     """
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
     n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
@@ -245,15 +255,18 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
 
 
 def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:
-    """Return the number of heads, and a list with a sentence if the number is an assumption.
+    """Read the number of heads from config.json, or assume it.
 
     Args:
         settings: Content of timm's config.json, empty if there is none.
         d_model: Width of the model. A missing number of heads is assumed to be d_model / 64, but at
             most 16.
 
+    Returns:
+        The number of heads; and a list of sentences for the user, empty if nothing is assumed.
+
     Raises:
-        InputError: The number is missing, and `d_model` is not divisible by the usual head width.
+        InputError: The number is missing, and `d_model` is not divisible by 64.
     """
     if (n_heads := get_key(settings, "model_args.num_heads")) is not None:
         return n_heads, []

@@ -29,12 +29,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES)
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """Content of the transformers directory that a model was read from, for an exact export.
+    """Information about the transformers directory of an imported model, for an exact export.
 
     Args:
         config: Content of config.json.
-        unmapped_tensors: Tensors, or first rows of tensors, that the model has no parameter for, by
-            their names in transformers.
+        unmapped_tensors: Tensors, or first rows of tensors, without a parameter in the model. The
+            keys are their names in transformers.
         is_base_model: True if the tensors had the names of a model without a head.
     """
 
@@ -46,8 +46,8 @@ class SourceCheckpoint:
 def read_model(path: Path) -> Model:
     """Read the model of a transformers directory, in fp32 on the CPU and in eval mode.
 
-    `model.source` is set to a `SourceCheckpoint`. If an image model lacks classification heads in
-    the directory, `model.heads` lacks the same heads.
+    `model.source` is set to a `SourceCheckpoint`. If the directory has no tensors of a
+    classification head of an image model, `model.heads` does not contain the head.
 
     Args:
         path: Directory with config.json and weights.
@@ -92,9 +92,10 @@ def read_model(path: Path) -> Model:
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
-    """Return the tensors that the import of `source` left unused and `target` has parameters for.
+    """Return tensors for parameters of `target` that the import of `source` did not use.
 
-    An example is BERT's pooler: a masked language model has no pooler, but a classifier has one.
+    For example, a checkpoint of BERT may contain a pooler. A masked language model (`source`) has
+    no pooler, but a classifier (`target`) has one.
 
     Args:
         source: Model that was imported from a transformers directory; for other models the result
@@ -116,9 +117,9 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
 def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """Write a directory for the `from_pretrained` method of transformers.
 
-    If `model.source` is not None, the architecture and the data type are those of the source. The
-    directory then also contains the tensors and the entries of config.json of the source that
-    fourfold does not use.
+    If the model was imported from a transformers directory (`model.source`), the architecture and
+    the data type of that directory are kept. Tensors and entries of config.json that fourfold does
+    not use are then written again.
 
     Args:
         model: Model of fourfold.
@@ -126,7 +127,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
         entries: Further entries of config.json, ignored for a model with a `source`.
 
     Returns:
-        The name of the transformers class, and a note if `norm_eps` changes.
+        The name of the transformers class. A note follows in parentheses if `norm_eps` changes.
 
     Raises:
         InputError: No architecture of transformers represents the model.
@@ -164,7 +165,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
 
 
 def _choose_architecture(model: Model) -> Architecture:
-    """Choose the first architecture that represents all settings of a model that is exported.
+    """Return the first architecture to which a model can be exported without loss of a setting.
 
     Raises:
         InputError: No architecture represents every setting.
@@ -186,13 +187,13 @@ def _choose_architecture(model: Model) -> Architecture:
 def _merge_config(
     architecture: Architecture, old: Json, new: Json, names: Collection[str]
 ) -> dict[str, Any]:
-    """Return the content of the source's config.json with the settings that the model changed.
+    """Return the original config.json of an imported model, with the settings that have changed.
 
-    All other keys are kept. Special token ids, for example, belong to the tokenizer of the source.
+    Keys that do not belong to a changed setting keep their original values.
 
     Args:
-        architecture: Architecture of the source and of the model.
-        old: Content of the source's config.json.
+        architecture: Architecture of the model.
+        old: Content of the original config.json.
         new: Content of config.json that `architecture` writes for the model.
         names: Names of the model's tensors in transformers.
     """
@@ -226,8 +227,8 @@ def _select_architecture(
 ) -> Architecture:
     """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
-    The class is more reliable. The checkpoint of a token classifier may contain an unused pooler,
-    and then has all tensors of a sequence classifier.
+    The class has precedence, because the checkpoint of a token classifier may contain an unused
+    pooler. Such a checkpoint has all tensors of a sequence classifier.
 
     Args:
         candidates: Architectures of the `model_type`, in order of preference.
@@ -244,12 +245,15 @@ def _select_architecture(
 def _check_constants(
     architecture: Architecture, stored: Mapping[str, Tensor], computed: Mapping[str, Tensor]
 ) -> None:
-    """Raise InputError if the checkpoint stores other values for a computed buffer.
+    """Check that buffers stored in a checkpoint equal the computed buffers of the model.
 
     Args:
         architecture: Architecture of the checkpoint.
-        stored: Unmapped tensors of the checkpoint, which may contain such buffers.
+        stored: Unmapped tensors of the checkpoint by external name. Buffers may be absent.
         computed: Buffers of the model by native name.
+
+    Raises:
+        InputError: A stored buffer has other values.
     """
     for external, name in architecture.constants.items():
         expected = computed[name]

@@ -1,4 +1,4 @@
-"""Function that loads a tokenizer (tokenizer.json, files of BERT or GPT) or trains one."""
+"""Tokenizers from a tokenizer.json, files of BERT or GPT, a fourfold checkpoint, or a training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +28,10 @@ def make_tokenizer(
     mask: bool,
     special: Sequence[str] | None = None,
 ) -> Tokenizer:
-    """Load the tokenizer of `config` from its files, or train it on `texts`.
+    """Load a tokenizer from files, or train a tokenizer on texts.
 
     Args:
-        config: Options of the tokenizer. The tokenizer is loaded if `config.file` is not None.
+        config: Options of the tokenizer. If `config.file` is None, the tokenizer is trained.
         texts: Training texts, unused if the tokenizer is loaded.
         mask: True if the tokenizer needs a mask token (masked language models).
         special: Names of the special tokens of a trained tokenizer in the order of their ids; None
@@ -97,7 +97,7 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
 
     Args:
         file: JSON file with the id of each token.
-        merges_file: Text file with a merge in each line, a pair of tokens.
+        merges_file: Text file; each line holds the two tokens of one BPE merge.
     """
     vocab = parse_json(read_text(file), file)
     is_mapping = isinstance(vocab, dict) and all(type(i) is int for i in vocab.values())

@@ -99,7 +99,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Ids of all entries by token, special tokens included."""
+        """Dictionary from each token, special tokens included, to its id."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
@@ -112,20 +112,21 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def with_leading_space(self, text: str) -> str:
-        """Return `text` in the form that `encode` needs for a text inside a sentence.
+        """Return a text in the form that `encode` needs if the text does not begin a sentence.
 
-        A byte-level tokenizer encodes a word inside a sentence together with the space before the
-        word, so a missing space is added. Other tokenizers need no space.
+        A byte-level tokenizer encodes a word together with the space before the word. For such a
+        tokenizer, a missing space is added at the beginning. For other tokenizers, the text is
+        returned unchanged.
         """
         return " " + text if self._is_byte_level and text[:1] != " " else text
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """Return the token ids of each word of each sentence, without special tokens.
 
-        A word that the tokenizer encodes as no token at all gets the list [`unk_id`].
+        If the encoding of a word is empty, the result for the word is [`unk_id`].
 
         Args:
-            sentences: List of the words of each sentence.
+            sentences: Sentences, each a sequence of words.
         """
         texts = [
             [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
@@ -142,10 +143,11 @@ class Tokenizer:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the token ids of each text, and the position of each token in the text.
+        """Encode texts without special tokens, and locate each token in its text.
 
-        Positions are pairs (begin, end) of character indices, the end exclusive. The ids have no
-        special tokens.
+        Returns:
+            For each text, the list of token ids, and a list with one pair (begin, end) per token.
+            The pairs are indices of characters in the text; `end` is exclusive.
         """
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
@@ -204,11 +206,12 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two arrays that tell for each token id if a word begins at the token, and after it.
+        """Word boundaries at each entry of the vocabulary, for `word_starts`.
 
-        Both arrays are (V,) bool, with V the size of the vocabulary. A word begins after a special
-        token and, unless the algorithm is WordPiece, after a token that ends with a line break or
-        tab. After any other token, the first array decides if a word begins at the next token.
+        The result is two bool arrays of shape (vocab_size,). The first array is True if a word
+        begins at the token. The second array is True if a word always begins at the next token.
+        This holds for special tokens and, unless the algorithm is WordPiece, for tokens that end
+        with a line break or tab.
         """
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
@@ -255,14 +258,14 @@ class Tokenizer:
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
     """Split a text into chunks of about a million characters, which can be encoded in parallel.
 
-    The text is split where no token crosses the boundary, so the tokens of all chunks together are
-    those of the text.
+    A text is split only where no token crosses the boundary. The tokens of all chunks together are
+    therefore the tokens of the text.
 
     Args:
         text: Text of any length.
-        metaspace: True if the tokenizer encodes spaces as "▁" and puts a "▁" before every text,
-            and so before every chunk. A chunk then ends before a space, and the space is dropped.
-            Otherwise a chunk ends after a line break.
+        metaspace: True if the tokenizer encodes spaces as "▁" and puts a "▁" before every text. A
+            chunk then ends before a space, and the space is dropped, because the tokenizer puts a
+            "▁" before the next chunk. If False, a chunk ends after a line break.
     """
     boundary = re.compile(r"(?<=\S) (?=\S)" if metaspace else r"(?<=\S)\n(?=\S)")
     begin = 0

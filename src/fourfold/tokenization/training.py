@@ -29,19 +29,18 @@ class TokenizerConfig:
             wordpiece (Devlin et al. 2019), unigram (Kudo 2018) or char. Decoding restores a text
             exactly, unless the kind is wordpiece, the text is lower-cased, or the text contains
             characters that did not occur in training.
-        vocab_size: Size of the vocabulary with special tokens. Small texts and char may give a
-            smaller vocabulary. The vocabulary of bpe or wordpiece may be too small for all
-            characters of the texts. In this case, only the most frequent characters get entries,
-            and about a quarter of the size stays free for merged tokens. A vocabulary of byte_bpe
+        vocab_size: Size of the vocabulary with special tokens. The vocabulary may become smaller if
+            the texts are small or the kind is char. If a vocabulary of bpe or wordpiece is too
+            small for all characters of the texts, only the most frequent characters get entries,
+            and about a quarter of the size is reserved for merged tokens. A vocabulary of byte_bpe
             always contains the 256 bytes.
         min_frequency: Minimum number of occurrences for a pair of tokens to be merged (bpe,
             byte_bpe, wordpiece).
-        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). For a loaded
-            tokenizer, the option has an effect with a `vocab.txt` only, since all other files
-            contain the setting.
+        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). Among loaded
+            tokenizers, the option changes only those from a `vocab.txt`.
         file: Path of a tokenizer to load: a `tokenizer.json`, BERT's `vocab.txt`, GPT's
-            `vocab.json` (with `merges`), or a fourfold checkpoint, whose tokenizer is used. None
-            means that a tokenizer is trained.
+            `vocab.json` (with `merges`), or a fourfold checkpoint (.ckpt) with a tokenizer. If
+            None, a tokenizer is trained.
         merges: Path of the merges that belong to a `vocab.json`: GPT-2's `vocab.bpe` or GPT-1's
             `merges.txt`.
     """
@@ -101,9 +100,9 @@ def train_tokenizer(
 
 
 def _use_metaspace(backend: Backend) -> None:
-    """Change `backend` in place: spaces are encoded as "▁", and a "▁" is put before each text.
+    """Make a tokenizer encode spaces as "▁" and put a "▁" before each text.
 
-    Decoding reverses both changes, so that a text is restored exactly.
+    The tokenizer is changed in place. It decodes tokens to the exact original text.
     """
     # The library's Metaspace decoder would drop a space at the start of a text.
     prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
@@ -214,7 +213,7 @@ def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool
 def wordpiece_backend(
     vocab: dict[str, int], unk_token: str, special: Sequence[str], lowercase: bool
 ) -> Backend:
-    """Return a tokenizer that works as BERT's, with another vocabulary.
+    """Return a WordPiece tokenizer like BERT's, with a given vocabulary.
 
     Args:
         vocab: Id of each token.

@@ -1,7 +1,7 @@
 """BERT, RoBERTa and DistilBERT: config fields and tensor names of transformers.
 
-Several classes of transformers share one `model_type`, such as `BertForMaskedLM` and
-`BertForTokenClassification`; the names of the head's tensors tell the classes apart.
+Several classes of transformers, such as `BertForMaskedLM` and `BertForTokenClassification`, have
+the same `model_type`. The names of the head's tensors tell the classes apart.
 """
 
 from dataclasses import replace
@@ -195,14 +195,14 @@ _HEAD_DROPOUT = Field(
 def _with_head(
     encoder: Architecture, task: str, model_class: Any, config_class: Any, head: dict[str, str]
 ) -> Architecture:
-    """Return the architecture of an encoder with a head for a downstream task.
+    """Return an architecture with a head for a downstream task.
 
     Args:
-        encoder: `BERT` or `ROBERTA`.
+        encoder: Architecture of the encoder, `BERT` or `ROBERTA`.
         task: Task in the name of the transformers class, such as QuestionAnswering.
         model_class: Native model class.
         config_class: Native config class.
-        head: Name in transformers of each module of the head, by its native name.
+        head: Dictionary from the native name of a module of the head to its transformers name.
     """
     has_classes = model_class is not models.SpanExtractor
     pooling = {"pool": "first"} if model_class is models.SequenceClassifier else {}
@@ -227,10 +227,10 @@ _SPANS = ("QuestionAnswering", models.SpanExtractor, models.SpanExtractorConfig)
 
 
 def _with_heads(encoder: Architecture, pool: str, classify: str) -> tuple[Architecture, ...]:
-    """Return the architectures of an encoder with each of the heads.
+    """Return the architectures of an encoder with a head for sequences, for tokens and for spans.
 
     Args:
-        encoder: `BERT` or `ROBERTA`.
+        encoder: Architecture of the encoder, `BERT` or `ROBERTA`.
         pool: Name in transformers of the pooler of a sequence classifier.
         classify: Name in transformers of the output layer of a sequence classifier.
     """

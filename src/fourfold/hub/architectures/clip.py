@@ -81,9 +81,9 @@ _FIELDS = (
 def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str, Any]:
     """Check the sections `text_config_dict` and `vision_config_dict` of older config.json files.
 
-    In transformers, `text_config_dict` replaces `text_config`. A key that is missing in
-    `text_config_dict` then has transformers' default value, even if `text_config` contains the key.
-    fourfold requires that both sections imply equal values, and likewise for `vision_config`.
+    fourfold reads `text_config`. transformers reads only `text_config_dict` if both sections are
+    present, and uses its defaults for the keys that `text_config_dict` lacks. Both sections must
+    therefore imply equal values. The same holds for the two vision sections.
 
     Args:
         names: Ignored.

@@ -69,8 +69,8 @@ def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
 def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config fields `output_bias` and `decoder_start_token_id`.
 
-    The decoder of BART starts with the end-of-text token. If config.json says that the decoder
-    starts with the beginning-of-text token, the field is None, which is fourfold's default.
+    `decoder_start_token_id` is the id in config.json, by default 2, the end-of-text token of BART.
+    If that id is the beginning-of-text token, the field is None, which means the same in fourfold.
     """
     start = config.get("decoder_start_token_id", 2)
     is_bos = start == config.get("bos_token_id", 0)
@@ -78,11 +78,11 @@ def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
-    """Return the special token ids of tokenizers that fourfold trains, for config.json.
+    """Return special token ids for config.json, as in tokenizers that fourfold trains.
 
-    Without these entries, transformers would use its defaults. Most vocabularies do not contain
-    these default token ids. transformers would also force the last token of a generated text, to
-    an id that is padding or the beginning-of-text token in fourfold's vocabularies.
+    Without these entries, transformers would use default ids, which most vocabularies do not
+    contain. transformers would also end each generated text with its default `forced_eos_token_id`.
+    In fourfold's vocabularies, this id is padding or the beginning-of-text token.
     """
     start = config.decoder_start_token_id
     return {
@@ -169,14 +169,13 @@ _WRITES_RESIDUAL = ("out", "down")
 def deinterleave_positions(model: Model) -> Model:
     """Convert a model with interleaved sinusoidal positions to Marian's order of channels.
 
-    In Vaswani et al. 2017 (section 3.5) sines and cosines alternate, while in Marian and Pegasus
-    all sines precede all cosines. Only the position table depends on the order of the channels of
-    the residual stream, so permuting every weight that reads or writes the stream leaves the logits
-    unchanged.
+    In Vaswani et al. 2017 (section 3.5), sines and cosines alternate. In Marian and Pegasus, all
+    sines precede all cosines. The channels of the residual stream are reordered in all weights that
+    read or write the stream. The logits of the new model are those of the old model.
 
     Returns:
-        A new model; `model` itself if its positions are not interleaved sinusoids, or if it is no
-        `EncoderDecoder`.
+        A new model. `model` itself is returned if it is not an `EncoderDecoder`, or if it has other
+        positions than interleaved sinusoids.
     """
     if not isinstance(model, EncoderDecoder) or model.config.positions != "sinusoidal":
         return model

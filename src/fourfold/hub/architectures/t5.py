@@ -33,7 +33,7 @@ def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
 
     Args:
         stack: encoder or decoder.
-        index: Number of the feed-forward layer among the sub-layers of a block in transformers.
+        index: Index of the feed-forward layer among the sub-layers of a block in transformers.
     """
     block = stack + ".blocks.{i}."
     layer = stack + ".block.{i}.layer." + f"{index}."
@@ -50,17 +50,15 @@ def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
 
 
 def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the config fields of output scaling, tied embeddings and feed-forward layer.
+    """Infer the config fields that differ between versions of T5 or of transformers.
 
-    - Scaling has the value of the key `scale_decoder_outputs`. If the key is absent, as in files
-      from transformers before version 5, the outputs are scaled if `tie_word_embeddings` is not
-      false.
-    - Embeddings are not tied if the tensors include an output matrix. The key `tie_word_embeddings`
-      is not reliable, because transformers always sets it to true from version 5 on. In one case
-      the embeddings are tied in spite of an output matrix: if the outputs are scaled and
-      `tie_word_embeddings` is not false. The output matrix is then a copy of the embedding, as in
-      old checkpoints.
-    - The feed-forward layer is given by the key `feed_forward_proj`.
+    - `scale_output` is the value of the key `scale_decoder_outputs`. Files from transformers before
+      version 5 lack this key. `scale_output` is then True unless `tie_word_embeddings` is false.
+    - `tie_embeddings` is "embeddings" if the tensors include an output matrix, otherwise "all". The
+      output matrix does not count if `scale_output` is True and `tie_word_embeddings` is not false.
+      It is then a copy of the embedding, as in old checkpoints. `tie_word_embeddings` alone is not
+      reliable, because transformers always sets it to true from version 5 on.
+    - `feed_forward` and `activation` are determined by the key `feed_forward_proj`.
 
     Args:
         names: Names of the tensors in the checkpoint.
