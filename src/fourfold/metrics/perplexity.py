@@ -1,4 +1,4 @@
-"""Perplexity: metric of perplexities per token, per word and per byte, with loss and accuracy."""
+"""Perplexity: loss, accuracy, and perplexities per token, per word and per byte."""
 
 import math
 
@@ -9,11 +9,12 @@ from fourfold.metrics.base import BatchSums
 
 
 class Perplexity(BatchSums):
-    """Perplexity exp(total nll / number of units) per token, per word and per byte.
+    """Loss, accuracy, and perplexity per token, per word and per byte.
 
-    The negative log-likelihood (nll) is measured in nats. Perplexities per token are comparable
-    only between models with the same tokenizer. Perplexities per word and per byte of the raw text
-    are comparable between all models.
+    A perplexity is exp(nll / n). Here nll is the total negative log-likelihood in nats, and n is
+    the number of tokens, words or bytes. Perplexities per token are comparable only between models
+    with the same tokenizer. Perplexities per word and per byte of the raw text are comparable
+    between all models.
 
     Example:
         >>> import torch
