@@ -132,8 +132,7 @@ class EpochProgressBar(RichProgressBar):
 def set_average_device(callback: Any, target: device) -> None:
     """Set the device of the averaged weights, unless the user has chosen a device.
 
-    By default, Lightning keeps the average on the device that the model has during `setup`, the
-    CPU.
+    Lightning's default is the device of the model during `setup`, which is the CPU.
 
     Args:
         callback: A `WeightAveraging` callback before its `setup`.

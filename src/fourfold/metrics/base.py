@@ -100,7 +100,7 @@ class BatchSums(Metric):
 
 
 class Mean(BatchSums):
-    """Mean of a value over examples or tokens; `update` takes a batch's sum and its count.
+    """Mean of a value over examples or tokens; `update` takes a sum and its number of terms.
 
     Example:
         >>> loss = Mean()

@@ -42,9 +42,10 @@ class RetrievalScores(RowMetric):
 
         Examples of names are image_to_text_recall_at_5 (images are the queries, texts the results)
         and text_to_image_recall_at_1. The recall at k is the share of queries with a correct result
-        among the k best results. The loss is CLIP's loss of the whole split as one batch: the mean
-        of the cross-entropy of each image over all texts and of each text over all images. Unlike
-        the recalls, the loss treats equal texts as different texts.
+        among the k best results. The loss is CLIP's loss with the whole split as one batch. It is
+        the mean of two cross-entropies: of the images, each classified over all texts, and of the
+        texts, each classified over all images. Unlike the recalls, the loss treats equal texts as
+        different texts.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))

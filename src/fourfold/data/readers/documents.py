@@ -1,4 +1,4 @@
-"""TextSource and read_python_docs: documents of language models, from data or built in.
+"""TextSource and read_python_docs: documents for language models, from files, a hub or built in.
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
 built-in documents are the language reference of Python (`pydoc_data.topics`) and the docstrings of
@@ -209,7 +209,7 @@ def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:
     """Count the UTF-8 bytes and the whitespace-separated words of each text.
 
     Returns:
-        Number of bytes of each text, and number of words of each text.
+        List of the number of bytes of each text, and list of the number of words of each text.
     """
     n_words = [sum(len(chunk.split()) for chunk in split_for_workers(text)) for text in texts]
     return [len(text.encode()) for text in texts], n_words

@@ -44,7 +44,7 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
         names: Names of all classes, in the order of their indices.
 
     Returns:
-        (examples,) int64.
+        (examples,) int64, class index of each example.
 
     Raises:
         InputError: If a label is not in `names`.
@@ -67,7 +67,7 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
             message.
 
     Returns:
-        (examples,) float32.
+        (examples,) float32, value of each label.
 
     Raises:
         InputError: If a label is not a finite number.

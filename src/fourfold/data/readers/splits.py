@@ -31,9 +31,10 @@ def read_tables(
 
     Args:
         source: "builtin", "files" or "hub".
-        split_sources: Source of each split, by name: a path or a name of a hub split, a list of
-            them, a fraction of the training examples to hold out, or None if there is no such
-            split. If `source` is "builtin", all must be None.
+        split_sources: Source of each split, by name. A source is one or several paths if `source`
+            is "files", and one or several names of hub splits if `source` is "hub". A source may
+            also be a fraction of the training examples to hold out. None means that there is no
+            such split. If `source` is "builtin", all must be None.
         builtin: Function that returns the table of each split of the built-in data.
         read: Function that reads one split, given a list of paths or of names of hub splits.
         divide: Function that holds out examples, given the training examples, the fraction to hold

@@ -90,7 +90,7 @@ class Augmentation:
 
         Args:
             pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
-            epoch: Number of the epoch, from 0.
+            epoch: Index of the epoch, from 0.
             rows: (B,) index of each image in the split. The random numbers of an image are a
                 function of this index. With repeated augmentation, the index i + k N means copy k
                 of image i, where N is the number of images in the split.
@@ -165,7 +165,7 @@ class MixupCutmix:
             partners: (B,) long, index in `images` of the partner of each image of the batch.
             pairs: (B,) index of the pair of each image of the batch; two partners have the same
                 index. The random numbers of a pair are a function of this index.
-            epoch: Number of the epoch, from 0.
+            epoch: Index of the epoch, from 0.
 
         Returns:
             Mixed images of the batch (B, C, H, W), and their class probabilities (B, K).
@@ -187,7 +187,7 @@ class MixupCutmix:
 
         Args:
             pairs: (B,) index of the pair of each image.
-            epoch: Number of the epoch, from 0.
+            epoch: Index of the epoch, from 0.
             height: Height H of the images in pixels.
             width: Width W of the images in pixels.
 

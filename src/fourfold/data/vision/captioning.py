@@ -195,7 +195,7 @@ class CaptionDataset(ImageDataset):
 
     @property
     def has_static_shape(self) -> bool:
-        """Always False: captions are padded to the longest caption of the batch."""
+        """False, because the captions are padded to the longest caption of each batch."""
         return False
 
     @property
@@ -208,7 +208,7 @@ class CaptionDataset(ImageDataset):
 
         Args:
             rows: (B,) indices of the images in the split.
-            epoch: Number of the epoch, from 0.
+            epoch: Index of the epoch, from 0.
             position: Number of batches of the epoch, summed over all ranks, that have been trained
                 after the optimizer step of this batch. The number is copied into the returned
                 batch, for resuming.

@@ -100,7 +100,7 @@ class ImageDataset(BatchedDataset):
         Args:
             rows: (B,) indices of the images in the split. With repeated augmentation, the index i +
                 k N means copy k of image i, and each copy has its own random transforms.
-            epoch: Number of the epoch, from 0, on which the random transforms depend.
+            epoch: Index of the epoch, from 0, on which the random transforms depend.
             position: Number of batches of the epoch, summed over all ranks, that have been trained
                 after the optimizer step of this batch. The number is copied into the returned
                 batch, for resuming.
@@ -202,8 +202,9 @@ class ImageData(ResumableDataModule):
         num_workers: Number of worker processes that prepare batches.
 
     Raises:
-        InputError: An option is out of range. `setup` raises the error if the images cannot be read
-            or split. An image that cannot be decoded is only found when it is used.
+        InputError: An option is out of range. `setup` raises the error if the images cannot be
+            listed or split. An image that cannot be decoded raises the error when the image is
+            used.
     """
 
     batch_class = ImageBatch

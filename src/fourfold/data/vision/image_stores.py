@@ -166,7 +166,7 @@ class ImageStore:
 
 
 class FileStore(ImageStore):
-    """Store of image files in the folder `origin`; `images` has their paths relative to it."""
+    """Store of image files; `images` has their paths relative to the folder `origin`."""
 
     def location(self, row: int) -> str:
         return f"{self.origin}/{self.images[self.rows[row]]}"

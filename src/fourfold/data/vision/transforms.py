@@ -34,8 +34,8 @@ class TransformConfig:
     Posterize keeps 4 bits at magnitude 9.
 
     Args:
-        size: Height and width of the input in pixels; None means the size of the first training
-            image.
+        size: Height and width of the model input in pixels; None means the size of the first
+            training image.
         train_crop: "none" (complete image), "pad_crop" (zero padding of 1/8 of the side and a
             random crop, He et al. 2016) or "random_resized_crop" (a random area at a random aspect
             ratio, Szegedy et al. 2015).
