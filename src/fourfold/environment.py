@@ -58,7 +58,7 @@ def provenance(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return the present date and time in UTC, in ISO format, to the second."""
+    """Return the current date and time in UTC, in ISO format, without fractions of a second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

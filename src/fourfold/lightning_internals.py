@@ -1,4 +1,4 @@
-"""Private attributes of Lightning that this package depends on, behind functions and classes.
+"""Functions and classes that use private attributes of Lightning.
 
 The module is written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a
 Lightning object, so only this module has to be checked when Lightning is upgraded. The file

@@ -103,7 +103,7 @@ class RewindMetricsCSV(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of steps after the restored checkpoint, or all rows if there is none."""
+        """Remove the rows of steps after the restored checkpoint; without one, remove all rows."""
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)

@@ -46,7 +46,8 @@ class Perplexity(BatchSums):
         """Return the scores by name: loss, accuracy, ppl_token, ppl_word and ppl_byte.
 
         The loss is the mean negative log-likelihood per target. The accuracy is the share of
-        targets that are the most likely token. A perplexity is missing if its unit has the count 0.
+        targets that are the most likely token. A perplexity is left out if the number of tokens,
+        words or bytes by which it divides is 0.
         """
         nll, n_tokens, n_words, n_bytes, n_correct = super().compute() or [0.0] * 5
         result = {"loss": nll / max(1.0, n_tokens), "accuracy": n_correct / max(1.0, n_tokens)}

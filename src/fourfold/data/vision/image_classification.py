@@ -60,10 +60,10 @@ class ImageDataset(BatchedDataset):
             self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
 
     def prepare(self) -> None:
-        """Decode all images into memory that worker processes share, if `cache` requires it.
+        """Decode all images into memory that worker processes share, unless `cache` is "none".
 
-        With the value "auto", nothing is kept if the images have different sizes or take more than
-        2 GiB.
+        If `cache` is "auto" and the images have different sizes or take more than 2 GiB, nothing is
+        kept in memory.
 
         Raises:
             InputError: `cache` is "memory", but the images have different sizes.
@@ -202,9 +202,8 @@ class ImageData(ResumableDataModule):
         num_workers: Number of worker processes that prepare batches.
 
     Raises:
-        InputError: An option is out of range. `setup` raises the error if the images cannot be
-            listed or split. An image that cannot be decoded raises the error when the image is
-            used.
+        InputError: An option is out of range. `setup` raises the error if the source cannot be read
+            or split. An image that cannot be decoded raises the error when the image is used.
     """
 
     batch_class = ImageBatch
