@@ -10,15 +10,15 @@ from pathlib import Path
 def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
     """Context that yields the path of a temporary file, which is renamed to `file` at the end.
 
-    The block under the `with` statement writes the temporary file. If the block raises, the
-    temporary file is deleted. The temporary file is in the folder of `file` and not in $TMPDIR,
+    The block under the `with` statement writes the temporary file. If the block raises an error,
+    the temporary file is deleted. The temporary file is in the folder of `file` and not in $TMPDIR,
     because a rename is atomic within one file system only.
 
     Args:
         file: Final path.
-        suffix: End of the temporary file's name. Give each process a suffix of its own if several
-            processes may write `file` at the same time. With a fixed suffix, such as the default,
-            the next call overwrites a temporary file that a killed process left.
+        suffix: End of the temporary file's name. If several processes may write `file` at the same
+            time, each must use a different suffix. A killed process leaves its temporary file,
+            which the next call with the same suffix overwrites.
     """
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:

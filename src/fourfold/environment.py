@@ -21,14 +21,15 @@ COMPARED_PACKAGES = ("torch", "transformers", "timm", "x-transformers")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return processor, threads, GPU, versions of Python and of `COMPARED_PACKAGES`, and commit.
+    """Return a description of the machine and the software, on which measured times depend.
 
     Args:
-        device: Device of the computation; the entry "gpu" is None if the device is a CPU.
+        device: Device of the computation.
 
     Returns:
-        Entries by name. The entry "commit" is None if the commit is not known. A package that is
-        not installed has no entry.
+        Dict with the entries "processor" (name), "threads" (number of CPU threads of torch), "gpu"
+        (name; None if the device is a CPU), "python" (version), the version of each installed
+        package in `COMPARED_PACKAGES` by its name, and "commit" (None if not known).
     """
     return {
         "processor": processor(),
@@ -41,15 +42,15 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def provenance(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a result, such as a table of a paper that was reproduced.
+    """Return a record of the origin of a result, such as a reproduced table of a paper.
 
     Args:
         about: Entries about the result itself, such as command, data and seconds.
 
     Returns:
-        A dict with the entries of `about` and three further entries: "finished" is the present date
-        and time, "machine" has the known entries of `machine` (among them the commit), and
-        "versions" has the versions of `REPORTED_PACKAGES`.
+        A dict with the entries of `about` and three further entries. "finished" is the present date
+        and time. "machine" is the dict that `machine` returns, without the entries that are None.
+        "versions" is a dict of the versions of `REPORTED_PACKAGES`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}
@@ -57,12 +58,12 @@ def provenance(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return the present date and time in UTC, in ISO format, to the second."""
+    """Return the current date and time in UTC, in ISO format, without fractions of a second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of `packages` by name; packages that are not installed are left out."""
+    """Return a dict from the name of each installed package in `packages` to its version."""
     found = {}
     for name in packages:
         with suppress(PackageNotFoundError):
@@ -88,7 +89,7 @@ def processor() -> str:
 def commit() -> str | None:
     """Return the short hash of the commit of this package's git checkout.
 
-    The value is cached at the first call. Files that a command writes into the checkout later do
+    The value is computed at the first call. Files that a command writes into the checkout later do
     not change the value.
 
     Returns:

@@ -8,8 +8,8 @@ from os import PathLike
 class InputError(ValueError):
     """Invalid input. The command line prints the message in one line and exits with code 2.
 
-    At least one of `option` and `file` is given, so that every message names its origin. A message
-    has no capital at its beginning and no full stop at its end.
+    `option` or `file` (or both) must be given, so that every message names its origin. The message
+    begins with a lower-case letter and has no full stop at its end.
 
     Args:
         message: With `option`, the predicate of a sentence whose subject is that option, such as
@@ -39,9 +39,10 @@ class InputError(ValueError):
         super().__init__(f"{location}{subject}{message}")
 
     def in_file(self, file: str | PathLike[str], line: int | None = None) -> "InputError":
-        """Return the same error with `file`, and `line` if given, as its location.
+        """Return a copy of the error whose location is `file`, and `line` if given.
 
-        If the error already has a file, that location stays in the message after the new location.
+        If the error already has a file, the message contains the old location after the new
+        location.
         """
         text = self.message if self.file is None else str(self)
         option = self.option if self.file is None else None
@@ -50,7 +51,7 @@ class InputError(ValueError):
 
 @contextmanager
 def errors_in(file: str | PathLike[str]) -> Iterator[None]:
-    """Context that adds `file` to an InputError that is raised inside and names no file yet."""
+    """Context that adds `file` to an InputError raised inside, if the error has no file yet."""
     try:
         yield
     except InputError as error:

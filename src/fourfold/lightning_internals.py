@@ -1,4 +1,4 @@
-"""Private attributes of Lightning that this package depends on, behind functions and classes.
+"""Functions and classes that use private attributes of Lightning.
 
 The module is written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a
 Lightning object, so only this module has to be checked when Lightning is upgraded. The file
@@ -29,7 +29,7 @@ def is_accumulating(trainer: Trainer) -> bool:
 
 
 def training_epoch_is_done(trainer: Trainer) -> bool:
-    """Return True if the current training batch is the last of the epoch or of the run."""
+    """Return True if the current training batch is the last of the epoch or of the training."""
     return trainer.fit_loop.epoch_loop._is_training_done
 
 
@@ -49,10 +49,10 @@ def can_stop_early(trainer: Trainer) -> bool:
 
 
 def clear_restart_flags(trainer: Trainer) -> None:
-    """Clear the flags by which Lightning's training loops know that the run was resumed.
+    """Clear the flags by which Lightning's training loops know that training was resumed.
 
-    The next epoch then starts like that of a run without an interruption. The public setter of
-    `FitLoop.restarting` cannot clear the flag if the run is limited by `max_steps`.
+    The next epoch then starts as in training without an interruption. The public setter of
+    `FitLoop.restarting` cannot clear the flag if `max_steps` limits the training.
     """
     trainer.fit_loop._restarting = False
     trainer.fit_loop.epoch_loop.restarting = False
@@ -79,13 +79,13 @@ def is_logged(trainer: Trainer) -> bool:
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
     """Send the metrics of the current training batch to the loggers, if Lightning logs this step.
 
-    Lightning itself sends the metrics after the hooks `on_train_batch_end` of all callbacks, which
-    is too late for a callback that saves a checkpoint or stops the run. If the run goes on, the
-    loggers receive the same metrics twice.
+    Lightning itself sends the metrics after the hooks `on_train_batch_end` of all callbacks. That
+    is too late for a callback that saves a checkpoint or stops training in this hook. If training
+    goes on, the loggers receive the same metrics twice.
 
     Args:
         trainer: The Trainer, in `on_train_batch_end`.
-        loggers: The loggers that receive the metrics; None means all loggers of the Trainer.
+        loggers: The loggers to which the metrics are sent; None means all loggers of the Trainer.
     """
     all_loggers = trainer.loggers
     trainer.loggers = list(all_loggers if loggers is None else loggers)
@@ -106,7 +106,7 @@ def take_wandb_run(logger: Any) -> Any | None:
 
 
 def remove_wandb_init_argument(logger: Any, name: str) -> None:
-    """Leave out the argument of this name when a `WandbLogger` calls `wandb.init`."""
+    """Remove the argument `name` from the arguments that a `WandbLogger` passes to `wandb.init`."""
     logger._wandb_init.pop(name, None)
 
 
@@ -132,8 +132,7 @@ class EpochProgressBar(RichProgressBar):
 def set_average_device(callback: Any, target: device) -> None:
     """Set the device of the averaged weights, unless the user has chosen a device.
 
-    By default, Lightning keeps the average on the device that the model has during `setup`, the
-    CPU.
+    Lightning's default is the device of the model during `setup`, which is the CPU.
 
     Args:
         callback: A `WeightAveraging` callback before its `setup`.

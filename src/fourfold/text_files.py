@@ -3,9 +3,9 @@ r"""Readers of text and JSON files.
 A file may be compressed or a member of a zip archive. A relative path is also looked up in the
 folder $FOURFOLD_DATA.
 
-Lines end with "\n" only. Real corpora contain U+0085 and U+2028 inside sentences. `str.splitlines`
-would split such sentences. In a parallel corpus, all later lines of one language would then be
-paired with wrong lines of the other language.
+Only "\n" ends a line. Real corpora contain the characters U+0085 and U+2028 inside sentences.
+`str.splitlines` would split such sentences. In a parallel corpus, all later lines of one language
+would then be paired with wrong lines of the other language.
 """
 
 import bz2
@@ -49,11 +49,12 @@ def read_bytes(path: str) -> bytes:
     """Return the decompressed content of a file, or of a member of a zip archive.
 
     Args:
-        path: Path for `resolve` (the suffixes .gz, .xz and .bz2 are decompressed), or
-            archive.zip/member.
+        path: Path of the file, or archive.zip/member. `resolve` finds the file or the archive. A
+            file with the suffix .gz, .xz or .bz2 is decompressed.
 
     Raises:
-        InputError: The file is missing or corrupted, or is a folder or an archive of files.
+        InputError: The file is missing or corrupted, or `path` is a folder or an archive without a
+            member.
     """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)

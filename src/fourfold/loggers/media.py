@@ -16,7 +16,7 @@ class Table(NamedTuple):
 
     Args:
         columns: Names of the columns.
-        rows: Cells of each row of the table.
+        rows: Cells of each row, in the order of `columns`.
     """
 
     columns: list[str]
@@ -47,7 +47,7 @@ class ConfusionMatrix(NamedTuple):
         """Save the matrix as `name`.csv and as a plot, `name`.png, in `folder`; return both paths.
 
         The color of an entry in the plot shows the count divided by the number of samples of the
-        true class, so that rare classes are as visible as frequent classes. In the plot of
+        true class. Rare classes are then as visible as frequent classes. In the plot of
         torchmetrics, colors show counts.
         """
         rows = [[true, *row] for true, row in zip(self.names, self.counts, strict=True)]

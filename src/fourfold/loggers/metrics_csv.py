@@ -48,7 +48,7 @@ class MetricsCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append a row with the metrics of a step, unless the row equals the previous row.
 
-        Lightning logs the metrics of a step again after `write_metrics_row` has logged them.
+        Such duplicates occur because Lightning logs a step again after `write_metrics_row` did.
 
         Args:
             metrics: Value of each metric.
@@ -69,7 +69,7 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Remove the rows of optimizer step `step` and of later steps from metrics.csv.
+        """Remove the rows of the optimizer step `step` and of later steps from metrics.csv.
 
         A resumed run logs these steps again.
         """
@@ -103,7 +103,7 @@ class RewindMetricsCSV(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of steps after the restored checkpoint, or all rows if there is none."""
+        """Remove the rows of steps after the restored checkpoint; without one, remove all rows."""
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)

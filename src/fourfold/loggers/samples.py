@@ -1,6 +1,6 @@
 """Samples of model outputs for logging: attention maps, token names, predicted classes.
 
-Shapes: B rows, T tokens, K classes.
+Shapes: B examples of a batch, T tokens, K classes.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,15 @@ MAX_LAYERS = 6  # side by side in a figure
 
 
 def shortest_row(batch: Any) -> Any:
-    """Return a batch of only the shortest row, without padding and with at most MAX_TOKENS tokens.
+    """Return a batch that holds only the shortest example of a batch, without padding.
+
+    The example is cut to MAX_TOKENS tokens.
 
     Args:
-        batch: A batch with `ids` (B, T), and optionally a `mask` (B, T), True = real token.
+        batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
+
+    Returns:
+        A batch of the same class, with tensors (1, ...).
     """
     mask = getattr(batch, "mask", None)
     if mask is None:
@@ -38,13 +43,13 @@ def shortest_row(batch: Any) -> Any:
 
 
 def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> AttentionMaps:
-    """Return the self-attention maps of the shortest row of a batch, cut to MAX_TOKENS tokens.
+    """Return the self-attention maps of the shortest example of a batch, cut to MAX_TOKENS tokens.
 
     Args:
         task: The task, with the attributes `model` and `tokenizer`. The tokens of the tokenizer
             label the rows and columns of the maps.
-        batch: A batch with `ids` (B, T), and optionally a `mask` (B, T), True = real token.
-        forward: A function that runs the model on a batch with one row.
+        batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
+        forward: A function that runs the model on a batch with one example.
     """
     row = shortest_row(batch)
     names = token_names(task.tokenizer, row.ids[0].tolist())
@@ -54,13 +59,13 @@ def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> A
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return the attention maps of all layers, but of at most MAX_LAYERS evenly spaced layers.
+    """Return the attention maps of at most MAX_LAYERS layers, which are evenly spaced.
 
     Args:
-        maps: The map of each layer.
+        maps: The map (rows, columns) of each layer.
         rows: Labels of the rows of each map, or an empty list.
         columns: Labels of the columns of each map, or an empty list.
-        name: Title of a map, to which the number of the layer is appended.
+        name: Title of each map, to which the number of the layer is appended, from 1.
     """
     layers = np.linspace(0, len(maps) - 1, min(len(maps), MAX_LAYERS)).round().astype(int)
     return AttentionMaps(
@@ -69,21 +74,21 @@ def layer_maps(
 
 
 def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return the token of each id; an empty text for an id that the vocabulary does not have."""
+    """Return the token of each id; "" for an id that is not in the vocabulary."""
     return [tokenizer.backend.id_to_token(i) or "" for i in ids]
 
 
 def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:
-    """Return the table of predictions for the examples of a batch.
+    """Return the rows of a table with the true and the predicted class of each example.
 
     Args:
         class_names: Names of the classes.
-        labels: True classes (B,).
+        labels: True class indices (B,).
         outputs: Class probabilities (B, K).
 
     Returns:
-        For each example a list: name of the true class, name of the predicted class, and
-        probability of the predicted class.
+        List with a row for each example. A row has three cells: name of the true class, name of the
+        predicted class, and probability of the predicted class.
     """
     probabilities, predicted = outputs.max(-1)
     rows = zip(labels.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)

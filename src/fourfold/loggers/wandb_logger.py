@@ -1,4 +1,4 @@
-"""WandbRunLogger (metrics, tables, images by optimizer step) and UploadCheckpoints (W&B).
+"""WandbRunLogger and UploadCheckpoints, which send metrics, media and checkpoints to W&B.
 
 The package `wandb` is imported when the first metric is logged.
 """
@@ -19,13 +19,13 @@ from fourfold.loggers.media import Media, Table
 
 
 class WandbRunLogger(WandbLogger):
-    """WandbLogger of Lightning, changed in four points.
+    """Lightning's WandbLogger with four changes.
 
     - The step of the run's history is the optimizer step, so a resumed run continues its history.
     - The config of the run is the argument `config` instead of the hyper-parameters of the model.
     - Test metrics are written to the summary only.
-    - The run of W&B ends with the training or the test. The command that uploads the run is printed
-      if the run is offline.
+    - The W&B run ends when the training or the test ends. If the run is offline, the command that
+      uploads the run is printed.
 
     Args:
         testing: True if a trained model is tested, False if a model is trained.
@@ -50,8 +50,8 @@ class WandbRunLogger(WandbLogger):
 
         Args:
             metrics: Value of each metric.
-            step: Optimizer step; not used in a test. None, or a step before the last logged step,
-                means the last logged step.
+            step: Optimizer step; not used in a test. If the step is None or before the last logged
+                step, the last logged step is used.
         """
         if self.testing:
             self.experiment.summary.update({k: v for k, v in metrics.items() if k != "epoch"})
@@ -62,7 +62,7 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
-        """Log media, which were already saved to files, as a table or an image.
+        """Log media as a table or an image, after `media.save` has written the files.
 
         Args:
             key: Name of the media in the W&B run.

@@ -1,4 +1,4 @@
-"""Metrics whose values do not depend on batch size, order of examples and number of ranks."""
+"""Metrics whose values depend neither on batches and ranks nor on the order of examples."""
 
 # The form `import X as X` exports a name to type checkers, as `__all__` does.
 from fourfold.metrics.base import Mean as Mean

@@ -1,4 +1,4 @@
-"""Base classes of metrics: RowMetric keeps a value per example, BatchSums and Mean keep sums."""
+"""Base classes of metrics: RowMetric stores examples; BatchSums and Mean store sums."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def lower_is_better(name: str) -> bool:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Gather an object from each rank, and return the list of objects in the order of the ranks."""
+    """Return the list of the objects `value` of all ranks, in the order of the ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -24,7 +24,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Return all numbers as a float64 vector on the device of `first`; do not wait for the GPU."""
+    """Stack scalars to a float64 vector on the device of `first`, without waiting for the GPU."""
     numbers = [
         x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
         for x in (first, *others)
@@ -35,12 +35,12 @@ def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
 class RowMetric(Metric):
     """Base class of metrics that need the values of all examples of a split at once.
 
-    Such values are texts, tags, answers or numbers. An example is usually stored as a pair (number
-    in the split, value), so neither the order of the examples nor a duplicate on another rank
-    changes the score.
+    Such values are texts, tags, answers or numbers. An example is usually stored as a pair (index
+    of the example in the split, value). The score then depends neither on the order of the examples
+    nor on examples that several ranks have stored.
 
     Attributes:
-        rows: Stored pairs of this rank.
+        rows: List of the examples that this rank has stored.
     """
 
     full_state_update = False
@@ -55,17 +55,16 @@ class RowMetric(Metric):
         self.rows = []
 
     def gather(self) -> dict[Any, Any]:
-        """Return the values that all ranks have stored, by the number of the example."""
+        """Return a dict from the index of each example on any rank to its value."""
         return dict(row for rows in gather_objects(self.rows) for row in rows)
 
 
 class BatchSums(Metric):
     """Sums of several numbers over the batches of all ranks, computed in float64.
 
-    Sums of float32 values in float64 are exact as long as they need at most 53 bits, which is
-    nearly always the case. The result then depends neither on the order of the batches nor on the
-    number of devices. The sums are not metric states, because Lightning would convert metric states
-    to bfloat16 with `precision: bf16-true`.
+    A float64 sum of float32 values is nearly always exact. The result then depends neither on the
+    order of the batches nor on the number of devices. The sums are not metric states, because
+    Lightning would convert metric states to bfloat16 with `precision: bf16-true`.
 
     Attributes:
         sums: Sum of each number over the batches of this rank; None before the first batch.
@@ -83,7 +82,7 @@ class BatchSums(Metric):
 
         Args:
             first: First number, a scalar Tensor, on whose device the sums are kept.
-            others: The other numbers, in the same order for each batch.
+            others: The other scalars, in the same order for each batch.
         """
         batch = stack_float64(first, *others)
         self.sums = batch if self.sums is None else self.sums + batch
@@ -95,13 +94,13 @@ class BatchSums(Metric):
         return [sum(column) for column in columns]
 
     def reset(self) -> None:
-        """Drop all batches."""
+        """Set the sums to None."""
         super().reset()
         self.sums = None
 
 
 class Mean(BatchSums):
-    """Mean of a value over examples or tokens; `update` takes a sum and the number of its terms.
+    """Mean of a value over examples or tokens; `update` takes a sum and its number of terms.
 
     Example:
         >>> loss = Mean()

@@ -13,10 +13,11 @@ from fourfold.metrics.base import RowMetric, gather_objects
 class ClassificationScores(MulticlassConfusionMatrix):
     """Accuracy, F1 and Matthews correlation coefficient (MCC) of K classes.
 
-    The three scores are computed from one confusion matrix in float64. As in scikit-learn, a
-    division by 0 gives 0. torchmetrics computes the MCC in float32, and gives 1 if all samples of a
-    binary task are of one class and predicted right. For two classes, F1 is the F1 of class 1, as
-    in GLUE's MRPC and QQP. For more classes, F1 is the mean over classes.
+    The three scores are computed from one confusion matrix in float64. For two classes, F1 is the
+    F1 of class 1, as in GLUE's MRPC and QQP. For more classes, F1 is the mean over classes. As in
+    scikit-learn, a division by 0 gives 0. In contrast, torchmetrics computes the MCC in float32.
+    The MCC of torchmetrics is 1 if all samples of a binary task are of one class and predicted
+    right.
 
     Args:
         n_classes: Number of classes K.

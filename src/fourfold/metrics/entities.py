@@ -1,9 +1,9 @@
 """EntityScores: precision, recall and F1 of named entities, as in conlleval and seqeval.
 
-A tag is O (no entity), or a prefix and a type: B-LOC begins an entity of the type LOC, and I-LOC
-continues the entity. An I after O or after another type also begins an entity. E and L mark the
-last word of an entity, S and U mark an entity of one word. Tags without such a prefix are parts of
-speech, not entities.
+A tag is O (no entity), or a prefix and a type. B-LOC begins an entity of the type LOC, and I-LOC
+continues the entity. An I after O or after another type also begins an entity. The prefixes E and L
+mark the last word of an entity; S and U mark an entity of one word. Tags without such a prefix are
+parts of speech, not entities.
 """
 
 import re
@@ -25,8 +25,8 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
         tags: Tag of each word.
 
     Returns:
-        Triples of the type of an entity, the index of its first word, and the index after its last
-        word.
+        Set of triples (type, index of the first word, index after the last word), one for each
+        entity.
 
     Example:
         >>> sorted(extract_entities(["B-LOC", "I-LOC", "O", "I-PER", "B-PER"]))
@@ -53,19 +53,20 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 class EntityScores(RowMetric):
     """Precision, recall and F1 of entities whose boundaries and type are both right.
 
-    Sentences that were divided into chunks, because they exceed the maximum length of the model,
-    are joined again before they are scored.
+    A sentence that exceeds the maximum length of the model is divided into chunks. Its chunks are
+    joined again before the sentence is scored.
     """
 
     def update(
         self, rows: list[tuple[int, int]], true: list[list[str]], predicted: list[list[str]]
     ) -> None:
-        """Add the tags of chunks of sentences.
+        """Add the tags of a batch of chunks, which are whole sentences or parts of sentences.
 
         Args:
-            rows: For each chunk, the number of its sentence and its own number in the sentence.
-            true: True tag of each word, for each chunk.
-            predicted: Predicted tag of each word, for each chunk.
+            rows: Pair (index of the sentence in the split, index of the chunk in the sentence) for
+                each chunk.
+            true: List of the true tags of the words of each chunk.
+            predicted: List of the predicted tags of the words of each chunk.
         """
         self.rows += zip(rows, zip(true, predicted, strict=True), strict=True)
 

@@ -1,4 +1,4 @@
-"""Perplexity: metric of perplexities per token, per word and per byte, with loss and accuracy."""
+"""Perplexity: loss, accuracy, and perplexities per token, per word and per byte."""
 
 import math
 
@@ -9,11 +9,12 @@ from fourfold.metrics.base import BatchSums
 
 
 class Perplexity(BatchSums):
-    """Perplexity exp(total nll / number of units) per token, per word and per byte.
+    """Loss, accuracy, and perplexity per token, per word and per byte.
 
-    The negative log-likelihood (nll) is measured in nats. Perplexities per token are comparable
-    only between models with the same tokenizer. Perplexities per word and per byte of the raw text
-    are comparable between all models.
+    A perplexity is exp(nll / n). Here nll is the total negative log-likelihood in nats, and n is
+    the number of tokens, words or bytes. Perplexities per token are comparable only between models
+    with the same tokenizer. Perplexities per word and per byte of the raw text are comparable
+    between all models.
 
     Example:
         >>> import torch
@@ -45,7 +46,8 @@ class Perplexity(BatchSums):
         """Return the scores by name: loss, accuracy, ppl_token, ppl_word and ppl_byte.
 
         The loss is the mean negative log-likelihood per target. The accuracy is the share of
-        targets that are the most likely token. A perplexity is missing if its unit has the count 0.
+        targets that are the most likely token. A perplexity is left out if the number of tokens,
+        words or bytes by which it divides is 0.
         """
         nll, n_tokens, n_words, n_bytes, n_correct = super().compute() or [0.0] * 5
         result = {"loss": nll / max(1.0, n_tokens), "accuracy": n_correct / max(1.0, n_tokens)}

@@ -28,23 +28,24 @@ class RetrievalScores(RowMetric):
         """Add the embeddings of a batch of B image-text pairs.
 
         Args:
-            rows: Number of each pair in the split.
+            rows: Index of each pair in the split.
             images: Embeddings (B, E) of the images, of width E. The dot product of the embeddings
                 of an image and a text is their logit, so the embeddings include the learned scale.
             texts: Embeddings (B, E) of the texts.
-            token_ids: Token ids of the B texts, by which equal texts are found.
+            token_ids: Token ids of each of the B texts. Texts with equal ids count as equal.
         """
         vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
         self.rows += zip(rows, vectors, strict=True)
 
     def compute(self) -> dict[str, float]:
-        """Return the loss, and the recalls at 1, 5 and 10 from 0 to 1, by name.
+        """Return the loss and the recalls at 1, 5 and 10, by name; a recall is between 0 and 1.
 
         Examples of names are image_to_text_recall_at_5 (images are the queries, texts the results)
         and text_to_image_recall_at_1. The recall at k is the share of queries with a correct result
-        among the k best results. The loss is CLIP's loss of the whole split as one batch: the mean
-        of the cross-entropy of each image over all texts and of each text over all images. Unlike
-        the recalls, the loss treats equal texts as different texts.
+        among the k best results. The loss is CLIP's loss with the whole split as one batch. It is
+        the mean of two cross-entropies: of the images, each classified over all texts, and of the
+        texts, each classified over all images. Unlike the recalls, the loss treats equal texts as
+        different texts.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))
@@ -71,7 +72,7 @@ class RetrievalScores(RowMetric):
     def _ranks(
         self, queries: Tensor, candidates: Tensor, query_text: Tensor, candidate_text: Tensor
     ) -> Tensor:
-        """Return for each query the number of wrong candidates before the best correct candidate.
+        """Return (queries,) number of wrong candidates ranked before the best correct candidate.
 
         Wrong candidates with an equal score or with NaN stand before the correct candidate, so a
         model whose embeddings are all equal finds nothing.
@@ -79,9 +80,11 @@ class RetrievalScores(RowMetric):
         Args:
             queries: Embeddings of the queries, (queries, E).
             candidates: Embeddings of the candidates, (candidates, E).
-            query_text: Number of the text that belongs to each query.
-            candidate_text: Number of the text that belongs to each candidate. A candidate is
-                correct if the numbers are equal.
+            query_text: (queries,) index of the text that is paired with each query, or is the
+                query.
+            candidate_text: (candidates,) index of the text that is paired with each candidate, or
+                is the candidate. A candidate is correct for a query if both have the same text
+                index.
         """
         ranks = []
         for chunk, numbers in zip(

@@ -1,4 +1,4 @@
-"""SquadScores: best answer over all windows of a context, its exact match and F1 (SQuAD)."""
+"""SquadScores: exact match and F1 of the best answer over all windows of a context (SQuAD)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,13 +10,13 @@ from fourfold.metrics.base import RowMetric
 
 
 class Answer(NamedTuple):
-    """Predicted answer in one window of a context that is too long for the model.
+    """Predicted answer in one window, a part of a context that is too long for the model.
 
     Args:
         score: Sum of the start and end logits of the best span; -inf if the window has no allowed
             span.
         text: Text of the best span; "" if the window has no allowed span.
-        null: Null score: sum of the start and end logits of "no answer".
+        null: Sum of the start and end logits of "no answer" in the window.
     """
 
     score: float
@@ -27,15 +27,15 @@ class Answer(NamedTuple):
 def rank_answers(
     answers: Iterable[tuple[int, Answer]], allow_no_answer: bool
 ) -> dict[int, list[tuple[str, float]]]:
-    """Rank the answers to each question in all windows of its context.
+    """Merge the answers from all windows of a context, and rank them for each question.
 
     Args:
-        answers: Pairs of the number of a question and an answer in one of the windows.
-        allow_no_answer: Add the empty text, which stands for "no answer". The score of "no answer"
-            is the smallest null score of all windows.
+        answers: Pairs (index of a question, answer). Each answer comes from one window.
+        allow_no_answer: Add the text "", which stands for "no answer", to the answers of each
+            question. Its score is the smallest `null` of all windows.
 
     Returns:
-        Dict from the number of each question to a list of pairs (text, score), the best first.
+        Dict from the index of each question to a list of pairs (text, score), the best first.
     """
     scores: dict[int, dict[str, float]] = {}
     null_scores: dict[int, float] = {}
@@ -71,14 +71,14 @@ class SquadScores(RowMetric):
         """Add the predicted answers in the windows of a batch.
 
         Args:
-            rows: For each answer, the number of its question and the number of the window in the
-                context.
-            answers: Predicted answer in each window.
+            rows: Pair (index of the question in the split, index of the window in the context) for
+                each answer.
+            answers: Predicted answer in each window of the batch.
         """
         self.rows += zip(rows, answers, strict=True)
 
     def best_answers(self) -> dict[int, str]:
-        """Return the predicted answer to each question, by the number of the question."""
+        """Return a dict from the index of each question to its predicted answer."""
         answers = ((question, x) for (question, _), x in sorted(self.gather().items()))
         ranked = rank_answers(answers, self.allow_no_answer)
         return {question: best[0][0] if best else "" for question, best in ranked.items()}
@@ -89,8 +89,8 @@ class SquadScores(RowMetric):
         The score of a question is the highest score over its accepted answers.
 
         Args:
-            references: Accepted answers to each question of the split, by the number of the
-                question; an empty list if the question has no answer.
+            references: List of the accepted answers to each question of the split, in the order of
+                the split; an empty list if the question has no answer.
         """
         predictions: list[dict[str, str]] = []
         targets: list[dict[str, Any]] = []

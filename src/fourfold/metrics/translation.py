@@ -11,7 +11,7 @@ from fourfold.metrics.base import RowMetric
 
 
 class TranslationScores(RowMetric):
-    """Corpus-level sacreBLEU, chrF and exact match; each example of the split counts once."""
+    """Corpus-level BLEU and chrF (sacreBLEU), and exact match; each example counts once."""
 
     def update(
         self, rows: list[int], hypotheses: list[str], references: Sequence[str | Sequence[str]]
@@ -19,14 +19,14 @@ class TranslationScores(RowMetric):
         """Add the generated texts of a batch.
 
         Args:
-            rows: Number of each example in the split.
+            rows: Index of each example in the split.
             hypotheses: Generated text of each example.
-            references: Reference text of each example, or several references of each.
+            references: Reference text, or list of reference texts, of each example.
         """
         self.rows += zip(rows, zip(hypotheses, references, strict=True), strict=True)
 
     def compute(self, language: str = "") -> dict[str, Any]:
-        """Return the scores by name: bleu and chrf (0 to 100), exact_match (0 to 1).
+        """Return the scores by name: bleu and chrf (0 to 100), and exact_match (0 to 1).
 
         The entry bleu_signature is sacreBLEU's description of the settings of BLEU. If an example
         has several references, its generated text may match any of them, as in sacreBLEU.

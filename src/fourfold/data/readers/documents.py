@@ -1,4 +1,4 @@
-"""Documents for language models, from files or built in (TextSource and read_python_docs).
+"""TextSource and read_python_docs: documents for language models, from files, a hub or built in.
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
 built-in documents are the language reference of Python (`pydoc_data.topics`) and the docstrings of
@@ -38,12 +38,13 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def read_python_docs() -> dict[str, TextTable]:
     """Return the built-in documents, Python's documentation, divided into three splits.
 
-    A hash of a document's name determines its split. Repeated paragraphs are kept once. A paragraph
-    is removed from a validation or test document if one of its lines or sentences also occurs in an
-    earlier split. The order of the splits is train, val, test.
+    A hash of a document's name determines its split. Repeated paragraphs of a split are kept once.
+    The order of the splits is train, val, test. A paragraph is removed if one of its lines or
+    sentences also occurs in an earlier split.
 
     Returns:
-        Tables of the splits "train", "val" and "test", whose only column has the documents.
+        Table of each split, by name: "train", "val" and "test". Each table has one column, with a
+        document in each row.
     """
     documents: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for name, text in _named_documents():
@@ -54,7 +55,7 @@ def read_python_docs() -> dict[str, TextTable]:
 
 
 def _named_documents() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each topic and of each top-level module of the library."""
+    """Yield (name, text) of each topic of the language reference and each module's docstrings."""
     from pydoc_data.topics import topics
 
     for name, text in sorted(topics.items()):
@@ -75,20 +76,20 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop the repeated paragraphs of a split and those that share text with an earlier split.
+    """Drop paragraphs that repeat in a split, and paragraphs that share text with an earlier split.
 
     A paragraph is dropped if the same paragraph was kept before in this split, or if one of its
     lines or sentences is in an earlier split. A document is dropped if fewer than 40 characters of
     the document remain.
 
     Args:
-        split: Name of the split, which the locations of the rows in the returned table contain.
+        split: Name of the split. The locations of the rows in the returned table contain the name.
         documents: Texts of the documents of this split.
         seen: Lines and sentences of the earlier splits. The function changes this set in place: it
             adds the lines and sentences that this split keeps.
 
     Returns:
-        Table with one column, the remaining documents.
+        Table with one column, with a remaining document in each row.
     """
     texts = []
     seen_here: set[str] = set()
@@ -119,14 +120,15 @@ class TextSource:
 
     Args:
         source: "builtin" (Python's documentation), "files" or "hub" (a Hugging Face dataset).
-        split_sources: Source of each split, with the keys "train", "val" and "test". If `source` is
-            "files", one or several files. If `source` is "hub", the name of a split of the dataset.
-            For "val" and "test" also a fraction of the training documents to hold out. None means
-            that there is no such split; with "builtin", all must be None.
-        column: Column with the text in tables (.jsonl, .json, .csv, .tsv) and in a Hugging Face
-            dataset, where each row is a document.
-        documents: Unit of plain text that is one document: "file", "line", or "paragraph" (text
-            between blank lines).
+        split_sources: Source of each split. The keys are "train", "val" and "test". A value is one
+            path or a list of paths if `source` is "files", and one name or a list of names of
+            splits of the dataset if `source` is "hub". The value of "val" or "test" may also be a
+            fraction of the training documents to hold out. None means that there is no such split.
+            All values must be None if `source` is "builtin".
+        column: Name of the column that contains the text, in tables (.jsonl, .json, .csv, .tsv) and
+            in a Hugging Face dataset. Each row is a document.
+        documents: Part of a plain text file that is one document: "file" (the whole file), "line",
+            or "paragraph" (text between blank lines).
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training documents to sample; None takes all training documents.
     """
@@ -139,11 +141,11 @@ class TextSource:
     train_rows: int | None = None
 
     def read(self) -> dict[str, TextTable]:
-        """Read the documents of each split, as a table with one column.
+        """Return a table of each split, by name, with one column and a document in each row.
 
         Raises:
-            InputError: If `source` is "files" or "hub" and `split_sources` names no split; if
-                `source` is "builtin" and `split_sources` names a split; if there are fewer training
+            InputError: If `source` is "files" or "hub" and all `split_sources` are None; if
+                `source` is "builtin" and one of them is not None; if there are fewer training
                 documents than `train_rows`; or if files or the dataset cannot be read.
         """
         splits = read_tables(
@@ -207,7 +209,7 @@ def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:
     """Count the UTF-8 bytes and the whitespace-separated words of each text.
 
     Returns:
-        Number of bytes of each text, and number of words of each text.
+        List of the number of bytes of each text, and list of the number of words of each text.
     """
     n_words = [sum(len(chunk.split()) for chunk in split_for_workers(text)) for text in texts]
     return [len(text.encode()) for text in texts], n_words

@@ -33,7 +33,7 @@ class HubConfig:
 
 @contextmanager
 def loading(origin: str) -> Iterator[None]:
-    """Return a context manager that converts the errors that a library raises into InputError.
+    """Context in which errors that a library raises are converted into InputError.
 
     The message for a package that is not installed contains the command that installs the package.
 
@@ -57,8 +57,7 @@ def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str])
     """Read text columns of one split of a Hugging Face dataset.
 
     Args:
-        config: Dataset to load, or None if the user has configured none. With None, the function
-            raises InputError.
+        config: Dataset to load; None raises InputError.
         split: Split in the notation of `load_dataset`, such as "train", "train[:1%]" or
             "train+test".
         columns: Names of the columns; "translation.de" is the column "de" of a nested record.

@@ -44,7 +44,7 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
         names: Names of all classes, in the order of their indices.
 
     Returns:
-        (examples,) int64.
+        (examples,) int64, class index of each example.
 
     Raises:
         InputError: If a label is not in `names`.
@@ -67,7 +67,7 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
             message.
 
     Returns:
-        (examples,) float32.
+        (examples,) float32, value of each label.
 
     Raises:
         InputError: If a label is not a finite number.
@@ -85,12 +85,13 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
     """Sample a class-balanced subset of the training examples.
 
-    The subset has as equal numbers of examples of each class as possible. A class with too few
-    examples contributes all of them, and the other classes fill the rest. With the same seed, a
-    larger subset contains all examples of a smaller subset.
+    All classes have the same number of examples in the subset, or numbers that differ by one. If a
+    class has too few examples, all of them are in the subset, and the other classes have more. With
+    the same seed, a larger subset contains all examples of a smaller subset.
 
     Args:
-        labels: (examples,) class of each training example; all zeros if there are no classes.
+        labels: (examples,) class index of each training example. If the examples have no classes,
+            all values are 0, and the sample is uniform.
         n_rows: Number of examples to sample.
         seed: Seed of the sample.
 

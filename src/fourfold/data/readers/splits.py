@@ -31,19 +31,23 @@ def read_tables(
 
     Args:
         source: "builtin", "files" or "hub".
-        split_sources: Source of each split: one or several names of files or of hub splits, a
-            fraction of the training examples to hold out, or None if there is no such split. If
-            `source` is "builtin", all must be None.
-        builtin: Function that returns the splits of the built-in data.
-        read: Function that reads one split from a list of names of files or of hub splits.
+        split_sources: Source of each split, by name. A source is one or several paths if `source`
+            is "files", and one or several names of hub splits if `source` is "hub". A source may
+            also be a fraction of the training examples to hold out. None means that there is no
+            such split. If `source` is "builtin", all must be None.
+        builtin: Function that returns the table of each split of the built-in data.
+        read: Function that reads one split, given a list of paths or of names of hub splits.
         divide: Function that holds out examples, given the training examples, the fraction to hold
             out and the name of the new split; the function returns the remaining and the held-out
             examples.
-        needs_train: Require the training split; otherwise any one split suffices.
+        needs_train: True requires the training split. False requires at least one split.
+
+    Returns:
+        Table of each split, by name.
 
     Raises:
-        InputError: If `source` is unknown, if `split_sources` names a split although `source` is
-            "builtin", if a required split is missing, or if `read` or `divide` raises it.
+        InputError: If `source` is unknown, if `source` is "builtin" and one of `split_sources` is
+            not None, if a required split is missing, or if `read` or `divide` raises it.
     """
     check_choice("data.source", source, get_args(Source))
     named = {name: given for name, given in split_sources.items() if given is not None}
@@ -64,21 +68,21 @@ def read_splits(
     """Read the examples of each split that has a source.
 
     Args:
-        sources: Source of each split: one or several files, a fraction of the training examples to
-            hold out, or None if there is no such split. The fractions are held out one after the
-            other, in the order of `sources`, each from the training examples that remain.
+        sources: Source of each split, by name: one or several files, a fraction of the training
+            examples to hold out, or None if there is no such split. The fractions are held out one
+            after the other, in the order of `sources`. Each is a fraction of the training examples
+            that remain.
         read: Function that reads the examples of a list of files.
         divide: Function that holds out examples, given the training examples, the fraction to hold
             out and the name of the new split; the function returns the remaining and the held-out
             examples.
 
     Returns:
-        Examples of each split, in the type of the return value of `read`.
+        Examples of each split, by name. Their type is that of the return value of `read`.
 
     Raises:
-        InputError: If the list of files of a split is empty, if a fraction comes before the
-            training split in `sources`, or there is no training split, or if `read` or `divide`
-            raises it.
+        InputError: If the list of files of a split is empty, if a fraction has no training split
+            before it in `sources`, or if `read` or `divide` raises it.
     """
     splits: dict[str, T] = {}
     for name, source in sources.items():
@@ -96,18 +100,18 @@ def read_splits(
 def read_rows(
     sources: Mapping[str, SplitSource], read: Callable[[str], list[T]], key: Callable[[T], str]
 ) -> dict[str, list[T]]:
-    """Read the examples of each split, as lists of objects of any type.
+    """Read the list of examples of each split. An example may be any object.
 
     Args:
         sources: Source of each split: one or several files, a fraction of the training examples to
             hold out, or None if there is no such split.
         read: Function that reads the examples of one file.
-        key: Function that returns a text of an example, such as the context of a question. If a
-            fraction is held out, examples with equal texts stay in one split.
+        key: Function from an example to a text, such as the context of a question. If a fraction is
+            held out, examples with equal texts stay in one split.
 
     Raises:
-        InputError: If the list of files of a split is empty, if a fraction is given without a
-            training split, does not lie between 0 and 1 or leaves a split without examples, or if
+        InputError: If the list of files of a split is empty, if a fraction has no training split
+            before it in `sources`, is not between 0 and 1 or leaves a split without examples, or if
             `read` raises it.
     """
 
@@ -132,11 +136,11 @@ def hold_out(
         table: Training examples, one in each row.
         fraction: Approximate fraction of the distinct texts in the first column to hold out, above
             0 and below 1.
-        name: Name of the new split. The name is hashed together with the text, so with a different
-            name, different rows are held out.
-        n_columns: Number of columns, from the first, whose texts must not be in both splits; None
-            means all columns. The other columns may have equal texts in both splits, such as
-            labels.
+        name: Name of the new split. The name is hashed together with the text, so splits of
+            different names hold out different rows.
+        n_columns: Number of columns, from the first, whose texts must not be in both splits. The
+            other columns, such as labels, may have equal texts in both splits. None means all
+            columns.
 
     Returns:
         Table of the remaining rows, and table of the held-out rows.
@@ -158,6 +162,6 @@ def hold_out(
 
 
 def unit_hash(text: str) -> float:
-    """Return a hash of a text as a number in [0, 1), uniformly distributed over different texts."""
+    """Return a hash of a text: a number in [0, 1), distributed uniformly over texts."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

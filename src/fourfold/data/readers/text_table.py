@@ -25,7 +25,7 @@ class TextTable:
         columns: Texts of each column; all columns have equal lengths.
         source: (rows,) object array with the source of each row, a prefix such as "train.en:" to
             which `location` appends the number.
-        number: (rows,) number of each row in its source, such as the line number.
+        number: (rows,) number of each row in its source, such as the line number from 1.
 
     Example:
         >>> table = TextTable.from_columns([["a", "b"]], "train.txt:")
@@ -41,7 +41,7 @@ class TextTable:
     def from_columns(
         cls, columns: list[list[str]], source: str, number: int | Sequence[int] | np.ndarray = 1
     ) -> "TextTable":
-        """Return a table whose rows come from one source.
+        """Return a table whose rows all come from one source.
 
         Args:
             columns: Texts of each column.
@@ -76,9 +76,9 @@ class TextTable:
 
 
 def drop_blank(table: TextTable) -> TextTable:
-    """Return the table without the rows in which any column is blank, and log their number.
+    """Return the table without rows in which a column is blank, and log the number of those rows.
 
-    From such rows a model would learn to generate empty texts.
+    A model that is trained with such rows would learn to generate empty texts.
 
     Raises:
         InputError: If no row is left.
@@ -166,7 +166,7 @@ def _select_columns(
 
     Args:
         records: Fields of every line, the header included.
-        columns: Names in the header; or indices from 0, such as "3", if there is no header.
+        columns: Names in the header, or indices from 0 as text, such as "3", if there is no header.
         path: File, for messages.
         source: Prefix of a row's location, such as "train.tsv:", for messages.
         drop_uneven: Skip rows with a wrong number of fields, and log how many rows were skipped.
@@ -222,7 +222,7 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
 
 
 def get_column(record: object, column: str, location: str) -> str:
-    """Return the text in a column of a record; a number, such as a class, is returned as text.
+    """Return the value in a column of a record as text; the value may also be a number.
 
     Args:
         record: Record of a table or dataset, which must be a dict.

@@ -32,19 +32,21 @@ def limit_lengths(
 
     Args:
         columns: Token ids of the texts; array i has text i of every example.
-        table: Texts of the same examples.
+        table: Table with a row for each example, for error messages and for the result.
         limit: Maximum number of tokens.
         too_long: Treatment of longer examples. "error" raises InputError. "truncate" cuts every
             text to `limit` tokens. "drop" drops the example from "train", but is the same as
             "truncate" in "val" and "test", because a score must include all examples.
         split: Name of the split: "train", "val" or "test".
         option: Name of the option that sets the limit, for error messages.
-        lengths: (examples,) number of tokens by which an example counts as too long. None means the
-            number of tokens of the longest text. If `lengths` are the sums over several texts, a
-            truncated example may remain longer than `limit`, and the caller must shorten it.
+        lengths: (examples,) number of tokens of each example, which is compared with `limit`. None
+            means the number of tokens of the example's longest text. If `lengths` are sums over
+            several texts, a truncated example may remain longer than `limit`, and the caller must
+            shorten the example.
 
     Returns:
-        Token ids and table of the remaining examples. Truncation does not change the table.
+        Token ids of the remaining examples, in the form of `columns`, and their table. Truncation
+        does not change the table.
 
     Raises:
         InputError: If an example is too long and `too_long` is "error", or if no example is left.

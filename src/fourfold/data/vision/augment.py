@@ -1,10 +1,10 @@
 """Augmentation and MixupCutmix: random image transforms as functions of seed and epoch.
 
-The random numbers of an image are a function of the seed, the epoch and the number of the image.
-The augmented images are therefore the same for any number of workers, for any batch size, and in a
+The random numbers of an image are a function of the seed, the epoch and the index of the image. The
+augmented images are therefore the same for any number of workers, for any batch size, and in a
 resumed run. Crops and flips are computed for a whole batch at once. The transforms of torchvision
-draw from the global generator of the CPU. They run on one image at a time, after the generator is
-seeded for that image, and the state of the generator is restored afterwards.
+run on one image at a time. These transforms draw from the global generator of the CPU, which is
+seeded for each image. The state of the generator is restored after each batch.
 
 Shapes: B images, C channels, H height, W width, K classes.
 """
@@ -27,7 +27,7 @@ _PAIR = 2  # distinguishes the generators of pairs from those of rows
 
 
 def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """Pad images with zeros and crop each at its own position.
+    """Pad images with zeros, and crop each image at its own position to its original size.
 
     Args:
         images: (B, C, H, W).
@@ -90,9 +90,9 @@ class Augmentation:
 
         Args:
             pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
-            epoch: Number of the epoch, from 0.
-            rows: (B,) number of each image in the split. The random numbers of an image are a
-                function of this number. With repeated augmentation, the number i + k N means copy k
+            epoch: Index of the epoch, from 0.
+            rows: (B,) index of each image in the split. The random numbers of an image are a
+                function of this index. With repeated augmentation, the index i + k N means copy k
                 of image i, where N is the number of images in the split.
 
         Returns:
@@ -119,10 +119,10 @@ class Augmentation:
 def _apply_seeded(
     transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
-    """Transform each image with its own seed, and return the results as a batch.
+    """Transform each image with its own seed, and return the results as a batch (B, ...).
 
-    The transforms draw from the global generator of the CPU. The generator is seeded before each
-    image, and has its earlier state again after the last image.
+    `transform` draws from the global generator of the CPU. The generator is seeded before each
+    image. Its earlier state is restored after the last image.
     """
     results = []
     with torch.random.fork_rng(devices=[]):
@@ -135,7 +135,7 @@ def _apply_seeded(
 
 @dataclass(eq=False)
 class MixupCutmix:
-    """MixUp or CutMix of pairs of images, as a function of seed, epoch and number of the pair.
+    """Function that mixes pairs of images by MixUp or CutMix.
 
     MixUp replaces the images a and b of a pair by lam a + (1 - lam) b and lam b + (1 - lam) a, with
     one random lam for the pair. CutMix lets a and b exchange the pixels of one random rectangle.
@@ -143,7 +143,7 @@ class MixupCutmix:
     Args:
         config: Transform options, of which `mixup` or `cutmix` must be above 0.
         n_classes: Number of classes K.
-        seed: Seed of the random numbers, which also depend on the epoch and the pair.
+        seed: Seed of the random numbers, which also depend on the epoch and the index of the pair.
     """
 
     config: TransformConfig
@@ -156,16 +156,16 @@ class MixupCutmix:
         """Mix each of the B images of a batch with its partner, the other image of its pair.
 
         Pairs do not depend on the batch size, so a partner may be in another batch. Such a partner
-        is read for this batch, too, but its mixed image is not returned.
+        is part of `images`, but its mixed image is not returned.
 
         Args:
             images: (R, C, H, W), the B images of the batch, followed by the R - B partners that are
                 not in the batch.
             labels: (R,) long, class of each image in `images`.
             partners: (B,) long, index in `images` of the partner of each image of the batch.
-            pairs: (B,) number of the pair of each image of the batch; two partners have the same
-                number. The random numbers of a pair are a function of this number.
-            epoch: Number of the epoch, from 0.
+            pairs: (B,) index of the pair of each image of the batch; two partners have the same
+                index. The random numbers of a pair are a function of this index.
+            epoch: Index of the epoch, from 0.
 
         Returns:
             Mixed images of the batch (B, C, H, W), and their class probabilities (B, K).
@@ -178,21 +178,21 @@ class MixupCutmix:
         return mixed, torch.lerp(targets[partners], targets[own], own_share)
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """Return, for each pixel, the weight with which an image enters its mixed image.
+        """Return the weight of each image, at each pixel, in the mixture that replaces the image.
 
-        The partner has 1 minus this weight. lam is drawn from a Beta distribution for each pair.
-        With MixUp, all pixels have the weight lam. With CutMix, the weight is 0 in a rectangle and
-        1 elsewhere. The rectangle has 1 - lam times the area of the image, but is clipped at the
-        edges of the image.
+        The image's partner has 1 minus this weight in the same mixture. lam is drawn from a Beta
+        distribution for each pair. With MixUp, all pixels have the weight lam. With CutMix, the
+        weight is 0 in a rectangle and 1 elsewhere. The rectangle has 1 - lam times the area of the
+        image, but is clipped at the edges of the image.
 
         Args:
-            pairs: (B,) number of the pair of each image.
-            epoch: Number of the epoch, from 0.
+            pairs: (B,) index of the pair of each image.
+            epoch: Index of the epoch, from 0.
             height: Height H of the images in pixels.
             width: Width W of the images in pixels.
 
         Returns:
-            (B, 1, H, W).
+            (B, 1, H, W) weights of the B images.
         """
         config = self.config
         cutmix_probability = (config.mixup_switch if config.mixup else 1.0) * (config.cutmix > 0)

@@ -66,7 +66,8 @@ def read_captions(
             captions.
 
     Returns:
-        Images of each split, by name: "train", and "val" and "test" if the file has such images.
+        Images of each split, by name. "train" is always a key; "val" and "test" are keys if the
+        file has such images.
 
     Raises:
         InputError: The source or an image is missing, or a line is invalid.
@@ -125,8 +126,11 @@ def digit_captions() -> dict[str, CaptionedImages]:
     """Return the splits of scikit-learn's 1797 digit images, with three captions for each image.
 
     The captions describe the digit, its stroke (thin, plain or bold) and its slant (leaning right,
-    upright or leaning left). Stroke and slant are measured from the pixels, with thresholds that
-    give each of the three strokes, and each of the three slants, a third of the training images.
+    upright or leaning left). Stroke and slant are measured from the pixels. The thresholds are
+    chosen so that each stroke has a third of the training images, and each slant too.
+
+    Returns:
+        Captioned images of each split, by name: "train", "val" and "test".
     """
     splits = digits()
     terciles = np.quantile(_ink_and_slant(splits["train"]), [1 / 3, 2 / 3], axis=0)  # (2, 2)
@@ -151,9 +155,9 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
     """Measure the amount of ink and the slant of each image.
 
     Returns:
-        (N, 2): the mean brightness from 0 to 255, and the horizontal shift of the stroke in pixels
-        per row downwards. The shift is positive to the right, so a digit that leans right has a
-        negative shift.
+        (N, 2). Column 0 is the mean brightness of the pixels, from 0 to 255. Column 1 is the number
+        of pixels by which the stroke moves to the right in each row downwards. This number is
+        negative for a digit that leans right.
     """
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
@@ -169,14 +173,14 @@ _CAPTION_STREAM = 5  # of random numbers; image transforms use stream 0
 
 @dataclass(eq=False, kw_only=True)
 class CaptionDataset(ImageDataset):
-    """Dataset of the images of one split, each with one of its captions.
+    """Dataset of the images of one split; each image comes with one of its captions.
 
     In each epoch, one caption of each image is sampled if the transform is an `Augmentation`.
-    Otherwise the first caption is used.
+    Otherwise the first caption is used. Arguments that are not listed are those of `ImageDataset`.
 
     Args:
         ids: Token ids of all captions in the order of the images, each caption with BOS and EOS.
-        captioned: Captions as texts, for evaluation, and number of captions of each image.
+        captioned: The captions as texts, for evaluation, and the number of captions of each image.
         pad_id: Id of the padding token.
     """
 
@@ -191,7 +195,7 @@ class CaptionDataset(ImageDataset):
 
     @property
     def has_static_shape(self) -> bool:
-        """Always False: captions are padded to the longest caption of the batch."""
+        """False, because the captions are padded to the longest caption of each batch."""
         return False
 
     @property
@@ -200,13 +204,14 @@ class CaptionDataset(ImageDataset):
         return int(self.ids.lengths.max())
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
-        """Return a batch of images, each with the caption that is chosen for this epoch.
+        """Return a batch of images, each with the caption that is selected for this epoch.
 
         Args:
-            rows: (B,) numbers of the images in the split.
-            epoch: Number of the epoch, from 0.
-            position: Number of batches of the epoch that all ranks together have trained after the
-                step of this batch; copied into the returned batch, for resuming.
+            rows: (B,) indices of the images in the split.
+            epoch: Index of the epoch, from 0.
+            position: Number of batches of the epoch, summed over all ranks, that have been trained
+                after the optimizer step of this batch. The number is copied into the returned
+                batch, for resuming.
         """
         captions = self.first[rows]
         if isinstance(self.transform, Augmentation):
@@ -233,9 +238,9 @@ class CaptionData(TextDataModule):
         image_column: Key of the image's file name in a JSON line.
         split_column: Key of the name of the image's split in a JSON line: train, val or test.
         caption_column: Key of the caption, or of the list of captions, in a JSON line.
-        batch_size: Images per training batch. A contrastive loss (CLIP) compares each image with
-            all captions of the batch.
-        eval_batch_size: Images per validation or test batch; None means `batch_size`.
+        batch_size: Number of images per training batch. A contrastive loss (CLIP) compares each
+            image with all captions of the batch.
+        eval_batch_size: Number of images per validation or test batch; None means `batch_size`.
         tokenizer: Tokenizer to train or load, by default a BPE trained on the training captions.
             BOS and EOS must be different tokens.
         max_len: Maximum length of a caption in tokens, BOS and EOS included.
@@ -247,8 +252,8 @@ class CaptionData(TextDataModule):
         cache: "memory" decodes all images once and keeps their pixels; all images must then have
             the same size. "none" decodes an image each time the image is used. "auto" means
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
-        seed: Seed of the order of the images, the choice of captions and the augmentation, all of
-            which also depend on the epoch.
+        seed: Seed of the order of the images, the choice of captions and the augmentation. All
+            three also depend on the epoch.
         num_workers: Number of worker processes that prepare batches.
 
     Raises:
@@ -311,7 +316,7 @@ class CaptionData(TextDataModule):
         return splits
 
     def training_texts(self, raw: CaptionedImages) -> Sequence[str]:
-        """Return the captions of the training split `raw`, to train the tokenizer."""
+        """Return all captions of the training split `raw`, with which the tokenizer is trained."""
         return raw.texts.columns[0]
 
     def encode(self, name: str, raw: CaptionedImages, tokenizer: Tokenizer) -> CaptionDataset:
@@ -341,7 +346,7 @@ class CaptionData(TextDataModule):
         )
 
     def references(self, split: str) -> list[list[str]]:
-        """Return all captions of each image of the split `split`, not truncated."""
+        """Return, for each image of the split, the list of all its captions, not truncated."""
         dataset = self.split(split)
         assert isinstance(dataset, CaptionDataset)
         texts = iter(dataset.captioned.texts.columns[0])

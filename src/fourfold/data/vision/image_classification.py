@@ -25,7 +25,7 @@ AUTO_CACHE_BYTES = 2 << 30  # largest cache with cache="auto"
 
 @dataclass(eq=False)
 class ImageDataset(BatchedDataset):
-    """Dataset of one split of N images, whose batches hold transformed images and labels.
+    """Dataset of the N images of one split; a batch holds transformed images and their labels.
 
     Args:
         images: Store of the images and labels.
@@ -60,10 +60,10 @@ class ImageDataset(BatchedDataset):
             self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
 
     def prepare(self) -> None:
-        """Decode all images into memory that worker processes share, if `cache` requires it.
+        """Decode all images into memory that worker processes share, unless `cache` is "none".
 
-        With the value "auto", nothing is kept if the images have different sizes or take more than
-        2 GiB.
+        If `cache` is "auto" and the images have different sizes or take more than 2 GiB, nothing is
+        kept in memory.
 
         Raises:
             InputError: `cache` is "memory", but the images have different sizes.
@@ -92,17 +92,18 @@ class ImageDataset(BatchedDataset):
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
         """Return a batch of transformed images with their labels.
 
-        With MixUp or CutMix, each image is mixed with its neighbour in the shuffled order of the
-        epoch: the first image with the second, the third with the fourth, and so on. If the batch
-        size is odd, the neighbour may be in another batch, and is then read for this batch, too.
-        The labels are then class probabilities (B, K) instead of class numbers (B,).
+        The labels are class indices (B,). With MixUp or CutMix, the labels are class probabilities
+        (B, K), and each image is mixed with its neighbour in the shuffled order of the epoch: the
+        first image with the second, the third with the fourth, and so on. If the batch size is odd,
+        the neighbour may be in another batch. The neighbour is then read for this batch, too.
 
         Args:
-            rows: (B,) numbers of the images in the split. With repeated augmentation, the number
-                i + k N means copy k of image i, and each copy has its own random transforms.
-            epoch: Number of the epoch, from 0, on which the random transforms depend.
-            position: Number of batches of the epoch that all ranks together have trained after the
-                step of this batch; copied into the returned batch, for resuming.
+            rows: (B,) indices of the images in the split. With repeated augmentation, the index i +
+                k N means copy k of image i, and each copy has its own random transforms.
+            epoch: Index of the epoch, from 0, on which the random transforms depend.
+            position: Number of batches of the epoch, summed over all ranks, that have been trained
+                after the optimizer step of this batch. The number is copied into the returned
+                batch, for resuming.
         """
         if self.mix is None:
             images, labels = self.transformed(rows, epoch)
@@ -118,9 +119,11 @@ class ImageDataset(BatchedDataset):
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
     def transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the transformed images with the numbers `rows` (B, C, H, W), and labels (B,).
+        """Return transformed images (B, C, H, W) and their class indices (B,), without mixing.
 
-        The arguments are those of `batch`.
+        Args:
+            rows: (B,) indices of the images in the split, as for `batch`.
+            epoch: Index of the epoch, from 0.
         """
         stored = torch.from_numpy(rows % len(self.images))
         if self.decoded is None:
@@ -136,15 +139,15 @@ def make_transforms(
     """Return the random transform of training and the deterministic transform of evaluation.
 
     Args:
-        config: Transform options. If `config.size` is None, the size is that of the first training
-            image.
+        config: Transform options. If `config.size` is None, the images get the size of the first
+            training image.
         train: Training images.
-        n_channels: Number of channels of the model input; None means that of the stored images.
+        n_channels: Number of channels of the model input; None means `train.n_channels`.
         seed: Seed of the augmentation.
 
     Raises:
-        InputError: The size is not given and the first image is not square, or the numbers of means
-            or standard deviations do not fit the channels.
+        InputError: `config.size` is None and the first training image is not square, or the number
+            of means or of standard deviations is neither 1 nor the number of channels.
     """
     n_channels = n_channels or train.n_channels
     size = config.size
@@ -169,19 +172,19 @@ class ImageData(ResumableDataModule):
     Args:
         source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
             "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
-            path may also lie under $FOURFOLD_DATA. A folder contains Parquet files (train.parquet
-            or train-*.parquet, likewise for val and test), or folders train, val and test with a
-            subfolder for each class, or only a subfolder for each class. A single Parquet file and
-            a folder with only class folders are training splits.
-        batch_size: Images per training batch.
-        eval_batch_size: Images per validation or test batch; None means `batch_size`.
+            path may also lie under $FOURFOLD_DATA. A folder has one of three forms: Parquet files
+            (train.parquet or train-*.parquet, likewise for val and test); folders train, val and
+            test, each with a subfolder for each class; or a subfolder for each class. A Parquet
+            file and a folder of the last form have only a training split.
+        batch_size: Number of images per training batch.
+        eval_batch_size: Number of images per validation or test batch; None means `batch_size`.
         transform: Image transforms; None means the defaults of `TransformConfig`.
         n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
             digits, otherwise 3.
-        val_fraction: Share of each class that is held out for validation, if there is no such
-            split.
-        test_fraction: Share of each class that is held out for the test, if there is neither a
-            validation nor a test split.
+        val_fraction: Share of each class that is held out for validation, if the source has no
+            validation split.
+        test_fraction: Share of each class that is held out for the test, if the source has neither
+            a validation nor a test split.
         n_train: Approximate number of training images to keep after other splits are held out. The
             proportions of the classes are kept. None keeps all images.
         aug_repeats: Number of copies of each sampled training image in an epoch, each with its own
@@ -194,13 +197,13 @@ class ImageData(ResumableDataModule):
         image_column: Name of the image column of Parquet files and Hugging Face datasets.
         label_column: Name of the label column of Parquet files and Hugging Face datasets.
         download: Let torchvision download a missing dataset.
-        seed: Seed of the order of the images, the augmentation and the mixing, all of which also
+        seed: Seed of the order of the images, the augmentation and the mixing. All three also
             depend on the epoch.
         num_workers: Number of worker processes that prepare batches.
 
     Raises:
-        InputError: An option is out of range. `setup` raises the error if the images cannot be read
-            or split. An image that cannot be decoded is only found when it is used.
+        InputError: An option is out of range. `setup` raises the error if the source cannot be read
+            or split. An image that cannot be decoded raises the error when the image is used.
     """
 
     batch_class = ImageBatch
@@ -305,7 +308,7 @@ class ImageData(ResumableDataModule):
         return self._evaluation.n_channels
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the values that inference needs: class names and evaluation transform settings."""
+        """Return the class names and the settings of the evaluation transform, for inference."""
         names = {"class_names": list(self.class_names)}  # reads the data
         return names | self._evaluation.artifacts()
 

@@ -33,8 +33,8 @@ class UnreadableImage(InputError):
     original message of such a traceback, so that messages are the same with and without workers.
 
     Args:
-        message: Reason, or the traceback from a worker process.
-        file: Location of the image.
+        message: Reason of the error, or the traceback from a worker process.
+        file: Path of the image, or its location in a dataset.
     """
 
     def __init__(self, message: str, *, file: str | None = None) -> None:
@@ -92,16 +92,16 @@ class ImageStore:
 
     Args:
         images: N images in the form that the class stores.
-        labels: N class numbers.
-        class_names: Names of the K classes; None means the class numbers from 0 to the largest
-            label.
+        labels: (N,) class index of each image.
+        class_names: Names of the K classes. None means that the names are the numbers from 0 to the
+            largest label.
         origin: File, folder or dataset from which the images come, for error messages.
 
     Attributes:
         n_channels: Default number of channels of the model input.
 
     Raises:
-        InputError: There are no images, or a label is not a class number.
+        InputError: There are no images, or a label is not the index of a class.
     """
 
     n_channels = 3
@@ -126,25 +126,25 @@ class ImageStore:
         return len(self.labels)
 
     def subset(self, rows: np.ndarray) -> "ImageStore":
-        """Return a store of the images with the numbers `rows`, in this order."""
+        """Return a store of the images with the indices `rows`, in this order."""
         chosen = copy.copy(self)
         chosen.rows = self.rows[rows]
         chosen.labels = self.labels[torch.from_numpy(rows)]
         return chosen
 
     def location(self, row: int) -> str:
-        """Return the location of image number `row`, for error messages."""
+        """Return the location of the image with the index `row`, for error messages."""
         return f"{self.origin}, row {self.rows[row]}"
 
     def encoded(self, row: int) -> bytes | Path | Image.Image:
-        """Return image number `row` as encoded bytes, path of a file, or opened Pillow image."""
+        """Return the image with the index `row`: encoded bytes, path, or opened Pillow image."""
         return self.images[self.rows[row]]
 
     def pixels(self, row: int, n_channels: int) -> Tensor:
         """Decode an image and return the pixels, (C, H, W) uint8.
 
         Args:
-            row: Number of the image in this store.
+            row: Index of the image in this store.
             n_channels: Number of channels C, 1 or 3, to which the image is converted.
 
         Raises:
@@ -153,7 +153,7 @@ class ImageStore:
         return decode(self.encoded(row), n_channels, self.location(row))
 
     def digest(self, row: int) -> bytes:
-        """Return a 16-byte hash of image number `row`, by which copies of an image are found.
+        """Return a 16-byte hash of the image with the index `row`, to find copies of an image.
 
         The hash is computed from the encoded bytes, or from the pixels of an opened Pillow image.
         """
@@ -166,7 +166,7 @@ class ImageStore:
 
 
 class FileStore(ImageStore):
-    """Store of images in separate files; `images` is the list of paths relative to `origin`."""
+    """Store of image files; `images` has their paths relative to the folder `origin`."""
 
     def location(self, row: int) -> str:
         return f"{self.origin}/{self.images[self.rows[row]]}"
@@ -176,7 +176,7 @@ class FileStore(ImageStore):
 
 
 class ZipStore(FileStore):
-    """Store of images in the zip archive `origin`; `images` is the list of the members' names."""
+    """Store of images in the zip archive `origin`; `images` has the names of its members."""
 
     def encoded(self, row: int) -> bytes:
         return open_zip(self.origin, os.getpid()).read(self.images[self.rows[row]])
@@ -191,7 +191,8 @@ def open_zip(archive: str, process: int) -> zipfile.ZipFile:
 
     Args:
         archive: Path of the archive.
-        process: Id of the process, which is part of the key of the `lru_cache`.
+        process: Id of the calling process. The cache of opened archives has an entry for each
+            process.
 
     Raises:
         InputError: The archive cannot be read.

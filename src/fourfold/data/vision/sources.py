@@ -40,7 +40,7 @@ Splits = dict[str, ImageStore]
 
 
 def digits() -> Splits:
-    """Return scikit-learn's 1797 grayscale digits of 8x8 pixels in three fixed splits.
+    """Return the train, val and test splits of scikit-learn's 1797 grayscale digits of 8x8 pixels.
 
     The images are from Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
     """
@@ -68,7 +68,8 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
         download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
 
     Returns:
-        Store of each split, by name: "train", and "val" and "test" if the source has these splits.
+        Store of each split, by name. "train" is always a key; "val" and "test" are keys if the
+        source has these splits.
 
     Raises:
         InputError: The source does not exist, is empty or cannot be read.
@@ -134,8 +135,8 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
 
     Args:
         folder: Folder with the subfolders.
-        class_names: Names of the classes in the order of their numbers; None means the names of all
-            subfolders in alphabetical order.
+        class_names: Names of the classes in the order of the class indices; None means the names of
+            all subfolders in alphabetical order.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 

@@ -34,18 +34,18 @@ class TransformConfig:
     Posterize keeps 4 bits at magnitude 9.
 
     Args:
-        size: Height and width of the input in pixels; None means the size of the first training
-            image.
+        size: Height and width of the model input in pixels; None means the size of the first
+            training image.
         train_crop: "none" (complete image), "pad_crop" (zero padding of 1/8 of the side and a
             random crop, He et al. 2016) or "random_resized_crop" (a random area at a random aspect
             ratio, Szegedy et al. 2015).
         scale_min: Smallest share of the area in `random_resized_crop` (0.08 in DeiT, 0.05 in
             big_vision).
         flip: Flip each training image horizontally with probability 1/2.
-        aa: "rand-mM-nN" for RandAugment (Cubuk et al. 2020) with magnitude M, a number from 0 to
-            10, and N operations, such as "rand-m9-n2"; or "imagenet" or "cifar10" for the
-            AutoAugment policy (Cubuk et al. 2019) of that dataset; None disables both. As in timm
-            and big_vision, magnitude 10 rotates by 30 degrees.
+        aa: Automatic augmentation. "rand-mM-nN" is RandAugment (Cubuk et al. 2020) with N
+            operations of magnitude M from 0 to 10, such as "rand-m9-n2". As in timm and big_vision,
+            magnitude 10 rotates by 30 degrees. "imagenet" and "cifar10" are the AutoAugment
+            policies (Cubuk et al. 2019) of these datasets. None disables both.
         color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, the
             colors are changed in addition to `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
@@ -56,14 +56,14 @@ class TransformConfig:
         mixup_switch: Probability that a pair gets CutMix instead of MixUp, if `mixup` and `cutmix`
             are both above 0.
         crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
-            side of the image is resized. None means 1, but 0.875 if `train_crop` is
-            "random_resized_crop", because random crops make objects look larger in training.
+            side of the image is resized. None means 0.875 if `train_crop` is "random_resized_crop",
+            because random crops make objects look larger in training; otherwise 1.
         crop_mode: In evaluation, "center" resizes the shorter side and crops the center. "squash"
             resizes both sides to the same length, as the processors of ViT and DeiT in transformers
             do, and crops the center.
         interpolation: "bilinear" or "bicubic".
-        mean: Mean that normalization subtracts from each channel, or one number for all channels;
-            pixels are scaled to [0, 1] before.
+        mean: Mean that normalization subtracts from each channel, or one number for all channels.
+            Pixels are first scaled to [0, 1].
         std: Standard deviation by which normalization divides each channel, or one number for all
             channels.
 
@@ -103,13 +103,13 @@ class TransformConfig:
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
-        """Number of operations, and magnitude from 0 to 10, of RandAugment; None without it."""
+        """RandAugment's number of operations and magnitude (0 to 10); None if it is not used."""
         match = re.fullmatch(r"rand-m(10|\d(?:\.\d+)?)-n([1-9]\d*)", self.aa or "")
         return (int(match[2]), float(match[1])) if match else None
 
     @property
     def effective_crop_pct(self) -> float:
-        """Value of `crop_pct`, or the default that follows from `train_crop` if that is None."""
+        """Value of `crop_pct`; if it is None, the default, which depends on `train_crop`."""
         default = 0.875 if self.train_crop == "random_resized_crop" else 1.0
         return default if self.crop_pct is None else self.crop_pct
 
@@ -161,7 +161,7 @@ def resized_side(size: int, crop_pct: float) -> int:
 def resize_and_crop(
     pixels: Tensor | list[Tensor], resized: list[int], size: int, interpolation: str
 ) -> Tensor:
-    """Resize images, and crop their center.
+    """Resize images, and crop the center of each.
 
     Args:
         pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
@@ -220,9 +220,9 @@ class EvalTransform:
         return self.normalize(cropped)
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the settings from which `eval_transform` builds the same transform.
+        """Return the settings from which `eval_transform` builds this transform again.
 
-        Checkpoints store the settings, because inference needs them besides the model.
+        Checkpoints store the settings for inference.
         """
         config = self.config
         return {
