@@ -1,4 +1,4 @@
-"""Choice of device and numeric precision for a loaded model, and its move to that device."""
+"""Device and numeric precision of a model in an inference command."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,4 +1,4 @@
-"""Default callbacks and plugins of each command, besides those of the config."""
+"""Callbacks and plugins that a command adds to those of the config."""
 
 import sys
 from typing import Any
