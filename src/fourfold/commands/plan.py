@@ -80,7 +80,7 @@ def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, 
 
     Returns:
         Values of options by key, such as trainer.accumulate_grad_batches. The dict is empty if no
-        option needs to change: there is one device, and the configured micro-batch fits into it.
+        option needs to change, because there is one device and the configured micro-batch fits.
 
     Raises:
         InputError: The devices cannot share the batch equally; no micro-batch fits; or the model

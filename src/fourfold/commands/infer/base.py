@@ -17,7 +17,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LineProcessor:
-    """Base class that turns each line of input into a line of output.
+    """Base class of objects that turn each line of input into a line of output.
 
     `prepare` converts one line, and `run` runs the model on a batch of converted lines.
 

@@ -45,7 +45,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return torch.autocast for a mixed precision, or else a context manager that does nothing.
+    """Return torch.autocast for a mixed precision, otherwise a context that does nothing.
 
     Args:
         device: Device that the model is on.

@@ -1,4 +1,4 @@
-"""Run directory of one training: its lock, checkpoints and metrics, and checks before reuse.
+"""Run directory of one training, with its lock, checkpoints and metrics.
 
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
