@@ -32,7 +32,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
             data type of the weights.
 
     Raises:
-        InputError: The precision computes in float16, and the device is a CPU.
+        InputError: The device is a CPU, and the precision is one of those that use float16.
     """
     dtypes = PRECISIONS[precision]
     if dtypes.compute == "float16" and device.type == "cpu":
