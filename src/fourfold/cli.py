@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; invalid input is reported in one line on stderr.
 
-    An InputError returns 2. A TrainingStopped, such as that of a NaN loss, returns 1. Both print
-    their message without a traceback, unless `--traceback` is among the arguments or the
-    environment variable FOURFOLD_DEBUG is 1. SystemExit returns the code that it carries, Ctrl-C
-    returns 130, and a broken output pipe returns 141. Any other exception is not caught.
+    The exit code is 2 for an InputError, 1 for a TrainingStopped (for example after a NaN loss),
+    130 for Ctrl-C, 141 for a broken output pipe, and the code of the exception for a SystemExit.
+    Other exceptions are not caught. The traceback of an InputError or TrainingStopped is printed
+    only if `--traceback` is among the arguments or the environment variable FOURFOLD_DEBUG is 1.
 
     Args:
         command: Function that takes the arguments and returns an exit code.
@@ -122,10 +122,10 @@ def _run(argv: list[str]) -> int:
 
 
 def one_line_message(error: Exception) -> str:
-    """Return the message of an error as one line without a traceback, shortened if it is long.
+    """Return the message of an error as one line, without the middle part if it is long.
 
-    The middle of a long message is left out. The message of an error that was raised in a worker
-    process of a DataLoader contains the traceback of that process. That traceback is removed.
+    An error from a worker process of a DataLoader has the traceback of that process in its message.
+    This traceback is removed.
     """
     text = str(error)
     if "Original Traceback" in text:

@@ -1,1 +1,1 @@
-"""Commands of the command line, which import torch and Lightning only when a command runs."""
+"""Commands of the command line. Torch and Lightning are imported only when a command runs."""

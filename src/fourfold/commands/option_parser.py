@@ -1,4 +1,4 @@
-"""Argument parser of the commands that start without torch, with one-line errors."""
+"""Argument parser with one-line errors, for commands that start without torch."""
 
 import re
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -23,7 +23,11 @@ class OptionParser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
 
     def add_allow_class(self) -> None:
-        """Add `--allow_class`, the import path of a user's class that a checkpoint may name."""
+        """Add the option `--allow_class`.
+
+        Its value is the import path of a class outside of this package. Such a class is imported
+        for a checkpoint only if it is given with this option.
+        """
         self.add_argument(
             "--allow_class",
             action="append",
@@ -35,7 +39,7 @@ class OptionParser(ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse options as `ArgumentParser` does; `--max_new` and `--max-new` are the same."""
+        """Parse options like `ArgumentParser`, but accept both `--max_new` and `--max-new`."""
         spellings = {option.replace("_", "-"): option for option in self._option_string_actions}
         known = []
         for argument in args:

@@ -30,11 +30,11 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the config file that `--config NAME` means: an existing path, or a packaged recipe.
+    """Return the path of the config file for a value of `--config`.
 
     Args:
-        name: Path of a file; name of a packaged recipe, such as gpt2/tiny; or the recipe's path in
-            a checkout, such as configs/gpt2/tiny.yaml.
+        name: Path of an existing file, name of a packaged recipe such as gpt2/tiny, or path of the
+            recipe in a checkout, such as configs/gpt2/tiny.yaml.
 
     Raises:
         InputError: There is neither a file nor a recipe of that name.
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the name and the first comment line of each packaged recipe that matches a pattern.
 
     Args:
-        argv: One argument, a part of a name or a pattern such as 'gpt2/*'. An empty list means all
-            recipes.
+        argv: List of one pattern: a part of a name, or a glob such as 'gpt2/*'. An empty list
+            means all recipes.
 
     Returns:
         The exit code 0.

@@ -1,7 +1,8 @@
 """`fourfold plan`: parameters, FLOPs and memory of a recipe, and a micro-batch that fits.
 
-A recipe is the config of a training. Its global batch is the batch of one optimizer step, which
-several devices and several micro-batches per device can share.
+A recipe is the config of a training. Its global batch contains all examples of one optimizer step.
+The global batch is divided among the devices, and each device can divide its part into several
+micro-batches.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     """Print parameters, FLOPs, memory and batch sizes of a training, computed from its config.
 
     Args:
-        argv: Options of `fourfold fit`, or `--run_dir` for the config of an earlier run. Further
+        argv: Options of `fourfold fit`; or `--run_dir DIR`, which reads DIR/config.yaml. Further
             options are `--devices` (number on all nodes together) and `--memory` (GiB of one
             device).
 
@@ -68,24 +69,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
-    """Return options of `fourfold fit` that divide a recipe's batch among several devices.
+    """Return options of `fourfold fit` that divide the global batch of a recipe among devices.
 
-    The global batch, which is the batch of an optimizer step on all devices together, is the same
-    as with one device. A global batch that is counted in tokens may become slightly smaller by
-    rounding.
+    The options keep the size of the global batch that the config gives for one device. A size in
+    tokens may become slightly smaller by rounding.
 
     Args:
         argv: Options of `fit`, among them `--trainer.devices` with the number of devices.
         memory: Memory of one device in GiB; None means unlimited.
 
     Returns:
-        Values of options by key, such as trainer.accumulate_grad_batches. The dict is empty if
-        there is one device, and the recipe's own micro-batch fits into its memory.
+        Values of options by key, such as trainer.accumulate_grad_batches. The dict is empty if no
+        option needs to change, because there is one device and the configured micro-batch fits.
 
     Raises:
-        InputError: The devices cannot share the batch equally, or no micro-batch fits. The same
-            error is raised for a model with batch norms if its micro-batch became smaller, because
-            batch norms compute statistics over the micro-batch.
+        InputError: The devices cannot share the batch equally; no micro-batch fits; or the model
+            has batch norms, whose statistics would change with a smaller micro-batch.
     """
     parser = make_parser("fourfold fit")
     recipe = read_recipe(parser, parse(parser, argv))
@@ -114,12 +113,12 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
 
 
 def row_length(recipe: Recipe) -> int:
-    """Return the number of tokens of a training example, from which its cost is computed.
+    """Return the assumed number of tokens of a training example, for estimates of FLOPs and memory.
 
-    For an image classifier, this is the number of patches and class tokens of an image. For an
-    encoder-decoder of text, it is 25, a typical length of a sentence, and both source and target
-    are assumed to have this length. For all other models, it is the maximum length in the config.
-    For a model of images and texts, such as CLIP, only the tokens of the text are counted.
+    - Image classifier: number of patches and class tokens of an image.
+    - Encoder-decoder of text: 25 for the source and 25 for the target, a typical sentence length.
+    - Model of images and texts, such as CLIP: maximum length of the text in the config.
+    - Any other model: maximum length in the config.
 
     Args:
         recipe: The recipe, whose config determines the kind of model.
@@ -145,10 +144,10 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
 
     Args:
         recipe: The recipe.
-        length: Tokens of a training example, as `row_length` counts them.
+        length: Number of tokens of a training example, from `row_length`.
         batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples.
             The source and the target of an encoder-decoder of text each have this size.
-        devices: Number of devices; with more than one, DDP's copy of the gradients is counted.
+        devices: Number of devices. If there are several, DDP's copy of the gradients is included.
     """
     tokens = batch if recipe.counts_tokens else batch * length
     source = tokens if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else 0
@@ -167,9 +166,11 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
 
 
 def _compute_lines(recipe: Recipe, length: int) -> list[str]:
-    """Return lines with the FLOPs of a forward pass, an optimizer step and the whole training.
+    """Return lines of text with the FLOPs of a forward pass, an optimizer step and all steps.
 
-    `length` is the number of tokens of a training example, as `row_length` counts them.
+    Args:
+        recipe: The recipe.
+        length: Number of tokens of a training example, from `row_length`.
     """
     config = recipe.config
     is_image = isinstance(config, ViTConfig)
@@ -202,14 +203,14 @@ def _row_description(config: TransformerConfig, length: int) -> str:
 
 
 def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
-    """Return lines of text with the memory per device, and how to divide the global batch.
+    """Return lines of text with the memory per device and the division of the global batch.
 
-    The lines contain the sizes of global batch and micro-batch, the number of accumulation steps,
-    and the options of `fit` that set the last two.
+    The lines contain the sizes of the global batch and the micro-batch, the number of accumulation
+    steps, and the options of `fit` that set these values.
 
     Args:
         recipe: The recipe.
-        length: Tokens of a training example.
+        length: Number of tokens of a training example, from `row_length`.
         devices: Number of devices on all nodes together.
         memory: Memory of one device in GiB; None means unlimited.
 
@@ -254,10 +255,12 @@ def _split(
         recipe: The recipe.
         devices: Number of devices on all nodes together.
         memory: Memory of one device in GiB; None means unlimited.
-        length: Tokens of a training example; None if the memory is unlimited.
+        length: Number of tokens of a training example, from `row_length`; None if the memory is
+            unlimited.
 
     Returns:
-        Size of a micro-batch, and number of micro-batches of a device in an optimizer step.
+        Size of a micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples; and
+        number of micro-batches that a device processes in an optimizer step.
 
     Raises:
         InputError: The devices cannot share the global batch equally, or no micro-batch fits.
@@ -279,13 +282,13 @@ def _line(name: str, value: str) -> str:
 
 
 def _table(title: str, form: str, unit: float, parts: CostBreakdown | Memory) -> list[str]:
-    """Return aligned lines of text: one line with a sum, and below it a line for each summand.
+    """Return aligned lines of text: a line with the total, then a line for each part.
 
     Args:
-        title: Text at the beginning of the first line.
+        title: Text before the total.
         form: Format of a number, such as "{:,.3f} G".
-        unit: Number that the values are divided by, such as 1e9.
-        parts: Parameters or FLOPs of each part of the model, or bytes of each part of the memory.
+        unit: Divisor of all values, such as 1e9.
+        parts: Dataclass with a value for each part (parameters, FLOPs or bytes) and their total.
     """
     values = {title: parts.total}
     values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}

@@ -38,13 +38,13 @@ DEFAULT_MAX_EPOCHS = 1000
 class Recipe:
     """Parsed config of a training, with its task and DataModule.
 
-    Sizes of the model that the config leaves out, such as vocab_size, are taken from the data.
-
     Args:
-        task: The task (LightningModule), with its model on the meta device.
+        task: The task (LightningModule), with its model on the meta device. Sizes that the config
+            leaves out, such as vocab_size, are taken from the data.
         data: The DataModule.
         arguments: Arguments of the DataModule by name.
-        batch_key: Name of the DataModule's argument that bounds a batch, a key of `BATCH_KEYS`.
+        batch_key: Name of the DataModule's argument that sets the size of a micro-batch:
+            "max_tokens" or "batch_size".
         trainer: Arguments of the Trainer by name.
     """
 
@@ -66,12 +66,12 @@ class Recipe:
 
     @property
     def batch(self) -> int:
-        """Size of a micro-batch as configured, in tokens if `counts_tokens`, else in examples."""
+        """Size of a micro-batch in the config, in tokens if `counts_tokens`, else in examples."""
         return int(self.arguments[self.batch_key])
 
     @property
     def global_batch(self) -> int:
-        """Size of an optimizer step's batch if one device trains: `batch` times `accumulation`."""
+        """Size of the batch of an optimizer step with one device: `batch` times `accumulation`."""
         return self.batch * self.accumulation
 
     @property
@@ -86,9 +86,9 @@ class Recipe:
 
     @property
     def length(self) -> int | None:
-        """Maximum number of tokens of a training example, as the DataModule's arguments give it.
+        """Maximum number of tokens of a training example, from an argument of the DataModule.
 
-        None if batches are bounded by tokens, or if no argument gives a length, as for images.
+        None if `counts_tokens`, or if the DataModule has no such argument (images).
         """
         if self.counts_tokens:
             return None
@@ -110,7 +110,7 @@ class Recipe:
 
     @property
     def precision(self) -> str:
-        """Name of `trainer.precision` as in `PRECISIONS`, such as "bf16-mixed" for "bf16".
+        """Precision of the Trainer as a key of `PRECISIONS`, such as "bf16-mixed" for "bf16".
 
         Raises:
             InputError: The precision is unknown.
@@ -119,9 +119,9 @@ class Recipe:
 
     @cached_property
     def steps(self) -> int | None:
-        """Number of optimizer steps of the run.
+        """Number of optimizer steps of the whole training, or None if it is unknown.
 
-        None if neither steps nor epochs are limited, or if the number depends on data that are on
+        It is unknown if neither steps nor epochs are limited, or if it depends on data that are on
         another machine or on the Hugging Face Hub.
         """
         max_steps = self.trainer["max_steps"]
@@ -156,7 +156,7 @@ def make_parser(prog: str) -> Parser:
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> Any:
-    """Parse options as `fourfold fit` does, and return the config.
+    """Parse options of `fourfold fit` and return the config.
 
     Args:
         parser: Parser that `make_parser` returned.
@@ -182,7 +182,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
 
     Args:
         parser: Parser that parsed the config.
-        config: The config that `parse` returned; its section `trainer` is removed in place.
+        config: The config that `parse` returned. Its section `trainer` is removed from it.
 
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are

@@ -25,13 +25,13 @@ is not finite."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Repeat the batch that stopped a training, and print the first module with an Inf or NaN.
+    """Rerun the batch that stopped a training, and print the first module with Inf or NaN outputs.
 
     Args:
         argv: Path of the file that the stopped training wrote, and options such as `--device`.
 
     Returns:
-        The exit code 0, also if a value is not finite.
+        The exit code 0, even if an output is Inf or NaN.
 
     Raises:
         InputError: An option is invalid, or the file was not written by a training that stopped.
@@ -64,12 +64,12 @@ def main(argv: Sequence[str]) -> int:
 def run_batch(
     task: Task[Any, Any], batch: Any, seed: int, device: torch.device, precision: str
 ) -> bool:
-    """Run a batch, and print the loss and the first module with a non-finite output.
+    """Run a forward pass, and print the loss and the first module with a non-finite output.
 
     Args:
         task: The task, in training mode.
         batch: Batch of the task, a named tuple.
-        seed: Seed of dropout in the step that failed.
+        seed: Random seed of dropout, the same as in the training that stopped.
         device: Device that the model and the batch are moved to.
         precision: Name of the precision, a key of `PRECISIONS`.
 

@@ -98,12 +98,12 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
     """Return the mean, sample standard deviation and best value over the seeds for each metric.
 
     Args:
-        results: For each seed, the values of metrics by name.
+        results: For each seed, a dict from the name of a metric to its value.
 
     Returns:
-        For the name of each metric whose value is a number, a dict with the keys mean, std, best
-        and seeds. `best` is the minimum for a metric such as a loss, otherwise the maximum. `seeds`
-        is a dict from the seed, as a string, to the value of the metric.
+        Dict from the name of each numeric metric to a dict with the keys mean, std, best and seeds.
+        `best` is the minimum for a metric such as a loss, otherwise the maximum. `seeds` is a dict
+        from the seed, as a string, to the value of the metric.
     """
     from fourfold.metrics import lower_is_better
 

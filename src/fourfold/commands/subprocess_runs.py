@@ -1,8 +1,8 @@
 """Subprocesses that run `fourfold fit` and `fourfold test`, with signals and locks.
 
-Each command runs in a subprocess of its own, so that no memory, random state or compiled code of
-one training is left for the next training. A training that outlives its parent process keeps the
-lock on its run directory, and `wait_until_unlocked` waits for the end of that training.
+Each command runs in its own subprocess, so that no memory, random state or compiled code of one
+training affects the next one. A training that continues after its parent process has ended keeps
+the lock of its run directory. `wait_until_unlocked` waits for the end of such a training.
 """
 
 import math
@@ -37,9 +37,9 @@ def run(
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
 
     Returns:
-        The exit code of the subprocess, or 128 plus the number of the signal that ended the
-        subprocess. If this process received SIGTERM or Ctrl-C and the subprocess's code does not
-        denote a stop (see `is_stop`), the result is 128 plus the number of the received signal.
+        The exit code of the subprocess, or 128 plus the number of the signal that ended it. If this
+        process receives SIGTERM or SIGINT, the code always satisfies `is_stop`, even if the
+        subprocess finishes normally: it is then 128 plus the number of that signal.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []

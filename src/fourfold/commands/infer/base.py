@@ -1,4 +1,4 @@
-"""Base classes of the line processors, which turn lines of input into lines of output.
+"""Base classes of the line processors: objects that turn lines of input into lines of output.
 
 Shapes: B lines of a batch, T tokens of the longest line, N outputs per line, L tokens of the
 longest output.
@@ -17,7 +17,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LineProcessor:
-    """Base class that turns each line of input into a line of output.
+    """Base class of objects that turn each line of input into a line of output.
 
     `prepare` converts one line, and `run` runs the model on a batch of converted lines.
 
@@ -49,7 +49,9 @@ class LineProcessor:
 
 
 class TextProcessor(LineProcessor):
-    """Base class for lines of text, with tokenizer, truncation, padding and beam search.
+    """Base class of the line processors for text.
+
+    It provides truncation, padding and beam search with the tokenizer of the checkpoint.
 
     Raises:
         InputError: The tokenizer has more entries than the model has embeddings.
@@ -71,11 +73,11 @@ class TextProcessor(LineProcessor):
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
 
     def truncated_length(self, n_tokens: int) -> int:
-        """Return the length, special tokens included, to which a text is truncated.
+        """Return the number of tokens of a text, special tokens included, that the model reads.
 
         Args:
-            n_tokens: Length of the whole text, special tokens included. A text that fits into the
-                model keeps this length.
+            n_tokens: Number of tokens of the whole text, special tokens included. It is returned
+                unchanged if the text fits into the model.
 
         Raises:
             InputError: The text is too long for the model, and `--truncate` is not given.
@@ -91,11 +93,15 @@ class TextProcessor(LineProcessor):
         return int(limit)
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Return the token ids of a text, without those at the end that the model cannot read.
+        """Remove token ids at the end of a text that is too long for the model.
 
         Args:
             ids: Token ids of the text, without special tokens.
-            n_special: Number of special tokens that will be added, for which space is left.
+            n_special: Number of special tokens that the caller adds later. Space for these tokens
+                is left.
+
+        Returns:
+            The token ids that remain.
 
         Raises:
             InputError: The text is too long for the model, and `--truncate` is not given.
@@ -124,13 +130,14 @@ class TextProcessor(LineProcessor):
         Args:
             ids: Token ids (B, T) of sentences to translate, or of prompts.
             mask: Mask (B, T), True for real tokens.
-            **defaults: Arguments of `fourfold.generation.beam_search`. The options --beam,
-                --length-penalty and --length-penalty-type replace the argument of the same name if
-                the user gives them.
+            **defaults: Further arguments of `fourfold.generation.beam_search`. If the user gives
+                --beam, --length-penalty or --length-penalty-type, the option replaces the argument
+                of the same name.
 
         Returns:
-            Token ids (B, N, L), padded to the longest output, the best output of a line first. An
-            output begins with the prompt, or for a translation with the decoder's start token.
+            Token ids (B, N, L), padded to the longest output. The best output of a line is first.
+            A translation begins with the decoder's start token. Other outputs begin with the
+            prompt.
         """
         names = ("beam", "length_penalty", "length_penalty_type")
         given = {name: value for name in names if (value := vars(self.options)[name]) is not None}

@@ -22,7 +22,7 @@ from fourfold.hub.preprocessing import default_class_names
 
 
 class ImageClassifier(LineProcessor):
-    """Line processor that classifies an image file, preprocessed as in evaluation."""
+    """Line processor that classifies image files. Each line of input is the path of a file."""
 
     batches_ahead = 1  # images have one size and need memory
 
@@ -33,7 +33,10 @@ class ImageClassifier(LineProcessor):
         self.names: list[str] = task.artifacts["class_names"] or default_class_names(n_classes)
 
     def prepare(self, line: str) -> Item:
-        """Return an item whose content is the path in `line` and the image (C, H, W) of that file.
+        """Return an item with the pair (path, preprocessed image (C, H, W)) as content.
+
+        Args:
+            line: Path of the image file.
 
         Raises:
             InputError: The image cannot be decoded.
@@ -41,7 +44,7 @@ class ImageClassifier(LineProcessor):
         return Item((line, self.load(line)), 0)
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each image: path, and the `--top-k` best classes with probabilities."""
+        """Return a line for each image: path, `--top-k` most probable classes, probabilities."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
         classes = _format_classes(self.model(images), self.names, self.options.top_k)
@@ -49,10 +52,10 @@ class ImageClassifier(LineProcessor):
 
 
 class TextClassifier(TextProcessor):
-    """Line processor that classifies a sentence or a pair of sentences, encoded as in training.
+    """Line processor that classifies sentences or pairs of sentences.
 
-    The sentences of a pair are separated by a tab. A model with one output is a regression model,
-    whose predicted value is written instead of classes.
+    Each line of input is a sentence, or two sentences separated by a tab. A model with one output
+    is a regression model. For it, the output is the predicted value instead of classes.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -61,10 +64,10 @@ class TextClassifier(TextProcessor):
         self.n_separators: int = task.artifacts.get("n_separators", 1)
 
     def prepare(self, line: str) -> Item:
-        """Return an item with the token ids of a line and the number of tokens of segment A.
+        """Return an item with the pair (token ids, number of tokens of segment A) as content.
 
-        Segment A is the first sentence with the special tokens before and after it. The tokens
-        after segment A get segment id 1.
+        Segment A (segment id 0) is the first sentence with the special tokens before and after it.
+        Segment id 1 is for the tokens after segment A.
 
         Raises:
             InputError: The line is too long and `--truncate` is not given, or the number of
@@ -85,9 +88,9 @@ class TextClassifier(TextProcessor):
         return Item((rows[0].tolist(), int(first[0])), len(rows[0]))
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each input: the `--top-k` best classes with probabilities, or a value.
+        """Return a line for each input: `--top-k` most probable classes and probabilities.
 
-        A regression model predicts one value.
+        For a regression model, a line is the predicted value.
         """
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
@@ -101,16 +104,16 @@ class TextClassifier(TextProcessor):
 
 
 class WordTagger(TextProcessor):
-    """Line processor that tags words, which are separated by spaces.
+    """Line processor that predicts a tag for each word of a line.
 
-    The tag of a word is the tag that the model predicts for the first token of the word.
+    Words are separated by spaces. The tag of a word is the model's prediction for its first token.
     """
 
     def prepare(self, line: str) -> Item:
-        """Return an item with the token ids of a line and the position of each word's first token.
+        """Return an item with the pair (token ids, index of each word's first token) as content.
 
-        The CLS token has position 0, so the first word has position 1. Words that truncation
-        removes have no position and get no tag.
+        The token ids begin with CLS, so the index of the first word is 1. Words that truncation
+        removes have no index and get no tag.
 
         Raises:
             InputError: The line is too long for the model, and `--truncate` is not given.
@@ -134,7 +137,7 @@ class WordTagger(TextProcessor):
 
 
 def _format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
-    """Return a line for each input: its most probable classes and their probabilities.
+    """Return the most probable classes of each input and their probabilities as lines of text.
 
     Args:
         logits: Logits (B, K).

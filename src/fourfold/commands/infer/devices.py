@@ -1,4 +1,4 @@
-"""Choice of device and numeric precision for a loaded model, and its move to that device."""
+"""Device and numeric precision of a model in an inference command."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -32,7 +32,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
             data type of the weights.
 
     Raises:
-        InputError: The precision computes in float16, and the device is a CPU.
+        InputError: The device is a CPU, and the precision is one of those that use float16.
     """
     dtypes = PRECISIONS[precision]
     if dtypes.compute == "float16" and device.type == "cpu":
@@ -45,7 +45,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return torch.autocast for a mixed precision, or else a context manager that does nothing.
+    """Return torch.autocast for a mixed precision, otherwise a context that does nothing.
 
     Args:
         device: Device that the model is on.

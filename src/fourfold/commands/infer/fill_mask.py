@@ -37,7 +37,10 @@ class MaskFiller(TextProcessor):
         self.context = self.tokenizer.encode("a")[:1]
 
     def prepare(self, line: str) -> Item:
-        """Return an item with a line's token ids from CLS to SEP, and the line split at its masks.
+        """Return an item with the pair (token ids, segments) as content.
+
+        The token ids begin with CLS and end with SEP. The segments are the strings into which the
+        masks divide the line: text, mask, text, ..., mask, text.
 
         Raises:
             InputError: The line is too long for the model, and `--truncate` is not given.
@@ -53,8 +56,8 @@ class MaskFiller(TextProcessor):
     def run(self, items: list[Item]) -> list[str]:
         """Return an output line for each input line.
 
-        An output line holds copies of the input line, separated by tabs. The masks of the copies
-        are filled in the `--top-k` most probable ways.
+        An output line holds `--top-k` copies of the input line, separated by tabs, with different
+        tokens in place of the masks. The most probable copy is first.
         """
         ids, mask = self.pad([item.content[0] for item in items])
         positions = ids.eq(self.mask_id)  # (B, T)

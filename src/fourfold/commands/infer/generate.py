@@ -18,7 +18,7 @@ DEFAULT_MAX_NEW = 50  # tokens
 
 
 class PromptContinuer(TextProcessor):
-    """Line processor that continues a prompt.
+    """Line processor that continues one prompt per line.
 
     Raises:
         InputError: `--max-new` exceeds the maximum length of the model.
@@ -35,7 +35,7 @@ class PromptContinuer(TextProcessor):
         self.copies: Counter[tuple[int, ...]] = Counter()
 
     def prepare(self, line: str) -> Item:
-        """Return an item with the token ids of a prompt, and the maximum number of new tokens.
+        """Return an item with the pair (token ids, maximum number of new tokens) as content.
 
         `--truncate` removes tokens at the beginning of a prompt that is too long.
 

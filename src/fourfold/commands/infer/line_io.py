@@ -1,4 +1,4 @@
-"""Lines in and out of an inference command: UTF-8 input, batches of lines of similar length."""
+"""Input and output of an inference command: lines of UTF-8, processed in batches."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
@@ -10,13 +10,13 @@ STDIN = "<stdin>"  # name of standard input in messages
 
 
 class Item(NamedTuple):
-    """Line of input that is prepared for the model.
+    """Line of input, converted to the input of the model.
 
     Args:
         content: Input of the model, such as token ids or an image.
-        size: Length in tokens, by which lines are sorted; 0 for an image.
-        group: Lines are batched only with lines of equal `group`, for example prompts with the same
-            limit of new tokens.
+        size: Length in tokens, or 0 for an image. Lines are sorted by it before they are batched.
+        group: Lines of a batch have the same group. For example, prompts with different limits of
+            new tokens are in different groups.
     """
 
     content: Any
@@ -59,10 +59,11 @@ def process(
         run: Function that returns the lines of output of a batch of items.
         out: Stream that the output is written to.
         batch_size: Maximum number of items in a batch.
-        chunk_size: Number of lines that are read at a time and sorted by length into batches.
+        chunk_size: Number of lines that are read at a time. They are sorted by length and divided
+            into batches.
 
     Raises:
-        InputError: `prepare` rejects a line; the error has the number of the line.
+        InputError: `prepare` rejects a line. The error names the line number.
     """
     numbered = enumerate(lines, 1)
     while chunk := list(islice(numbered, chunk_size)):

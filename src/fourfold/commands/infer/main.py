@@ -85,8 +85,8 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
         arguments: Arguments after the command.
 
     Raises:
-        InputError: An option is unknown, is not a number where a number is required, is below 1
-            where it is a size, or has no effect because of another option.
+        InputError: An option is unknown, has an invalid value, or has no effect because of another
+            option.
     """
     options = make_parser(command).parse_args(list(arguments))
     for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):

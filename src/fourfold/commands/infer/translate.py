@@ -5,15 +5,16 @@ from fourfold.commands.infer.line_io import Item
 
 
 class SentenceTranslator(TextProcessor):
-    """Line processor that translates a sentence.
+    """Line processor that translates one sentence per line.
 
-    Without the options, beam width and length penalty are taken from the checkpoint.
+    Beam width and length penalty are those of the checkpoint unless they are given as options.
     """
 
     def prepare(self, line: str) -> Item:
-        """Return an item with the token ids of a sentence, and EOS at the end.
+        """Return an item with the token ids of a sentence, followed by EOS.
 
-        If the tokenizer's template puts a token before each text (BART), that token is added, too.
+        Some tokenizers, such as that of BART, put a special token before each text. If so, this
+        token is the first id.
 
         Raises:
             InputError: The sentence is too long for the model, and `--truncate` is not given.

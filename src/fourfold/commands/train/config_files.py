@@ -1,7 +1,7 @@
 """Options and config files of a command line.
 
-The functions normalise the spelling of options, find config files, add file and line to errors, and
-hash the contents of config files.
+The functions normalise the spelling of options, find, check and hash config files, and add the file
+and line to errors.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> list[str]:
-    """Return the arguments in the spelling that the parsers know.
+    """Normalise the spelling of command-line arguments.
 
     `-c` becomes `--config`, dashes in option names become underscores, and names of packaged
     recipes become paths.
 
     Args:
         arguments: Arguments of a command that reads configs.
-        evaluates: True for commands that evaluate a trained model. For these, `--run_dir` without
-            `--config` means that RUN_DIR/config.yaml is read.
+        evaluates: True for commands that read the config of an existing run. For these,
+            `--config DIR/config.yaml` is added to `--run_dir DIR` if no other config is given.
 
     Raises:
         InputError: A recipe is unknown.
@@ -57,7 +57,7 @@ def _recipe_path(value: str) -> str:
 
 
 def _is_inline(config: str) -> bool:
-    """Return True for YAML that is written on the command line in place of a file name."""
+    """Return True if a value of `--config` is YAML text instead of the path of a file."""
     return config.lstrip().startswith("{")
 
 
@@ -70,18 +70,18 @@ def _options(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def config_files(arguments: list[str]) -> list[Path]:
-    """Return the files that `--config` names; values that are YAML text themselves are left out."""
+    """Return the paths in the `--config` options; values that are YAML text are left out."""
     values = [value for name, value in _options(arguments) if name == "config"]
     return [Path(value) for value in values if value and not _is_inline(value)]
 
 
 def fingerprints(arguments: list[str]) -> dict[str, str]:
-    """Return the SHA-256 hashes of the config files that a command line names, as a dict by path.
+    """Return a dict from the path of each config file of a command line to its SHA-256 hash.
 
-    Only keys and values are hashed, so that comments and line breaks do not count.
+    Only keys and values are hashed. Comments and line breaks are ignored.
 
     Args:
-        arguments: Arguments as `expand_arguments` returns them.
+        arguments: Command-line arguments that `expand_arguments` returned.
 
     Raises:
         InputError: A file is missing or is not YAML.
@@ -96,11 +96,11 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
 
 
 def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
-    """Check that the config files of a command line have not changed since an earlier time.
+    """Check that the config files of a command line have not changed since they were hashed.
 
     Args:
-        before: Hashes that `fingerprints(arguments)` returned at the earlier time.
-        arguments: Arguments as `expand_arguments` returns them.
+        before: Hashes that `fingerprints(arguments)` returned earlier.
+        arguments: Command-line arguments that `expand_arguments` returned.
 
     Raises:
         InputError: A file has changed.
@@ -114,7 +114,7 @@ def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
 
 
 def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
-    """Check that each file is a YAML mapping, has no unknown section and no repeated key.
+    """Check that each file is a YAML mapping without unknown sections and repeated keys.
 
     Args:
         files: Config files.
@@ -175,13 +175,13 @@ def read_tree(file: Path) -> yaml.Node | None:
 
 
 def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int, yaml.Node]]:
-    """Yield dotted key, line and value of each key below a node of YAML.
+    """Yield the dotted key, line number and value of each key in a YAML mapping, at all levels.
 
-    The dotted keys leave out levels named init_args.
+    A level called init_args is left out of the dotted keys.
 
     Args:
-        node: The node. A node that is no mapping has no keys.
-        above: Text before each dotted key, such as "model." for the node of the section model.
+        node: The mapping. Nothing is yielded for a node of another type.
+        above: Prefix of the dotted keys, such as "model." for the node of the section model.
     """
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.value == "init_args":
@@ -194,13 +194,14 @@ def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int,
 
 
 def locate(error: InputError, arguments: list[str]) -> InputError:
-    """Add to a parser's error the config file and line that set the option at fault.
+    """Add the config file and the line of an invalid option to an error.
 
-    An error whose option is on the command line, or in no config file, is returned unchanged.
+    The error is returned unchanged if its option is given on the command line or is in no config
+    file.
 
     Args:
-        error: Error of the parser, with the name of an option.
-        arguments: Arguments that were parsed, among them the config files.
+        error: Error with the name of the option.
+        arguments: Command-line arguments, among them the config files.
     """
     if error.option is None or error.file is not None:
         return error

@@ -1,4 +1,4 @@
-"""Default callbacks and plugins of each command, besides those of the config."""
+"""Callbacks and plugins that a command adds to those of the config."""
 
 import sys
 from typing import Any
@@ -96,7 +96,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def slurm_environment(plugins: list[Any]) -> list[Any]:
-    """Return Lightning's plugin for SLURM in a list, with its requeueing of jobs switched off.
+    """Return a list with Lightning's plugin for SLURM, without automatic requeueing of jobs.
 
     Requeueing is off because it would save a checkpoint in the middle of a batch, from which a run
     cannot resume exactly.
@@ -105,7 +105,7 @@ def slurm_environment(plugins: list[Any]) -> list[Any]:
         plugins: The user's plugins.
 
     Returns:
-        A list with the plugin. The list is empty outside of SLURM, under torchrun, or if the user's
+        List of one plugin. It is empty if SLURM is not used, if torchrun is used, or if the user's
         plugins contain a cluster environment.
     """
     is_chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)

@@ -18,17 +18,17 @@ from fourfold.loggers.wandb_logger import WandbRunLogger
 
 
 def make_loggers(command: str, run: RunDirectory, config: Any, config_text: str) -> list[Any]:
-    """Return the default loggers of a command and those that the user gives as `trainer.logger`.
+    """Return the default loggers of a command, followed by the loggers in `trainer.logger`.
 
-    A training writes metrics.csv, TensorBoard files and a run of W&B, a test adds its metrics to
-    the W&B run of the training, and a validation has no default loggers. `trainer.logger: false`
-    disables all loggers.
+    The defaults of `fit` are metrics.csv and, if enabled, TensorBoard and W&B. The default of
+    `test` is the W&B run of the training, if enabled. `validate` has no default loggers. With
+    `trainer.logger: false`, the list is empty.
 
     Args:
         command: fit, validate or test.
         run: Directory of the run.
         config: All options of the command.
-        config_text: The options as YAML, as in config.yaml.
+        config_text: The options as YAML, which `fit` logs to W&B.
     """
     given = config["trainer"]["logger"]
     if given is False:
@@ -46,13 +46,13 @@ def make_loggers(command: str, run: RunDirectory, config: Any, config_text: str)
 
 
 def wandb_mode(value: str) -> str:
-    """Return the mode of W&B, off, offline or online, for the value of `--wandb`.
+    """Return the mode of W&B ("off", "offline" or "online") for a value of `--wandb`.
 
-    The value auto means online if there is an API key, and off otherwise.
+    The value "auto" means "online" if there is an API key, otherwise "off".
 
     Raises:
-        InputError: wandb is not installed and the value is not off, or the value is online and
-            there is no API key.
+        InputError: The value is not "off" and the package wandb is not installed, or the value is
+            "online" and there is no API key.
     """
     if value == "off":
         return "off"
@@ -76,10 +76,10 @@ def _has_api_key() -> bool:
 
 
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
-    """Return the W&B logger of a run in a list, which is empty if W&B is off.
+    """Return a list with the W&B logger of a run, or an empty list if W&B is off.
 
-    A run that is resumed or tested keeps its W&B id, which wandb.json in the run directory holds.
-    The environment variable WANDB_SILENT is set for this process.
+    The id of the W&B run is saved in wandb.json in the run directory, so that resuming and testing
+    continue the same W&B run. The environment variable WANDB_SILENT is set for this process.
 
     Args:
         run: Directory of the run.

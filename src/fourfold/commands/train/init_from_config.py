@@ -1,4 +1,4 @@
-"""Config values from the model that `model.init_from` names: its layers, sizes and tokenizer."""
+"""Config values that are copied from the model in `model.init_from`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,11 +29,11 @@ TASK_FIELDS = (
 
 
 def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
-    """Complete a config with the settings and the tokenizer of the model in `model.init_from`.
+    """Copy the settings and the tokenizer of the model in `model.init_from` to a config.
 
     The settings are fields of the model's config, such as width and number of layers. Values that
-    the user gives are kept. The config.yaml of an existing run takes precedence over the model in
-    `model.init_from`, so that the run can be resumed after that model was deleted.
+    the user gives are kept. For an existing run, the settings are read from its config.yaml, so
+    that the run can be resumed after the model was deleted.
 
     Args:
         config: The parsed config, which is changed in place.
@@ -70,15 +70,15 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
 
 def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
-    """Return the path of a tokenizer file, also after its run directory was moved.
+    """Return the current path of a tokenizer file whose run directory may have been moved.
 
     Args:
         file: Path in the config; None is returned unchanged.
         run: Directory of the run; None means that there is no run directory to search.
 
     Returns:
-        The path of the tokenizer file in the run directory if `file` does not exist, but the run
-        directory has a file of that name. Otherwise `file`.
+        `file` if it exists. Otherwise the tokenizer file of the same name in the run directory, or
+        `file` if there is none.
     """
     if file is None or run is None or Path(file).exists():
         return file
@@ -87,9 +87,9 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 
 
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
-    """Return `model.init_args` of a run's config.yaml if `init_from` in it equals `path`.
+    """Return the section `model.init_args` of the config.yaml of a run.
 
-    Otherwise, and without a config.yaml, an empty dict is returned.
+    The result is an empty dict if the file does not exist or its `init_from` differs from `path`.
     """
     if not run.config.is_file():
         return {}
@@ -101,9 +101,9 @@ def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
 def _source_tokenizer(
     path: str, run: RunDirectory | None, classes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the tokenizer of the model in `model.init_from` as fields of `TokenizerConfig`.
+    """Return the settings of the tokenizer of the model in `model.init_from`.
 
-    A copy is written to the run directory, so that the model is not needed again.
+    The tokenizer is copied to the run directory, so that resuming does not need the model.
 
     Args:
         path: Value of `model.init_from`.
@@ -111,7 +111,7 @@ def _source_tokenizer(
         classes: Import paths of the user's classes that the checkpoint may name.
 
     Returns:
-        Values of fields by name; empty if the model has no tokenizer.
+        Dict from the fields of `TokenizerConfig` to values; empty if the model has no tokenizer.
     """
     copy = run.path / preprocessing.TOKENIZER_FILE if run else None
     # A run without checkpoints may be started again from another source.

@@ -65,9 +65,10 @@ START_CHECKS = (
 
 
 class FourfoldCLI(LightningCLI):
-    """Parse the options of a command and build model, data and Trainer; `run` runs the command.
+    """LightningCLI of one command.
 
-    LightningCLI's own subcommands are not used. With them, the hyper-parameters of a checkpoint
+    The constructor parses the options and builds model, data and Trainer. `run` runs the command.
+    The subcommands of LightningCLI are not used. With them, the hyper-parameters of a checkpoint
     would overwrite the config, and the parsers of all four commands would be prepared.
 
     Args:
@@ -94,15 +95,15 @@ class FourfoldCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add the options of a run and of the Trainer's method, such as ckpt_path of `fit`."""
+        """Add the options of a run and those of the Trainer's method, such as `ckpt_path`."""
         add_options(parser)
         skip: Any = self.subcommands()[self.command]
         self.method_options = parser.add_method_arguments(Trainer, self.command, skip=skip)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse the options that were given to the constructor, and set `config` and `given`.
+        """Parse the options of the constructor, and set the attributes `config` and `given`.
 
-        `given` is the part of the config that the user gave, without default values.
+        `config` includes default values. `given` holds only the values that the user gave.
 
         Args:
             parser: Parser of the command.
@@ -115,7 +116,7 @@ class FourfoldCLI(LightningCLI):
         check_seed("seed_everything", self.config["seed_everything"])
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, and determine the run directory and the checkpoint to start from."""
+        """Check the options, and set the attributes `run_directory` and `checkpoint`."""
         config = self.config
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
@@ -133,7 +134,7 @@ class FourfoldCLI(LightningCLI):
         self.checkpoint = self._find_checkpoint(config)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
-        """Return the checkpoint to start from; None for new weights or those of `init_from`."""
+        """Return the checkpoint to load; None to start with new weights or those of `init_from`."""
         ckpt_path = config["ckpt_path"]
         directory = self.run_directory
         if self.command == "fit" and self.is_dry_run and ckpt_path is None:
@@ -146,7 +147,7 @@ class FourfoldCLI(LightningCLI):
         return directory.find_checkpoint(ckpt_path)
 
     def instantiate_classes(self) -> None:
-        """Build model, data and Trainer; a training that fails here leaves no new directory."""
+        """Build model, data and Trainer. If this fails in `fit`, remove a new run directory."""
         try:
             super().instantiate_classes()
         except Exception:
@@ -160,8 +161,8 @@ class FourfoldCLI(LightningCLI):
         """Build the Trainer with default callbacks and plugins in addition to the user's.
 
         Args:
-            **kwargs: Arguments of the Trainer that replace those of the config. callbacks, plugins,
-                logger and default_root_dir among them are ignored.
+            **kwargs: Arguments of the Trainer that replace those of the config. The arguments
+                callbacks, plugins, logger and default_root_dir are ignored.
 
         Raises:
             InputError: Lightning rejects an argument of the Trainer.
@@ -193,7 +194,7 @@ class FourfoldCLI(LightningCLI):
         return content
 
     def dump(self) -> str:
-        """Return the whole config as YAML that `--config` accepts."""
+        """Return the whole config as YAML, in the format of a config file."""
         config = self.config.clone()
         config.pop("config", None)
         config["ckpt_path"] = None
@@ -203,9 +204,9 @@ class FourfoldCLI(LightningCLI):
         return text
 
     def run(self) -> None:
-        """Run the command, and report the metrics of an evaluation.
+        """Run the command. After `validate` and `test`, print the metrics.
 
-        If invalid input stops a training before its first checkpoint, a directory that the training
+        If `fit` fails with an InputError before the first checkpoint, a run directory that it
         created is removed.
         """
         options = {name: self.config_init[name] for name in self.method_options}
@@ -226,10 +227,10 @@ class FourfoldCLI(LightningCLI):
             self._report()
 
     def _prepare(self, resources: ExitStack) -> None:
-        """Create the loggers; before a training, read the data and lock the run directory.
+        """Create the loggers. For `fit`, also read the data and lock the run directory.
 
         Args:
-            resources: Receives the lock, which is released when the command ends.
+            resources: Stack that the lock is added to. Closing the stack releases the lock.
         """
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
@@ -251,7 +252,7 @@ class FourfoldCLI(LightningCLI):
         """Print the metrics of a validation or test; a test also writes metrics.json.
 
         Raises:
-            InputError: The data of a validation have no validation split.
+            InputError: The command is `validate`, and the data have no validation split.
         """
         metrics = self.model.summary
         weights = str(self.checkpoint or self.model.init_from)
@@ -272,11 +273,11 @@ class FourfoldCLI(LightningCLI):
 
 @contextmanager
 def trainer_errors(*modules: str) -> Iterator[None]:
-    """Replace an error with which Lightning rejects an argument of the Trainer by an InputError.
+    """Convert Lightning's errors about arguments of the Trainer to InputErrors, in a `with` block.
 
     Args:
-        modules: Prefixes of the names of Lightning's modules that raise such errors. An error of
-            another module is raised unchanged.
+        modules: Prefixes of module names, such as "lightning.". Only errors that were raised in
+            these modules are converted.
     """
     try:
         yield
@@ -287,10 +288,10 @@ def trainer_errors(*modules: str) -> Iterator[None]:
 
 
 def limit_warnings() -> None:
-    """Set the log level of Lightning to WARNING and ignore those warnings that are wrong here.
+    """Set the log level of Lightning to WARNING, and ignore some warnings in the whole process.
 
-    These are Lightning's `PossibleUserWarning` and the messages in `IGNORED_WARNINGS`. The state of
-    the process changes, so this function is called at the start of a command only.
+    The ignored warnings do not apply to this package. They are Lightning's `PossibleUserWarning`
+    and the messages in `IGNORED_WARNINGS`.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

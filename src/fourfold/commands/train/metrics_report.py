@@ -53,13 +53,13 @@ def _print(table: Table, title: str) -> None:
 
 
 def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> None:
-    """Write metrics as JSON, atomically, with their origin under the key `run`.
+    """Write metrics and their origin to a JSON file, atomically.
 
     Args:
         file: The file to write; its directory is created if it does not exist.
         metrics: Values by name.
-        run: Origin of the metrics, such as command line, config files and checkpoint. In the file,
-            the key `run` also holds commit, date, hardware and versions.
+        run: Origin of the metrics, such as command line, config files and checkpoint. It is written
+            under the key `run`. Commit, date, hardware and versions are added to it.
     """
     origin = {
         **run,

@@ -52,8 +52,7 @@ class RunOptions:
         wandb: Mode of Weights & Biases (W&B); "auto" means online if there is an API key.
         wandb_project: W&B project.
         wandb_name: Name of the W&B run; default: the run directory's name.
-        wandb_group: Name of a W&B group, which several runs can share, such as those of several
-            seeds.
+        wandb_group: Name of a W&B group, for example of the runs with different seeds.
         wandb_tags: Tags of the W&B run.
         wandb_checkpoints: Upload last.ckpt, best.ckpt and average.ckpt to W&B.
         log_samples: Log sample outputs, attention maps and a confusion matrix after training and in
@@ -83,9 +82,10 @@ class RunOptions:
 
 
 def add_options(parser: Any) -> None:
-    """Add the fields of RunOptions and CheckpointOptions to a parser as options.
+    """Add the options of a run and of its checkpoints to a parser.
 
-    A field of RunOptions becomes `--FIELD`, one of CheckpointOptions `--checkpoint.FIELD`.
+    They are `--FIELD` for the fields of RunOptions, and `--checkpoint.FIELD` for those of
+    CheckpointOptions.
     """
     parser.add_class_arguments(RunOptions, instantiate=False)
     parser.add_class_arguments(CheckpointOptions, "checkpoint")
@@ -139,7 +139,7 @@ def check_seed(name: str, seed: int | bool | None) -> None:
 
 
 def check_numbers(config: Any) -> None:
-    """Check that numbers in a parsed config are not below the minima in `MINIMA`; None is allowed.
+    """Check that no number in a parsed config is below its minimum in `MINIMA`. None is allowed.
 
     Raises:
         InputError: A number is too small or NaN.
@@ -151,11 +151,14 @@ def check_numbers(config: Any) -> None:
 
 
 def count_devices(devices: Any) -> int | None:
-    """Return how many devices per node a value of `trainer.devices` selects.
+    """Return the number of devices per node for a value of `trainer.devices`.
 
     Args:
-        devices: A count, a list of device indices, or a string with a count or a list. For "auto"
-            and -1, which mean all available devices, None is returned.
+        devices: A count, a list of device indices, or a string with a count or a list. "auto" and
+            -1 mean all available devices.
+
+    Returns:
+        The number of devices; None for "auto" and -1.
 
     Raises:
         InputError: The value is neither a number of devices nor a list of them.

@@ -1,9 +1,9 @@
 """Parser of configs and of their command-line options, whose errors are one-line InputErrors.
 
 jsonargparse prints its usage and a tree of type errors. `Parser` raises an InputError instead, with
-the dotted key at fault, such as model.config.d_model, and the closest known key. jsonargparse
-creates a further `Parser` for each nested class. An error for d_model in the parser of model.config
-is raised again for model.config.d_model.
+the dotted name of the invalid key, such as model.config.d_model, and the closest known key.
+jsonargparse creates a further `Parser` for each nested class. That parser's error names only the
+last part, such as d_model. The outer parser raises it again with the full name.
 """
 
 import re
@@ -64,7 +64,7 @@ class Parser(LightningArgumentParser):
         super().validate(namespace, *args, **options)
 
     def instantiate(self, namespace: Any, *args: Any, **options: Any) -> Any:
-        """Build the objects of a config; an error of a constructor is raised unchanged."""
+        """Build the objects of a config. Errors of their constructors are raised unchanged."""
         try:
             return super().instantiate(namespace, *args, **options)
         except Exception as error:
@@ -98,31 +98,31 @@ class Parser(LightningArgumentParser):
 
 
 def was_raised_in(error: Exception, prefix: str | tuple[str, ...]) -> bool:
-    """Return True if the line of code that raised an exception is in one of certain modules.
+    """Return True if an exception was raised by a line of code in one of the given modules.
 
     Args:
         error: The exception.
-        prefix: Prefix of the names of the modules, such as "lightning.", or several prefixes.
+        prefix: Prefix of module names, such as "lightning.", or a tuple of prefixes.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(prefix)
 
 
 def import_all_classes() -> None:
-    """Import all tasks and DataModules, so that configs can name them without their module."""
+    """Import all tasks and DataModules, so that configs can use class names without the module."""
     for name in fourfold.data.__all__:  # imported on first use, unlike the tasks
         getattr(fourfold.data, name)
 
 
 def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Namespace]:
-    """Return the config that the arguments describe, and the part of it that the user gave.
+    """Parse arguments, and return the config with and without default values.
 
     Args:
         parser: Parser of the arguments.
         arguments: Command-line options, among them `--config FILE`.
 
     Returns:
-        The config with default values, and the config without default values.
+        The config with default values, and the config with only the values that the user gave.
 
     Raises:
         InputError: A config file or an argument is invalid, or the model or the data are missing.
@@ -139,8 +139,8 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
 def known_keys(parser: Parser) -> list[str]:
     """Return the dotted names of all options of a parser, such as trainer.max_steps.
 
-    For the parser of a whole config, these include the arguments of all DataModules, as data.NAME,
-    and the fields of optimizer, schedule and tuning, as model.SECTION.NAME.
+    The parser of a whole config has further keys: the arguments of all DataModules (data.NAME) and
+    the fields of optimizer, schedule and tuning (model.SECTION.NAME).
     """
     options = [name for name in parser._option_string_actions if name.startswith("--")]
     keys = [name[2:] for name in options if not name.endswith((".help", "+"))]
@@ -164,9 +164,9 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
 
     Args:
         key: Dotted name of the key.
-        details: The part of jsonargparse's message after the key. It is not used if `cause` is an
-            InputError of a nested parser, whose text is used instead.
-        cause: The exception that jsonargparse reports with the message, if any.
+        details: The part of jsonargparse's message after the key.
+        cause: The exception that jsonargparse reports with the message, if any. If it was caused by
+            an InputError of a nested parser, the message of that error replaces `details`.
     """
     while cause is not None and not isinstance(cause, InputError):
         cause = cause.__cause__ or cause.__context__

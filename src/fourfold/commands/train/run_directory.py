@@ -1,4 +1,4 @@
-"""Run directory of one training: its lock, checkpoints and metrics, and checks before reuse.
+"""Run directory of one training, with its lock, checkpoints and metrics.
 
 runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,best,average}.ckpt
 """
@@ -39,9 +39,13 @@ class RunDirectory:
     def from_config(cls, config: Any) -> "RunDirectory":
         """Return the run directory of a parsed config.
 
-        The directory is `run_dir`, otherwise `trainer.default_root_dir`, otherwise runs/FOLDER/STEM
-        of the first config file (runs/gpt2/tiny for configs/gpt2/tiny.yaml). If no config file is
-        given, the directory is runs/TASK with the name of the task's class.
+        The first of these that applies is returned:
+
+        - `run_dir`, if it is given.
+        - `trainer.default_root_dir`, if it is given.
+        - runs/FOLDER/STEM of the first config file, such as runs/gpt2/tiny for
+          configs/gpt2/tiny.yaml.
+        - runs/TASK, with the class name of the task.
         """
         if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
             return cls(named)
@@ -61,10 +65,9 @@ class RunDirectory:
                 newest checkpoint of this directory.
 
         Raises:
-            InputError: `resume` is "must" and the directory has no checkpoint, or "never" and it
-                has one. All checkpoints of the directory are corrupted. `ckpt_path` is not a
-                checkpoint to resume from. The directory has checkpoints, and `ckpt_path` is not the
-                newest of them.
+            InputError: The directory contradicts `resume`; all its checkpoints are corrupted;
+                `ckpt_path` is not a checkpoint; or `ckpt_path` differs from the newest checkpoint
+                of the directory.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
@@ -95,7 +98,7 @@ class RunDirectory:
         return chosen
 
     def resume_candidates(self) -> Iterator[Path]:
-        """Yield the checkpoints to resume training from, newest first, corrupted ones included."""
+        """Yield the checkpoints that training can resume from, newest first, even if corrupted."""
         from fourfold.checkpoints.files import is_complete, read_file
 
         yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
@@ -173,9 +176,9 @@ class RunDirectory:
         """Return a checkpoint for evaluation.
 
         Args:
-            which: best, average or last; the path of a file; or the path of another run directory,
-                of which best.ckpt is taken, else average.ckpt, else last.ckpt. None makes the same
-                choice in this run directory.
+            which: "best", "average" or "last", the path of a checkpoint, or the path of another run
+                directory; None means this run directory. In a directory, the first existing file of
+                best.ckpt, average.ckpt and last.ckpt is chosen.
 
         Raises:
             InputError: There is no such checkpoint.
@@ -209,10 +212,10 @@ class RunDirectory:
         return dict(content)
 
     def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
-        """Return the content of metrics.json, after a check that the expected test wrote the file.
+        """Return the content of metrics.json, which must come from a test with certain options.
 
         Args:
-            options: Options of the `fourfold test` that is expected.
+            options: Options of `fourfold test`.
 
         Returns:
             The content, or None if there is no readable metrics.json.
