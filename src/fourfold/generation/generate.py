@@ -35,7 +35,7 @@ def generate(
     """Generate a continuation of each prompt, or a target for each source.
 
     Up to rounding, the result for a prompt does not depend on other prompts, except that equal
-    prompts get different samples. Special tokens that are None are those of
+    prompts get different samples. Special tokens that are None are taken from
     `model.generation_defaults`.
 
     Args:
@@ -53,8 +53,8 @@ def generate(
         bos_id: First token of the targets of an encoder-decoder.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
-        copies: Counter of the prompts (tuples of real tokens) of earlier calls, updated in place.
-            Calls that share the counter sample equal prompts differently. None starts from 0.
+        copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
+            in place. Calls that share it sample equal prompts differently. None starts from 0.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder
