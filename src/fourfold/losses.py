@@ -34,7 +34,8 @@ def smoothing_weights(
 ) -> tuple[float, float]:
     """Compute the probabilities of the target and of each other token after label smoothing.
 
-    With the epsilon e of Szegedy et al. 2016, the target and each other token have, by convention:
+    With the epsilon e of Szegedy et al. 2016, the target and each other token have the
+    probabilities:
 
     - uniform: 1 - e + e/V and e/V (torch, transformers).
     - off_target: 1 - e and e/(V-1) (fairseq, tensor2tensor).

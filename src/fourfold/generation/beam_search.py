@@ -263,7 +263,7 @@ def beam_search(
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         max_len: Maximum number of new tokens with EOS; None means the length of each source + 50,
-            or `max_len` of the model if that is less.
+            but at most `max_len` of the model.
         n_best: Number N of targets to return for each source, at most `beam`.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 

@@ -41,9 +41,9 @@ def generate(
     Args:
         model: A causal LM or an encoder-decoder.
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
-        max_new: Maximum number of new tokens. For an encoder-decoder, None means the length of each
-            source + 50, or `max_len` of the model if that is less.
-        eos_id: Token that ends a sequence; without EOS, all sequences have `max_new` new tokens.
+        max_new: Maximum number of new tokens; required for a causal LM. None means the length of
+            each source + 50, but at most `max_len` of the model.
+        eos_id: Token that ends a sequence. If none is known, `max_new` tokens are generated.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to

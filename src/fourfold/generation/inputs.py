@@ -171,7 +171,7 @@ class GenerationInputs:
         Args:
             name: Name of the caller's argument in error messages, such as "max_new".
             requested: Value of the caller's argument, in tokens. None means the length of each row
-                + 50, or the space that `max_len` of the model leaves if that is less.
+                + 50, but at most as many as `max_len` of the model allows.
             minimum: Smallest allowed value of `requested`.
 
         Raises:

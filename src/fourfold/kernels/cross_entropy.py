@@ -137,11 +137,11 @@ class _Pass:
 
 
 class _Slice:
-    """Loss of the n tokens of a slice, with their softmax in tiles of the vocabulary.
+    """Loss of the n tokens of a slice, and their softmax, divided into tiles of the vocabulary.
 
-    With z the logits of a tile and m the maximum of z for each token, a tile stores exp(z - m). The
-    factor of the tile, exp(m - logsumexp of all logits) times the weight of the token, turns
-    exp(z - m) into the weighted softmax. The gradients apply the factors outside of the matrix
+    Let z be the logits of a tile and m their maximum for each token. The tile stores exp(z - m).
+    Its factor is exp(m - logsumexp of all logits) times the weight of the token. The product of
+    tile and factor is the weighted softmax. The gradients apply the factors outside of the matrix
     products, which saves a second pass over the logits.
 
     The target distribution q of a token sums to 1. The probability of the target is `elsewhere` +

@@ -2,9 +2,9 @@
 
 The hidden states of several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and
 BERT (Devlin et al. 2018, section 5.3). A bidirectional LSTM may follow before the head. Parameters
-have the same names as in `MaskedLM` and `CausalLM`, so their weights can be loaded into these
-encoders. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H units of an LSTM in
-each direction.
+have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM` or
+`CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H
+units of an LSTM in each direction.
 """
 
 from collections.abc import Sequence

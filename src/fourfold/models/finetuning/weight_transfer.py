@@ -85,8 +85,8 @@ def transfer(
         target: Model whose parameters are overwritten.
         source: A model of any family.
         role: Part of the target that receives the weights: model, encoder or decoder.
-        more: Further tensors to copy, which no parameter of `source` holds. The keys are the names
-            of the tensors in the target.
+        more: Further tensors to copy, which are not in the state dict of `source`, by their names
+            in the target.
         tokens: Ids of the n tokens that the vocabularies of both models contain. The first tensor
             (n,) int64 holds the ids in the source's vocabulary, the second tensor those in the
             target's vocabulary. None means that equal ids are equal tokens.
