@@ -35,8 +35,8 @@ def attention_backend(name: str) -> Iterator[None]:
     Args:
         name: auto (the fastest kernel for the device and the arguments), naive (matrix products and
             softmax), sdpa (`torch.nn.functional.scaled_dot_product_attention`) or flex
-            (FlexAttention if sdpa would need a dense mask and there is neither bias nor dropout,
-            otherwise sdpa).
+            (FlexAttention with a BlockMask in place of a dense mask; sdpa if no mask is needed, or
+            with bias or dropout).
 
     Raises:
         InputError: `name` is none of these backends.
