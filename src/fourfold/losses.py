@@ -25,7 +25,7 @@ LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 
 
 def upcast_fp32(x: Tensor) -> Tensor:
-    """Convert bf16 and fp16, which are too inexact for a softmax, to fp32; fp64 stays fp64."""
+    """Convert x from bf16 or fp16, which are too inexact for a softmax, to fp32; keep fp64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -34,7 +34,8 @@ def smoothing_weights(
 ) -> tuple[float, float]:
     """Compute the probabilities of the target and of each other token after label smoothing.
 
-    Three conventions for the two probabilities share the epsilon e of Szegedy et al. 2016:
+    With the epsilon e of Szegedy et al. 2016, the target and each other token have the
+    probabilities:
 
     - uniform: 1 - e + e/V and e/V (torch, transformers).
     - off_target: 1 - e and e/(V-1) (fairseq, tensor2tensor).
@@ -153,11 +154,11 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of logits in fp32; labels are class numbers or probabilities.
+    """Compute the cross-entropy of logits in fp32; labels are class indices or probabilities.
 
     Args:
         logits: (B, K).
-        labels: Class numbers (B,) int64, or class probabilities (B, K) such as those of MixUp and
+        labels: Class indices (B,) int64, or class probabilities (B, K) such as those of MixUp and
             CutMix.
         label_smoothing: Probability spread evenly over all K classes (Szegedy et al. 2016).
         normalizer: Divisor of the sum over the batch; None means B.

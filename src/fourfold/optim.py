@@ -79,8 +79,8 @@ def parameter_groups(
         model: The model.
         config: Options of the optimizer, of which the learning rate, the weight decay and the layer
             decay are used.
-        layer_ids: Mapping from the name of each parameter to the index of its layer, and the index
-            of the head; required if `config.layer_decay` is not 1, otherwise unused.
+        layer_ids: Mapping from the name of each parameter to its layer index, and the layer index
+            of the head. Required if `config.layer_decay` is not 1, otherwise unused.
 
     Returns:
         Parameter groups for a torch optimizer: dicts with the keys params, weight_decay and lr.
@@ -123,8 +123,8 @@ def make_optimizer(
     Args:
         model: The model.
         config: Optimizer and its hyper-parameters.
-        layer_ids: Mapping from the name of each parameter to the index of its layer, and the index
-            of the head; required if `config.layer_decay` is not 1, otherwise unused.
+        layer_ids: Mapping from the name of each parameter to its layer index, and the layer index
+            of the head. Required if `config.layer_decay` is not 1, otherwise unused.
         fused: Use torch's fused implementation, which is three times as fast on a CPU.
 
     Raises:

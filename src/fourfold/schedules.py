@@ -17,15 +17,15 @@ class ScheduleConfig:
 
     Args:
         name: constant, cosine, inverse_sqrt (fairseq), noam (the formula of Vaswani et al. 2017),
-            linear (falls from the peak at the end of the warm-up; RoBERTa) or linear_from_start
-            (BERT's code). The line of linear_from_start has its peak at the first step, so the
-            learning rate drops below the peak when the warm-up ends.
+            linear (a line from the peak at the end of the warm-up; RoBERTa) or linear_from_start (a
+            line from the peak at the first step; BERT's code). The warm-up replaces the beginning
+            of the line of linear_from_start, so the learning rate is below the peak when the
+            warm-up ends.
         warmup_steps: Number of steps at the start in which the learning rate grows linearly.
         total_steps: Number of steps of a linear or cosine schedule, warm-up included; None means
             the number of optimizer steps of the run. Other schedules have no end.
         min_lr: Final learning rate of a linear or cosine schedule. A cosine schedule reaches
-            `min_lr` at the last step. The line of a linear schedule ends at `min_lr` one step after
-            the last step.
+            `min_lr` at the last step, and a linear schedule would reach it one step later.
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
@@ -57,13 +57,13 @@ FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Build a function for `LambdaLR`, which gives the factor on the peak learning rate per step.
+    """Build the function for `LambdaLR` that returns the factor on the peak learning rate.
 
     Args:
         config: Options of the schedule.
         lr: Peak learning rate.
-        total_steps: Number of optimizer steps of the run, used if `config.total_steps` is None;
-            None if the number is unknown.
+        total_steps: Number of optimizer steps of the training, used if `config.total_steps` is
+            None; None if the number is unknown.
         d_model: Model width, used by noam only.
 
     Returns:

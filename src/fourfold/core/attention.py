@@ -4,8 +4,8 @@
 function, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,
 decoding and attention maps alike.
 
-Shapes: B batch, S sources of a batch (each may have several beams), H heads, Tq queries, Tk keys, D
-model width, Dh head width, Dv value width.
+Shapes: B batch, S source sequences (S = B; in beam search, S = B / number of beams), H heads, Tq
+queries, Tk keys, D model width, Dh head width, Dv value width.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,8 +35,8 @@ def attention_backend(name: str) -> Iterator[None]:
     Args:
         name: auto (the fastest kernel for the device and the arguments), naive (matrix products and
             softmax), sdpa (`torch.nn.functional.scaled_dot_product_attention`) or flex
-            (FlexAttention if sdpa would need a dense mask and there is neither bias nor dropout,
-            otherwise sdpa).
+            (FlexAttention with a BlockMask in place of a dense mask; sdpa if no mask is needed, or
+            with bias or dropout).
 
     Raises:
         InputError: `name` is none of these backends.
@@ -54,7 +54,7 @@ def lower_mask(
 ) -> LoweredMask:
     """Convert a mask to the form that the current attention backend takes.
 
-    The backend auto takes a BlockMask on CUDA for packed documents and local windows, because
+    On CUDA, the backend auto uses a BlockMask for packed documents and local windows, because
     FlexAttention skips blocks in which all pairs of query and key are hidden.
 
     Args:
@@ -62,7 +62,7 @@ def lower_mask(
         q_len: Number of queries Tq.
         k_len: Number of keys Tk.
         like: A tensor on the device of the result.
-        dense: Always return a dense mask, because a BlockMask supports neither bias nor dropout.
+        dense: Never return a BlockMask, which supports neither bias nor dropout.
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()

@@ -41,11 +41,11 @@ def _attention_from_config(config: TransformerConfig) -> Attention:
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: zeros a sub-layer's output for random samples (Huang et al. 2016).
+    """Stochastic depth: sets a sub-layer's output to 0 for random samples (Huang et al. 2016).
 
     Args:
-        drop_prob: Probability that a sample of the batch is zeroed in training; the other samples
-            are divided by 1 - `drop_prob`.
+        drop_prob: Probability that the output is set to 0 for a sample in training. The output for
+            the other samples is divided by 1 - `drop_prob`.
     """
 
     def __init__(self, drop_prob: float) -> None:
@@ -66,8 +66,7 @@ class Block(nn.Module):
 
     Args:
         config: Shape and components of the block.
-        cross_attention: Also attend to a memory (the output of an encoder), as the decoder of an
-            encoder-decoder does.
+        cross_attention: Also attend to a memory (the output of an encoder).
         drop_path: Probability that a sub-layer is skipped in training, drawn for each sample.
     """
 

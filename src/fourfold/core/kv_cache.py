@@ -70,7 +70,7 @@ class KVCache:
         length: Number of tokens T so far.
         keys: Padding mask of the keys, (B, T) bool, True = real token; None if all tokens are real.
         documents: (B, T) index of the packed document of each token; None means one document.
-        layers: List of the cache of each layer.
+        layers: List with one `LayerCache` per layer.
     """
 
     layer_class = LayerCache

@@ -81,8 +81,9 @@ class Mask:
             flex: Return a BlockMask in place of a dense mask.
 
         Returns:
-            `LoweredMask(None, causal)` if no mask or a causal mask of Tq == Tk is enough. Otherwise
-            a `LoweredMask` with a dense bool mask, or with a BlockMask if `flex` is True.
+            `LoweredMask(None, causal)` if the kernel needs no mask, or only a causal mask of equal
+            numbers of queries and keys. Otherwise a `LoweredMask` with a dense bool mask, or with a
+            BlockMask if `flex` is True.
         """
         causal = self.causal and q_len > 1  # a single query is at the last position
         plain = self.keys is None and self.documents is None and self.window is None

@@ -1,7 +1,7 @@
-"""Names of numeric precisions, as Lightning spells them, with the data types they stand for.
+"""Names of numeric precisions in Lightning, and the data types of each.
 
-Data types are named by strings, so that the parser of a command line lists the names without
-importing torch.
+Data types are stored as strings, so that the command line can list the precisions without an import
+of torch.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from fourfold.core.validation import check_choice
 
 
 class Precision(NamedTuple):
-    """Data types of a precision, as names of torch dtypes.
+    """Data types of a precision, as names of torch dtypes such as "float32".
 
     Args:
         weights: Type of weights, gradients and optimizer states.
@@ -34,7 +34,7 @@ ALIASES = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mix
 
 
 def canonical_precision(name: str | int | None, option: str = "trainer.precision") -> str:
-    """Return the name of a precision as in `PRECISIONS`; None stands for "32-true".
+    """Return the full name of a precision, a key of `PRECISIONS`; None stands for "32-true".
 
     Args:
         name: A name or short spelling, such as "bf16-mixed", "bf16" or 32.

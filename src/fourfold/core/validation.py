@@ -13,7 +13,7 @@ MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor 
 
 
 def check_types(config: Any, *, prefix: str = "") -> None:
-    """Raise InputError if a field of a dataclass holds a value that its type does not allow.
+    """Raise InputError if a field of a dataclass has a value of another type than declared.
 
     jsonargparse checks types on the command line, but not the values of a checkpoint or of a
     config.json.
@@ -54,7 +54,7 @@ def check_type(name: str, value: object, declared: Any) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise InputError, which names the closest choice, unless `value` is one of `choices`.
+    """Raise InputError unless `value` is one of `choices`; the message suggests the closest.
 
     Args:
         name: Name of the option that has this value, for the error message.

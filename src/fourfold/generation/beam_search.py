@@ -7,9 +7,9 @@ Each step extends all active hypotheses by one token, and ranks the extensions o
 log-probability. An extension that ends with EOS and is among the K most probable extensions is
 finished. The score of a finished hypothesis is its log-probability divided by a length penalty. The
 K most probable extensions that do not end with EOS are the next active hypotheses, so a sequence
-always has K active hypotheses. Then the decoder state is reordered, so that each row of the batch
-has the key-value cache of the hypothesis that the row extends. A beam of one is greedy search,
-which stops at the first EOS.
+always has K active hypotheses. The decoder state has one row per active hypothesis. After each step
+the rows are reordered, so that each new hypothesis has the key-value cache of the hypothesis that
+it extends. A beam of one is greedy search, which stops at the first EOS.
 
 Shapes: B sequences, R sequences whose search has not stopped, K beam width, k active hypotheses of
 a sequence (1 at first, then up to K), n extensions of a sequence, N results of a sequence, T prompt
@@ -64,8 +64,9 @@ class ActiveBeams(NamedTuple):
 class FinishedBeams:
     """The N best results of each of B sequences.
 
-    Hypotheses with EOS precede hypotheses without EOS. Within both groups the score decreases. If a
-    sequence has fewer than N hypotheses, the rest have padding as ids and the score -inf.
+    Hypotheses with EOS precede hypotheses without EOS. Each of the two groups is sorted by
+    decreasing score. If a sequence has fewer than N hypotheses, the other places hold padding and
+    the score -inf.
 
     Args:
         n_sequences: Number B of sequences.
@@ -136,9 +137,16 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute log(sum(exp(logits))) over the vocabulary, from logits (N, V) to (N, 1) in `dtype`.
+    """Compute log(sum(exp(logits))) over the vocabulary.
 
-    On a CPU, the N rows are divided into slices that fit in the cache of the CPU.
+    On a CPU, the rows are processed in slices that fit in the cache of the CPU.
+
+    Args:
+        logits: Logits (R * k, V).
+        dtype: Data type of the computation and of the result.
+
+    Returns:
+        (R * k, 1).
     """
     rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
@@ -146,7 +154,10 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
-    """Return the `width` most probable hypotheses of each sequence that do not end with EOS."""
+    """Return the `width` most probable hypotheses of each sequence that do not end with EOS.
+
+    If a sequence has fewer such hypotheses, the other places have the score -inf.
+    """
     ids, scores, parents = candidates
     scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
     return ActiveBeams(gather_rows(ids, index), scores, parents.gather(1, index))
@@ -239,11 +250,11 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
 
-    Special tokens that are None are taken from `model.generation_defaults`; other options are not.
+    Special tokens that are None are taken from `model.generation_defaults`, but no other options.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
-        src: Token ids (B, T) int64, or images (B, C, side, side).
+        src: Token ids (B, T) int64 of sources or prompts, or source images (B, C, side, side).
         beam: Number of active hypotheses; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.
@@ -252,14 +263,14 @@ def beam_search(
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         max_len: Maximum number of new tokens with EOS; None means the length of each source + 50,
-            or `max_len` of the model if that is less.
+            but at most `max_len` of the model.
         n_best: Number N of targets to return for each source, at most `beam`.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
         Token ids and scores (B,). The ids are `bos_id` and the new tokens (B, 1 + t), or for a
         causal LM `src` and the new tokens (B, T + t). `n_best` > 1 adds a second dimension N: first
-        targets with EOS by decreasing score, then targets of maximum length, then padding (-inf).
+        targets with EOS by decreasing score, then targets without EOS, then padding (score -inf).
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.

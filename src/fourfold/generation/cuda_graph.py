@@ -37,7 +37,11 @@ class GraphStep:
         self._active: Tensor | slice = slice(None)  # rows that have not ended, (N,) or all
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) after the prompts `ids` (N, T), or after one more token (N, 1)."""
+        """Return logits (N, V) of the next token.
+
+        Args:
+            ids: Prompts (N, T) in the first call, later one more token per row, (N, 1).
+        """
         cache = self._step.cache
         if cache is None or not cache.length:
             return self._step(ids)
@@ -69,7 +73,9 @@ def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
 
 
 def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Callable[[], Tensor]:
-    """Capture a step as a CUDA graph; the cache holds the same tokens before and afterwards.
+    """Capture a step as a CUDA graph.
+
+    The tokens in the cache are the same before and after the call.
 
     Args:
         step: Step to capture, which uses `cache`.

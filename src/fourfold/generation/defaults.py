@@ -7,10 +7,9 @@ from dataclasses import dataclass
 class GenerationDefaults:
     """Special tokens and options of beam search of a loaded model, in `model.generation_defaults`.
 
-    `generate` and `beam_search` take a special token from the defaults if its argument is None. The
-    options of beam search are those with which the model was evaluated. The command line uses the
-    options, but the function `beam_search` does not, so a Python user passes them as arguments. A
-    field is None if its value is unknown.
+    `generate` and `beam_search` use the special tokens for arguments that are None. The options of
+    beam search are those with which the model was evaluated. Only the command line uses these
+    options; in Python, pass them to `beam_search`. A field is None if its value is unknown.
 
     Args:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).

@@ -35,15 +35,15 @@ def generate(
     """Generate a continuation of each prompt, or a target for each source.
 
     Up to rounding, the result for a prompt does not depend on other prompts, except that equal
-    prompts get different samples. Special tokens that are None are those of
+    prompts get different samples. Special tokens that are None are taken from
     `model.generation_defaults`.
 
     Args:
         model: A causal LM or an encoder-decoder.
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
-        max_new: Maximum number of new tokens. For an encoder-decoder, None means the length of each
-            source + 50, or `max_len` of the model if that is less.
-        eos_id: Token that ends a sequence; without EOS, all sequences have `max_new` new tokens.
+        max_new: Maximum number of new tokens; required for a causal LM. None means the length of
+            each source + 50, but at most `max_len` of the model.
+        eos_id: Token that ends a sequence. If none is known, `max_new` tokens are generated.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
@@ -53,8 +53,8 @@ def generate(
         bos_id: First token of the targets of an encoder-decoder.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
-        copies: Counter of the prompts (tuples of real tokens) of earlier calls, updated in place.
-            Calls that share the counter sample equal prompts differently. None starts from 0.
+        copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
+            in place. Calls that share it sample equal prompts differently. None starts from 0.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder

@@ -1,4 +1,4 @@
-"""GenerationInputs: checked arguments of `generate` and `beam_search`, and the decoding step.
+"""GenerationInputs: checks the inputs of `generate` and `beam_search`, and starts decoding.
 
 Shapes: B rows, T tokens, C channels.
 """
@@ -19,7 +19,7 @@ MAX_EXTRA_TOKENS = 50  # of a target, relative to its source (Vaswani et al. 201
 
 
 class GenerationInputs:
-    """Prompts of a causal LM or sources of an encoder-decoder, with the special tokens.
+    """Checked inputs of a model for decoding: prompts or sources, and special tokens.
 
     Each special token that is None is taken from `model.generation_defaults`.
 
@@ -119,7 +119,7 @@ class GenerationInputs:
             raise InputError(message, option=self.mask_name)
 
     def _check_lengths(self) -> None:
-        """Check that each row has at least one real token, and at most `max_len` of the reader."""
+        """Check that each row has at least 1 and at most `reader_config.max_len` real tokens."""
         lengths = self.lengths.tolist()
         if 0 in lengths:
             message = f"must mark a real token in each row, got none in row {lengths.index(0)}"
@@ -158,7 +158,7 @@ class GenerationInputs:
 
     @property
     def row_keys(self) -> Tensor:
-        """Integers that identify each source: token ids (B, T), or hashes of images (B, 1)."""
+        """Integers that identify each row: token ids (B, T), or a hash of each image (B, 1)."""
         if not self.model.accepts_images:
             return self.ids
         pixels = [image.cpu().float().numpy().tobytes() for image in self.ids]
@@ -171,7 +171,7 @@ class GenerationInputs:
         Args:
             name: Name of the caller's argument in error messages, such as "max_new".
             requested: Value of the caller's argument, in tokens. None means the length of each row
-                + 50, or the space that `max_len` of the model leaves if that is less.
+                + 50, but at most as many as `max_len` of the model allows.
             minimum: Smallest allowed value of `requested`.
 
         Raises:

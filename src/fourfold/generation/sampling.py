@@ -49,8 +49,8 @@ class TokenSampler:
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Choose a token for each row of logits by inverting the cumulative distribution.
 
-        Inversion needs one random number per token, where Gumbel noise would need V numbers. The
-        random numbers of all steps can therefore be drawn in advance.
+        Inversion needs one random number per token, so the random numbers of all steps can be drawn
+        in advance. Gumbel noise would need V numbers per token.
 
         Args:
             logits: Logits (N, V).
@@ -76,9 +76,9 @@ def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = Non
         logits: Logits (..., V).
         top_k: Number of most probable tokens that remain; None means all. Of equal logits, the
             lower token id ranks first, so exactly `top_k` tokens remain.
-        top_p: Probability p; None means all. The probabilities of the tokens that `top_k` leaves
-            are renormalized. Tokens remain in decreasing order of probability until their sum
-            reaches p, so at least one token remains.
+        top_p: Probability p. The most probable tokens remain until the sum of their probabilities
+            reaches p, at least one token. With `top_k`, the probabilities of the k tokens are
+            renormalized first. None means all.
 
     Example:
         >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)

@@ -21,9 +21,10 @@ from fourfold.kernels.cpu_decoding import decode_layout
 
 
 class Step(Protocol):
-    """Interface between a language model and a decoding algorithm.
+    """Interface of a stateful object that runs a language model for one decoding step per call.
 
-    A step keeps the decoder state: all that the model remembers of the earlier tokens.
+    A decoding algorithm passes the last tokens and gets the logits of the next token. Between
+    calls, a step keeps the decoder state: all that the model remembers of the earlier tokens.
     """
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -134,11 +135,10 @@ class Seq2SeqStep:
         self._memory = self._memory.index_select(0, sources)
 
     def _sources_of(self, rows: Tensor) -> Tensor:
-        """Return the indices of the sources to which the old rows with indices `rows` belong.
+        """Return the batch indices of `self._memory` that must be kept for the old rows `rows`.
 
-        The memory then holds each source once, if possible. If `rows` contains the same number of
-        rows of every source that occurs, the index of each of these sources is returned once.
-        Otherwise one index is returned for each element of `rows`.
+        If all sources in `rows` have the same number of rows, the result contains the index of each
+        of these sources once. Otherwise the result contains one index for each element of `rows`.
         """
         per_row = rows // (self._rows // len(self._memory))
         sources, sizes = torch.unique_consecutive(per_row, return_counts=True)

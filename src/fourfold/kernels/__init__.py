@@ -1,1 +1,1 @@
-"""CPU kernels: attention and decoding, cross-entropy of large vocabularies, dropout."""
+"""Kernels: attention, decoding and dropout on a CPU; cross-entropy of large vocabularies."""

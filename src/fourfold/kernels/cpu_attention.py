@@ -2,8 +2,8 @@
 
 On a CPU, torch's fused kernel is slow in the backward pass, with dropout, and in decoding, in which
 each sequence of a batch has one query. The queries are processed in slices. Under a causal mask, a
-slice of queries needs only the keys before the end of the slice, which halves the work. Memory is
-proportional to the number of queries, not to its square.
+slice of queries needs only the keys before the end of the slice, which halves the work. The memory
+grows linearly with the number of queries.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n queries of a slice, e keys of a slice, Dh
 head width, Dv value width.

@@ -2,9 +2,9 @@
 
 Within `decode_layout`, weights too large for the cache of the processor are transposed to (K, N)
 and copied into strips of W columns. The product of a vector and a strip is a weighted sum of the
-rows of the strip. `embedding_bag` computes this sum, because it reads memory at 18 to 33 GB/s, and
-torch's matrix product at 7 to 15 GB/s. In fp32, products of up to 64 vectors are also faster strip
-by strip.
+rows of the strip. `embedding_bag` computes this sum, because it reads memory faster (18 to 33 GB/s)
+than torch's matrix product (7 to 15 GB/s). In fp32, products of up to 64 vectors are also faster
+strip by strip.
 
 Shapes of products: B input vectors, K inputs, N outputs, C strips, W width of a strip. Shapes of
 weighted sums: R rows of the table, S sums, M terms of each sum.
@@ -173,8 +173,8 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
 
     Args:
         table: (R, W).
-        terms: Tuple of the row indices (S * M,) of all terms and the offsets (S,) of the sums, as
-            `embedding_bag` takes them.
+        terms: Row indices (S * M,) of the terms of all sums, and offsets (S,): the index of the
+            first term of each sum among these terms.
         factors: Factor on each term, (S * M,).
 
     Returns:

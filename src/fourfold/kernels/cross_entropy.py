@@ -25,7 +25,7 @@ class Smoothing(NamedTuple):
 
     Attributes:
         extra: Probability of the target minus that of any other token.
-        elsewhere: Probability of each token other than the target.
+        elsewhere: Probability of each token other than the target and `pad_id`.
         pad_id: Padding token, whose probability is 0; None if there is no such token.
     """
 
@@ -86,7 +86,7 @@ class _Pass:
 
     Attributes:
         total: Sum of the weighted losses, a scalar.
-        gradients: Gradients of `total`, or None.
+        gradients: Gradients of `total`; None if `needs_grad` is False.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class _Pass:
 
 
 class _Slice:
-    """Loss of the n tokens of a slice, with their softmax in tiles of the vocabulary.
+    """Loss of the n tokens of a slice, and their softmax, divided into tiles of the vocabulary.
 
-    With z the logits of a tile and m the maximum of z for each token, a tile stores exp(z - m). The
-    factor of the tile, exp(m - logsumexp of all logits) times the weight of the token, turns
-    exp(z - m) into the weighted softmax. The gradients apply the factors outside of the matrix
+    Let z be the logits of a tile and m their maximum for each token. The tile stores exp(z - m).
+    Its factor is exp(m - logsumexp of all logits) times the weight of the token. The product of
+    tile and factor is the weighted softmax. The gradients apply the factors outside of the matrix
     products, which saves a second pass over the logits.
 
     The target distribution q of a token sums to 1. The probability of the target is `elsewhere` +
@@ -195,16 +195,16 @@ class _Slice:
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` times the weight from the softmax of targets, in the tiles in place.
+        """Subtract `extra` times the weight of the token from the softmax of confident predictions.
 
-        This method changes only the targets of confident predictions: for the token at the same
-        position, the largest probability in the tile of the target exceeds 0.25. The gradient of a
-        confident prediction is a small difference of softmax and target, so the subtraction must
-        precede the rounding of the difference to low precision.
+        The entry of the target in its tile is changed in place. A prediction is confident if the
+        largest probability in that tile exceeds 0.25. The gradient of a confident prediction is a
+        small difference of softmax and target, so the subtraction must precede the rounding of the
+        difference to low precision.
 
         Returns:
             Amount (n,) that the caller still has to subtract from the softmax of each target: 0 for
-            a target that this method changed, otherwise `extra` times the weight of the target.
+            a confident prediction, otherwise `extra` times the weight of the token.
         """
         remaining = extra * self.row_weights
         for columns, tile, factor in zip(self.columns, self.tiles, self.factors, strict=True):
@@ -255,7 +255,7 @@ class _Gradients:
                 self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
-        """Add the gradients of one logit per position, such as the logit of the target.
+        """Add the gradients that pass through one logit per token, such as that of the target.
 
         The gradients of the output matrix and of its bias are changed in place, too.
 
@@ -272,7 +272,7 @@ class _Gradients:
 
 
 def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Convert the operands of the output layer as autocast does for a matrix product.
+    """Convert the operands of the output layer to the dtype of autocast, if enabled; keep fp64.
 
     Returns:
         Hidden states, output matrix, and the dtype in which losses and gradients are summed.

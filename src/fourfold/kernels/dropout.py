@@ -15,7 +15,7 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     for the rounded p.
 
     Args:
-        like: Tensor of the shape and device of the mask.
+        like: Tensor with the shape and device that the mask gets.
         p: Probability of dropping an element.
 
     Returns:

@@ -26,14 +26,14 @@ class Model(nn.Module):
         head: Output head, a module that maps the result of `hidden` to logits. A model without
             this attribute implements `logits` itself.
         tokenizer: The tokenizer stored with the weights, or None.
-        generation_defaults: `fourfold.generation.GenerationDefaults` or None: the special tokens of
-            a call of `generate` or `beam_search` without special tokens, and the beam search
-            options of the command-line programs.
-        artifacts: Plain values of the training data that are stored with the weights, such as
-            `class_names` and the mean and standard deviation of images.
+        generation_defaults: `fourfold.generation.GenerationDefaults` or None. `generate` and
+            `beam_search` take special tokens from it if the caller gives none. The command line
+            takes options of beam search from it.
+        artifacts: Dictionary of facts about the training data that are stored with the weights,
+            such as `class_names` and the mean and standard deviation of images.
         source: `SourceCheckpoint` of `fourfold.hub` for weights from a checkpoint of transformers,
-            otherwise None. An export to transformers restores the architecture and the data type of
-            that checkpoint, and those of its tensors that this model does not have.
+            otherwise None. An export to transformers takes the architecture and the data type from
+            it, and the tensors that this model does not have.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
         is_recurrent: The model has a recurrent state instead of keys and values, so it is decoded
@@ -68,7 +68,7 @@ class Model(nn.Module):
 
 
 def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:
-    """Build the module that adds token, position and segment embeddings.
+    """Build the token embedding of a text model, with positions and segments.
 
     Args:
         config: Config of a text model. Positions are learned if the config has no field

@@ -27,8 +27,7 @@ class CausalLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
-        embed_norm: Normalise the sum of token and position embedding, as a BERT does that is used
-            as a decoder.
+        embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
 
@@ -105,8 +104,7 @@ class CausalLM(Model):
             mask: (B, T) bool, True = real token; padding may be on either side. None means that all
                 tokens are real.
             cache: Keys and values of earlier tokens, extended in place. None means no cache.
-            documents: (B, T) number of the packed document that each token belongs to. None means
-                one document.
+            documents: (B, T) index of the packed document of each token. None means one document.
 
         Raises:
             InputError: The sequence is longer than `max_len`.

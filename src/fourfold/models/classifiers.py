@@ -1,7 +1,7 @@
 """Sequence classifiers, token classifiers and answer-span extractors, on encoders and causal LMs.
 
-Parameters have the same names as in `MaskedLM` and `CausalLM`, so their weights can be loaded into
-these models. Shapes: B batch, T tokens, D model width, K classes.
+Parameters have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM`
+or `CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, K classes.
 """
 
 from dataclasses import dataclass

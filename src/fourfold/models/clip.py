@@ -23,10 +23,10 @@ from fourfold.models.base import Model, embedding_from_config
 class CLIPConfig(TransformerConfig):
     """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters).
 
-    The fields of `TransformerConfig` describe the text encoder. In the image encoder, fields that
-    begin with `image_` replace `d_model`, `n_layers`, `n_heads` and `d_ff`. The fields `d_head`,
-    `d_value` and `attn_scale` of the image encoder are None. All other fields of
-    `TransformerConfig` hold for both encoders.
+    The fields of `TransformerConfig` describe the text encoder. In the image encoder, the fields
+    `image_d_model`, `image_n_layers`, `image_n_heads` and `image_d_ff` replace `d_model`,
+    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value` and `attn_scale` are None. All
+    other fields of `TransformerConfig` hold for both encoders.
 
     Args:
         vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
@@ -84,7 +84,7 @@ class CLIPConfig(TransformerConfig):
 
 
 class CLIP(Model):
-    """CLIP, which computes similarities of images and texts with one encoder for each.
+    """CLIP: computes the similarities of images and texts from the outputs of two encoders.
 
     Example:
         >>> import fourfold

@@ -86,13 +86,12 @@ class CompositeEncoderDecoder(Seq2Seq):
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the encoder output (B, S, D) in the width D of the decoder, which attends to it.
+        """Compute the encoder output (B, S, D), mapped to the width D of the decoder.
 
         Args:
             src: Token ids (B, S) of texts, or images (B, C, side, side).
             src_mask: (B, S) bool, True = real token. Ignored for images.
-            src_documents: (B, S) number of the packed text that each token belongs to. Ignored for
-                images.
+            src_documents: (B, S) index of the packed text of each token. Ignored for images.
 
         Raises:
             InputError: The images do not have the size of the encoder's config, or a text is longer

@@ -109,9 +109,9 @@ class Seq2Seq(Model):
             tgt: Target token ids (B, T) int64, beginning with the start token.
             src_mask: (B, S) bool, True = real token. None means that all tokens are real.
             tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
-            src_documents: (B, S) number of the pair that each source token belongs to, if several
-                pairs are packed into one row of the batch. None means one pair in each row.
-            tgt_documents: (B, T) number of the pair that each target token belongs to, or None.
+            src_documents: (B, S) index of the pair that each source token belongs to, if several
+                pairs are packed into one element of the batch. None means one pair in each element.
+            tgt_documents: (B, T) index of the pair that each target token belongs to, or None.
 
         Raises:
             InputError: A sequence is longer than `max_len`.
@@ -166,7 +166,7 @@ class EncoderDecoder(Seq2Seq):
 
     Attributes:
         stack_class: Class of encoder and decoder.
-        inits: Weight initializations that `config.init` may name.
+        inits: Weight initializations by name. `config.init` is one of the names.
 
     Example:
         >>> import fourfold, torch

@@ -2,9 +2,9 @@
 
 The hidden states of several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and
 BERT (Devlin et al. 2018, section 5.3). A bidirectional LSTM may follow before the head. Parameters
-have the same names as in `MaskedLM` and `CausalLM`, so their weights can be loaded into these
-encoders. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H units of an LSTM in
-each direction.
+have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM` or
+`CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H
+units of an LSTM in each direction.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(MaskedLMConfig):
-    """Config of an encoder with a task head, and of the hidden states that the head gets.
+    """Config of an encoder with a task head.
+
+    The config also selects the hidden states that the task head gets. The inherited field `head`,
+    which builds the vocabulary head of a masked LM, is False.
 
     Args:
         causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
@@ -100,8 +103,8 @@ class EncoderWithHead(MaskedLM):
         """Compute the input of the head. Arguments as for `MaskedLM.encode`.
 
         Returns:
-            (B, T, `self.width`). Without a BiLSTM, these are the hidden states of the layers in
-            `feature_layers`, summed or concatenated. With a BiLSTM, this is its output for them.
+            (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed or
+            concatenated. With a BiLSTM, the output of the BiLSTM for these states.
         """
         states: list[Tensor] = []
         with ExitStack() as hooks:
@@ -141,7 +144,7 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Add the hidden states (B, T, D) of all layers. The result is (B, T, D)."""
+        """Compute the weighted sum (B, T, D) of the hidden states (B, T, D) of all layers."""
         shares = self.weights.softmax(0) * self.scale
         return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
 

@@ -107,8 +107,7 @@ class MaskedLM(Model):
             ids: Token ids (B, T) int64.
             segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
             mask: (B, T) bool, True = real token. None means that all tokens are real.
-            documents: (B, T) number of the packed document that each token belongs to. None means
-                one document.
+            documents: (B, T) index of the packed document of each token. None means one document.
 
         Raises:
             InputError: The sequence is longer than `max_len`.
@@ -127,14 +126,15 @@ class MaskedLM(Model):
         return super().logits(h)
 
     def output_at(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run the head up to the vocabulary logits at some positions only, such as masked ones.
+        """Return input, weight and bias of the linear map to the logits, for some positions only.
 
         Args:
             h: Hidden states (B, T, D).
             positions: Indices (N,) of the positions in the flattened batch of B * T tokens.
 
         Returns:
-            x (N, D), weight (V, D) and bias (V,) or None for the logits x @ weight.T + bias.
+            A tuple of input x (N, D), weight (V, D), and bias (V,) or None, as for
+            `VocabularyHead.output`.
         """
         return self.head.output(h.flatten(0, 1)[positions])
 

@@ -14,8 +14,8 @@ from fourfold.losses import linear_cross_entropy
 class VocabularyHead(nn.Module):
     """Linear map from hidden states to vocabulary logits, optionally tied to the token embedding.
 
-    `loss` computes the logits slice by slice from the result of `output`, and never holds all of
-    them.
+    `loss` computes the logits of one slice of the tokens at a time, so all logits are never in
+    memory at once.
 
     Args:
         embedding: Token embedding (V, D).

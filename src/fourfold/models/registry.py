@@ -96,7 +96,7 @@ def create(name: str, **overrides: Any) -> Model:
 
     Args:
         name: One of the names that `list_models` returns, such as "gpt2-medium".
-        overrides: Config fields with another value than the named architecture, such as
+        overrides: Values of config fields that replace those of the architecture, such as
             n_classes=10.
 
     Raises:

@@ -147,12 +147,12 @@ class BiasedStack(Stack):
 
 
 def init_t5(model: nn.Module) -> None:
-    """Initialize the weights of a T5 in place, as the authors' code does.
+    """Initialize the weights of a T5 in place, with the distributions of the authors' code.
 
-    Embeddings and matrices are drawn from normal distributions with mean 0. The standard deviation
-    is 1 for embeddings and 1 / sqrt(input width) for matrices. It is smaller by the square root of
-    the head width for query projections, because attention scores are not scaled, and it is
-    1 / sqrt(D) for relative biases. Biases of linear layers are 0.
+    Weights are drawn from normal distributions with mean 0. The standard deviation is 1 for
+    embeddings, 1 / sqrt(input width) for matrices, and 1 / sqrt(D) for relative biases, where D is
+    the model width. It is 1 / sqrt(input width * head width) for query projections, because
+    attention scores are not scaled. Biases of linear layers are 0.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -34,11 +34,12 @@ class ViTConfig(TransformerConfig):
         pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
             all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
-        positions: none, learned, learned2d (learned vectors of rows and columns), sincos2d (sines
-            and cosines of row and column), sinusoidal or sinusoidal_halves (sines and cosines of
-            the position in the sequence), or relative (a learned bias on the attention scores for
-            each head and distance in the sequence, shared by all layers). In Table 8 of Dosovitskiy
-            et al. 2020, the relative positions also depend on the query.
+        positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
+            and cosines of row and column); sinusoidal (sines and cosines of the position in the
+            sequence, which alternate); sinusoidal_halves (the same, all sines before all cosines);
+            or relative (a learned bias on the attention scores for each head and distance in the
+            sequence, shared by all layers). In Table 8 of Dosovitskiy et al. 2020, the relative
+            positions also depend on the query.
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
@@ -164,12 +165,12 @@ class ViT(Model):
 
 
 def init_vit(model: nn.Module) -> None:
-    """Initialize the weights of a ViT in place, as google-research/vision_transformer does.
+    """Initialize the weights of a ViT in place, like google-research/vision_transformer.
 
     Matrices are drawn by Glorot's rule, and the patch projection by LeCun's rule. The biases of
-    feed-forward layers are drawn from a normal distribution with mean 0 and standard deviation
-    1e-6, and learned positions with standard deviation 0.02. All other biases, the prefix tokens
-    and the classification heads are 0.
+    feed-forward layers have the standard deviation 1e-6, and learned positions 0.02; both are drawn
+    from a normal distribution with mean 0. All other biases, the prefix tokens and the
+    classification heads are 0.
     """
     vaswani(model)
     for module in model.modules():

@@ -32,7 +32,7 @@ TRAINING_TO_FORWARD = 3
 
 @dataclass(frozen=True)
 class CostBreakdown:
-    """Number of parameters or FLOPs of a model.
+    """Number of parameters or FLOPs of a model, divided into three parts.
 
     Args:
         embeddings: Number in the embeddings of tokens or patches.
@@ -68,10 +68,11 @@ def forward_flops(
     source: int | None = None,
     head_fraction: float = 1.0,
 ) -> CostBreakdown:
-    """Count the FLOPs of one forward pass of one sequence, source and target pair, or image.
+    """Count the FLOPs of a forward pass with a batch of one.
 
-    A CLIP is given one image and one text. BERT's next-sentence head is not counted, because
-    `forward` does not apply it.
+    The input is one sequence, one image, one source with one target (encoder-decoder), or one image
+    with one text (CLIP). BERT's next-sentence head is not counted, because `forward` does not apply
+    it.
 
     Args:
         model: The model, on any device.

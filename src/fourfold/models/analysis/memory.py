@@ -33,8 +33,8 @@ class Memory:
     earlier micro-batches are stored at that time, too.
 
     Args:
-        weights: Bytes of the weights, and with mixed precision of their low-precision copies.
-        gradients: Bytes of the gradients of the trained weights, and of DDP's copy if there is one.
+        weights: Bytes of the weights, plus their low-precision copies if the precision is mixed.
+        gradients: Bytes of the gradients of the trained weights, plus DDP's copy if there is one.
         optimizer: Bytes of the states of the optimizer, such as the two averages of Adam.
         activations: Bytes that the blocks store for the backward pass.
         loss: Bytes of the tensors that the loss stores, such as a slice of the logits.
@@ -71,9 +71,9 @@ def training_memory(
         tokens: Number of tokens of a micro-batch with its padding. This is the number of target
             tokens for an encoder-decoder, of text tokens for a CLIP, and of patches and prefix
             tokens for a ViT.
-        source: Number of source tokens of the same micro-batch for an encoder-decoder, or of
-            patches and class tokens of its images for a CLIP or an image-to-text model. 0 for other
-            models.
+        source: Number of source tokens of the same micro-batch for an encoder-decoder of text. For
+            a CLIP or an image-to-text model, number of patches and class tokens of the images. 0
+            for other models.
         n_trained: Number of parameters that are not frozen. None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: Name of the optimizer: adam, adamw or sgd.
@@ -102,7 +102,7 @@ def training_memory(
 
 
 def element_sizes(precision: str) -> tuple[int, int]:
-    """Return the bytes of a stored weight, and of a value in an input of a matrix product.
+    """Return the bytes of one element of a stored weight, and of an input of a matrix product.
 
     Args:
         precision: Lightning's name of the precision, such as bf16-mixed, which stores weights in

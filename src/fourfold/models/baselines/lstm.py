@@ -73,8 +73,8 @@ class LSTMStack(nn.Module):
 
         Args:
             x: Embedded tokens.
-            mask: Must not separate packed documents. Its other parts are ignored: if padding is on
-                the right, an LSTM gets no padding before a real token.
+            mask: Mask without packed documents. Otherwise the mask is ignored, because an LSTM is
+                causal and padding on the right comes after all real tokens.
             cache: Must be None.
 
         Returns:

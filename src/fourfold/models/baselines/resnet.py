@@ -76,8 +76,7 @@ class ResNet(Model):
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode.
 
-        Batch norms whose weights do not require a gradient stay in evaluation mode. Fine-tuning
-        freezes weights in this way.
+        Batch norms with frozen weights (`requires_grad` is False) stay in evaluation mode.
         """
         super().train(mode)
         for module in self.modules():

@@ -51,7 +51,7 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
     Args:
         model: The model.
         tuning: Rank, scale and dropout of the updates. A linear layer is replaced if the last
-            component of its name is in `tuning.lora_targets`. No parameter is frozen here.
+            component of its name is in `tuning.lora_targets`. The function freezes no parameter.
 
     Raises:
         InputError: No linear layer has a name in `tuning.lora_targets`.
@@ -69,9 +69,9 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Replace each `LoRALinear` of a model by its linear layer with the update added to the weight.
+    """Replace each `LoRALinear` of a model by a linear layer, in place.
 
-    The model is changed in place.
+    The weight of the linear layer includes the low-rank update.
 
     Returns:
         The same model.

@@ -40,7 +40,9 @@ Line = tuple[str, tuple[int, ...], str]  # name, shape, description of a change 
 
 @dataclass
 class TransferReport:
-    """Tensors of a weight transfer, each with its name, its shape and a description of its change.
+    """Tensors of a weight transfer, in four lists.
+
+    A tensor is listed as a tuple of its name, its shape and a description of its change, or "".
 
     Args:
         loaded: Tensors that were copied unchanged.
@@ -55,7 +57,7 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Format the report as text. Tensors that differ only in the layer number share a line."""
+        """Format the report as lines; tensors that differ only in the layer share a line."""
         layers: dict[str, list[str]] = {}  # layer numbers by the text of the line around them
         for outcome, tensors in vars(self).items():
             for name, shape, rule in tensors:
@@ -83,8 +85,8 @@ def transfer(
         target: Model whose parameters are overwritten.
         source: A model of any family.
         role: Part of the target that receives the weights: model, encoder or decoder.
-        more: Further tensors to copy, which no parameter of `source` holds. The keys are the names
-            of the tensors in the target.
+        more: Further tensors to copy, which are not in the state dict of `source`, by their names
+            in the target.
         tokens: Ids of the n tokens that the vocabularies of both models contain. The first tensor
             (n,) int64 holds the ids in the source's vocabulary, the second tensor those in the
             target's vocabulary. None means that equal ids are equal tokens.
@@ -232,11 +234,12 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
 
 
 def _rename(name: str, prefixes: Mapping[str, str]) -> str:
-    """Return the name in the target of a tensor of the source, or "" if it is not transferred.
+    """Convert the name of a tensor of the source to its name in the target; "" if it has none.
 
     Args:
         name: Name of the tensor in the source.
-        prefixes: New prefixes by old prefixes. The first pair of which `name` has one is applied.
+        prefixes: Dictionary from old to new prefixes. The first entry of which one of the two is a
+            prefix of `name` is used.
     """
     for old, new in prefixes.items():
         if name.startswith((old, new)):
