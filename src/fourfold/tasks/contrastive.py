@@ -133,8 +133,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """Return the embeddings of the images and captions of a batch.
 
         Returns:
-            Numbers of the pairs in the split (b,), image embeddings (b, E) and text embeddings
-            (b, E), the embeddings not normalized and in fp32; all on the CPU.
+            A tuple of tensors on the CPU: indices of the pairs in the split (b,), image embeddings
+            (b, E) and text embeddings (b, E). The embeddings are fp32 and not normalized.
         """
         images, texts = self._encode(batch)
         return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()

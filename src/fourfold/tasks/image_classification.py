@@ -39,8 +39,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
             the model is trained on the teacher's predictions, and the first head on the labels. A
             model without a distillation token has one head, which is trained on both. None trains
             on the labels only.
-        distillation: Loss of the model's predictions against those of the teacher, hard or soft;
-            see `distillation_loss`.
+        distillation: Kind of the loss against the teacher's predictions, hard or soft; see
+            `distillation_loss`.
         teacher_weight: Weight w of the loss against the teacher's predictions; the weight of the
             loss against the labels is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
         temperature: Temperature of soft distillation (DeiT: 3).

@@ -28,7 +28,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
     """Classification of each word, evaluated by the F1 of entities.
 
     The DataModule has a method `chunk_keys(split)`, which returns the `ChunkId` of each row: the
-    number of the sentence in the split, and the number of the chunk in the sentence.
+    index of the sentence in the split, and the index of the chunk in the sentence.
 
     Args:
         config: Config of the model.
@@ -110,7 +110,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
-        """Return each row's `ChunkId` and the predicted tags of its words, joined by spaces."""
+        """Return, for each row, a pair: `ChunkId`, and the words' tags joined by spaces."""
         chunks = self.datamodule.chunk_keys("test")
         texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -29,7 +29,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint file, which gets its final name when the content is on the disk.
+        """Write a checkpoint to a temporary file, then rename the file to its final name.
 
         Args:
             checkpoint: Content of the file.
@@ -65,7 +65,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the file names in a folder to the disk; do nothing on other systems than POSIX."""
+    """Flush the list of files in a folder to the disk, if the system is POSIX."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
