@@ -125,7 +125,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search.
 
-        In image-to-text search, the query is an image and the results are texts.
+        Names are such as image_to_text_recall_at_5: the query is an image, the results are texts.
         """
         return self.retrieval.compute()
 

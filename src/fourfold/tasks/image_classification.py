@@ -143,11 +143,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
             metric.update(outputs.get(name, logits).float(), batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the accuracies; in a test also the confusion matrix, if there is one.
+        """Return the loss and the accuracies by name; a test may add the confusion matrix.
 
         top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
         with a distillation token also has the top-1 accuracies of its two heads, top1_class and
-        top1_distillation. The rows of the confusion matrix are the true classes.
+        top1_distillation. The rows of the confusion matrix are the true classes. There is no
+        matrix with more than MAX_CONFUSION_CLASSES classes.
         """
         scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
         return {"loss": self.loss.compute(), **scores}

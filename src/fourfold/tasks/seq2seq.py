@@ -119,9 +119,10 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return [references[row] for row in pairs.rows.tolist()]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, perplexity, accuracy, BLEU, chrF, exact match and sacreBLEU's signature.
+        """Return the metrics of a split by name.
 
-        A validation with `val_num_beams` 0 returns only loss, perplexity and accuracy.
+        The names are loss, accuracy and ppl_token, and for generated texts bleu, chrf, exact_match
+        and bleu_signature. A validation with `val_num_beams` 0 has only the first three.
         """
         metrics: dict[str, Any] = self.ppl.compute()
         if self.val_num_beams or split == "test":

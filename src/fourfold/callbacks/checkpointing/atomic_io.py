@@ -14,9 +14,9 @@ from fourfold.atomic_files import atomic_path
 class AtomicCheckpointIO(CheckpointIO):
     """Plugin that writes a checkpoint to a temporary file, and renames the complete file.
 
-    The temporary file is in the folder of the checkpoint. Lightning's plugin writes its temporary
-    file to $TMPDIR. If $TMPDIR is on another file system, that file is copied instead of renamed,
-    and a killed process can leave an incomplete checkpoint.
+    The temporary file is in the folder of the checkpoint. Lightning's own plugin writes a temporary
+    file to $TMPDIR. If $TMPDIR is on another file system, Lightning's file is copied instead of
+    renamed, and a killed process can leave an incomplete checkpoint.
 
     Args:
         read: Function that takes the path of a checkpoint and returns its content, with tensors on

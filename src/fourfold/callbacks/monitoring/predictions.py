@@ -107,10 +107,12 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
+    The columns are row, class, name and probability of the most probable class. For a regression
+    the columns are row and value. A row is the index of an example in the split.
+
     Args:
-        rows: For each of the N examples, its index in the split.
-        values: Class probabilities (N, K) or values of a regression (N, 1). Of the probabilities,
-            only the most probable class and its probability are written.
+        rows: Row of each of the N examples.
+        values: Class probabilities (N, K) or values of a regression (N, 1).
         names: Names of the K classes; None writes the indices of the classes as names.
     """
     out = io.StringIO()

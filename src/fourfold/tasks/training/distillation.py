@@ -22,7 +22,7 @@ class Teacher:
     dict.
 
     Args:
-        path: A checkpoint or a run directory, whose best checkpoint is taken.
+        path: A checkpoint file, or a run directory with a best checkpoint.
         artifacts: Artifacts of the student's data, such as class names and image size.
 
     Raises:

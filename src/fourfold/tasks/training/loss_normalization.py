@@ -132,6 +132,6 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the Euclidean norm of all gradients, including the shards of other ranks."""
+    """Return the Euclidean norm of the parameters' gradients, including shards of other ranks."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
