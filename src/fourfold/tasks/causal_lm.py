@@ -47,7 +47,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl = Perplexity()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Run the model without its head, and return what the loss needs.
+        """Run the model without its head.
 
         Returns:
             A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)

@@ -125,7 +125,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search.
 
-        Names are such as image_to_text_recall_at_5: the query is an image, the results are texts.
+        An example of a name is image_to_text_recall_at_5, for images as queries and texts as
+        results.
         """
         return self.retrieval.compute()
 

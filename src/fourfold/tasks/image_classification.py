@@ -35,10 +35,10 @@ class ImageClassification(Task[ViT, ImageBatch]):
         optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
         label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
-        teacher: Checkpoint or run directory of a trained classifier, the teacher. The last head of
-            the model is trained on the teacher's predictions, and the first head on the labels. A
-            model without a distillation token has one head, which is trained on both. None trains
-            on the labels only.
+        teacher: Path of a trained classifier, in any format that `fourfold.load` accepts. The last
+            head of the model is trained on the teacher's predictions, and the first head on the
+            labels. A model without a distillation token has one head, which is trained on both.
+            None trains on the labels only.
         distillation: Kind of the loss against the teacher's predictions, hard or soft; see
             `distillation_loss`.
         teacher_weight: Weight w of the loss against the teacher's predictions; the weight of the

@@ -59,7 +59,7 @@ def task_from_checkpoint(
 
     Args:
         content: Content of the checkpoint.
-        path: Path of the checkpoint, for the messages of errors.
+        path: Path of the checkpoint, for error messages.
         classes: See `load_task`.
 
     Raises:
@@ -84,7 +84,7 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 
     Args:
         name: Import path of the class, as the checkpoint stores it.
-        path: Path of the checkpoint, for the messages of errors.
+        path: Path of the checkpoint, for error messages.
         classes: The user's classes that may be used, or their import paths.
 
     Raises:

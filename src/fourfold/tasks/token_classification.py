@@ -93,8 +93,8 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, precision, recall, f1 of entities, and the accuracy of words, by name.
 
-        A test adds the F1 of each entity type, and the confusion matrix of words. For parts of
-        speech, the accuracy is the only score.
+        A test adds the F1 of each entity type, and the confusion matrix of words. If the tags are
+        parts of speech, there are no metrics of entities.
         """
         metrics = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test":

@@ -2,9 +2,9 @@
 
 With Lightning alone, a resumed run differs from an uninterrupted run, because Lightning prefetches
 batches and restores random numbers differently. In this package each batch has fields with its
-position in the data: the epoch, and the number of its batches, over all ranks, that are trained
-after the current batch of each rank. Dropout is seeded by the index of the batch. See "Guarantees
-of a run" in CONTRIBUTING.md.
+position in the data: the epoch, and the number of batches that all ranks together have trained in
+this epoch when the step with this batch ends. Dropout is seeded by the index of the batch. See
+"Guarantees of a run" in CONTRIBUTING.md.
 """
 
 import math

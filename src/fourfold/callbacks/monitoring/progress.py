@@ -43,7 +43,7 @@ class Progress(Callback):
             print("  ".join(parts), flush=True)
 
     def _is_due(self, always: bool = False) -> bool:
-        """Return True if it is time for a line of progress, and then restart the clock.
+        """Return True if a line of progress is due, and in that case restart the clock.
 
         Args:
             always: Do not wait until the previous line is `seconds` seconds old.

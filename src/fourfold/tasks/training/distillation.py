@@ -22,7 +22,7 @@ class Teacher:
     dict.
 
     Args:
-        path: A checkpoint file, or a run directory with a best checkpoint.
+        path: Path of the classifier, in any format that `fourfold.load` accepts.
         artifacts: Artifacts of the student's data, such as class names and image size.
 
     Raises:

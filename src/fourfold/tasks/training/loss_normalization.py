@@ -1,4 +1,4 @@
-"""LossNormalizer: mean loss and gradients per target; stop of the training on a nonfinite loss.
+"""LossNormalizer: mean of loss and gradients over all targets; stop at a nonfinite loss.
 
 The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
 over all micro-batches and processes, divided by the number of all targets, so that the gradient
