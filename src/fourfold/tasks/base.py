@@ -1,8 +1,9 @@
 """Base class of all tasks: a LightningModule with a model, its loss, metrics and optimizer.
 
 In training, Lightning calls `training_step`, which calls the method `step` of the subclass. `step`
-returns the sum of the loss over the targets of a batch, and the number of targets. The gradient is
-divided by the number of targets in all micro-batches and processes of an optimizer step.
+returns the sum of the loss over the targets of a batch, and the number of targets. A target is a
+token or a label that the model is trained to predict. The gradient is divided by the number of
+targets in all micro-batches and processes of an optimizer step.
 """
 
 import inspect
@@ -73,7 +74,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         init_from: Path of a model, in any format that `fourfold.load` accepts, whose weights
             initialize the model. For an encoder-decoder, two paths may be given as `{encoder: PATH,
             decoder: PATH}`. A report of loaded, resized, new and unused tensors is printed.
-        tuning: Options of fine-tuning.
+        tuning: Options of fine-tuning: freezing of layers, gradual unfreezing and LoRA.
 
     Attributes:
         model_class: Class of the model.
@@ -148,7 +149,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Take the artifacts, such as the tokenizer and class names, from the DataModule.
 
         Raises:
-            InputError: The DataModule makes batches for another task.
+            InputError: The batches of the DataModule are not of the class `batch_class`.
         """
         made = getattr(self.datamodule, "batch_class", self.batch_class)
         if not issubclass(made, self.batch_class):
@@ -211,11 +212,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Args:
             name: Field of the config, and attribute of the DataModule, such as vocab_size.
             config: Config of the model or of a part of the model.
-            section: Name of this config in the message of an error.
+            section: Name of this config in error messages.
 
         Raises:
-            InputError: The size is neither in the config nor in the data; the size in the config is
-                smaller than that in the data; or it is larger and listed in `must_equal_data`.
+            InputError: Neither the config nor the data has the size; the size in the config is
+                smaller than in the data; or it is larger, and `must_equal_data` lists the field.
         """
         size: int | None = getattr(config, name)
         needed: int | None = getattr(self.datamodule, name, None)
@@ -255,7 +256,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
         """Return the loss of a micro-batch, scaled for the backward pass.
 
-        The gradients of the optimizer step are those of the mean loss over all its targets.
+        After the optimizer step's last micro-batch, the gradients are those of the mean loss over
+        all targets of the step (see `LossNormalizer`).
         """
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
@@ -276,7 +278,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Return a list with the optimizer, and a list with the schedule, updated in every step."""
+        """Return ([optimizer], [schedule]) for Lightning; every step updates the schedule."""
         # torch has no fused SGD for sharded weights, nor for weights without a momentum.
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
@@ -320,8 +322,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def _log_metrics(self, split: str) -> None:
         """Store a split's metrics in `summary`, log those that are numbers, and reset the metrics.
 
-        A task of the user may also have metrics of the training, which are updated in
-        `training_step`. These metrics are not updated in the evaluation, and so are not reset.
+        Metrics that this evaluation did not update are not reset: a user's task may have metrics
+        that only `training_step` updates.
         """
         self.summary = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
         for metric, earlier_count in self._update_counts:

@@ -18,8 +18,8 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
 
     Args:
         config: Config of the model.
-        optimizer: Options of the optimizer; the default is AdamW with a rate that preserves
-            pre-trained weights.
+        optimizer: Options of the optimizer; the default is AdamW with a learning rate low enough
+            for pre-trained weights.
         schedule: Options of the schedule; the default is warm-up and cosine decay.
         label_smoothing: See `Seq2SeqTask`, as for all further arguments.
     """

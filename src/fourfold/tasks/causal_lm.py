@@ -1,6 +1,6 @@
 """Causal language modelling task (GPT, GPT-2).
 
-Shapes: B rows, T tokens, D width of the model.
+Shapes: B sequences, T tokens, D width of the model.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl = Perplexity()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Run the model up to its head.
+        """Run the model without its head.
 
         Returns:
             A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
@@ -70,7 +70,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, accuracy, and the perplexities ppl_token, ppl_word and ppl_byte.
 
-        A perplexity is missing if the data does not count its unit (words or bytes).
+        ppl_word is missing if the data does not count words, ppl_byte if it does not count bytes.
         """
         return self.ppl.compute()
 
@@ -94,5 +94,5 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
-        """Return the negative log-likelihood (B, T) in nats; 0 at positions without a target."""
+        """Return each target's negative log-likelihood in nats (B, T); 0 without a target."""
         return token_scores(*self._output(batch))[0].view_as(batch.targets)

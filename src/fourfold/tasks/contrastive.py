@@ -125,7 +125,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search.
 
-        In image-to-text search, the query is an image and the results are texts.
+        An example of a name is image_to_text_recall_at_5, for images as queries and texts as
+        results.
         """
         return self.retrieval.compute()
 
@@ -133,8 +134,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """Return the embeddings of the images and captions of a batch.
 
         Returns:
-            Numbers of the pairs in the split (b,), image embeddings (b, E) and text embeddings
-            (b, E), the embeddings not normalized and in fp32; all on the CPU.
+            A tuple of tensors on the CPU: indices of the pairs in the split (b,), image embeddings
+            (b, E) and text embeddings (b, E). The embeddings are fp32 and not normalized.
         """
         images, texts = self._encode(batch)
         return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()

@@ -23,8 +23,8 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     """Convert a model of another library to a fourfold checkpoint.
 
     Args:
-        source: A Hugging Face directory of transformers or timm; a model's name on the Hub; or a
-            file of timm, nanoGPT or minGPT.
+        source: Path of a Hugging Face directory of transformers or timm, path of a file of timm,
+            nanoGPT or minGPT, or name of a model on the Hub.
         target: The checkpoint file, which must not exist.
 
     Returns:

@@ -35,12 +35,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
         optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
         label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
-        teacher: Checkpoint or run directory of a trained classifier, the teacher. The last head of
-            the model is trained on the teacher's predictions, and the first head on the labels. A
-            model without a distillation token has one head, which is trained on both. None trains
-            on the labels only.
-        distillation: Loss of the model's predictions against those of the teacher, hard or soft;
-            see `distillation_loss`.
+        teacher: Path of a trained classifier, in any format that `fourfold.load` accepts. The last
+            head of the model is trained on the teacher's predictions, and the first head on the
+            labels. A model without a distillation token has one head, which is trained on both.
+            None trains on the labels only.
+        distillation: Kind of the loss against the teacher's predictions, hard or soft; see
+            `distillation_loss`.
         teacher_weight: Weight w of the loss against the teacher's predictions; the weight of the
             loss against the labels is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
         temperature: Temperature of soft distillation (DeiT: 3).
@@ -143,11 +143,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
             metric.update(outputs.get(name, logits).float(), batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the accuracies; in a test also the confusion matrix, if there is one.
+        """Return the loss and the accuracies by name; a test may add the confusion matrix.
 
         top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
         with a distillation token also has the top-1 accuracies of its two heads, top1_class and
-        top1_distillation. The rows of the confusion matrix are the true classes.
+        top1_distillation. The rows of the confusion matrix are the true classes. There is no
+        matrix with more than MAX_CONFUSION_CLASSES classes.
         """
         scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
         return {"loss": self.loss.compute(), **scores}

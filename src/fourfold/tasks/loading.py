@@ -59,7 +59,7 @@ def task_from_checkpoint(
 
     Args:
         content: Content of the checkpoint.
-        path: Path of the checkpoint, for the messages of errors.
+        path: Path of the checkpoint, for error messages.
         classes: See `load_task`.
 
     Raises:
@@ -80,11 +80,11 @@ def task_from_checkpoint(
 
 
 def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[Any, Any]]":
-    """Return a class of fourfold, or one that the user allows, by the import path in a checkpoint.
+    """Return the task class that a checkpoint names, if it is fourfold's or the user allows it.
 
     Args:
         name: Import path of the class, as the checkpoint stores it.
-        path: Path of the checkpoint, for the messages of errors.
+        path: Path of the checkpoint, for error messages.
         classes: The user's classes that may be used, or their import paths.
 
     Raises:
@@ -103,10 +103,13 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer.
 
-    Lightning requires its own version number in a checkpoint. This function adds that number to the
-    returned content of a checkpoint that `fourfold import` wrote; the file is not changed. A file
-    with only weights is not checked. Lightning's launcher writes such a file to pass weights from a
-    subprocess to the main process.
+    Lightning requires its version number in a checkpoint. A checkpoint of `fourfold import` has
+    none, so the number is added to the returned content; the file is not changed. A file with only
+    weights, by which Lightning's launcher passes weights from a subprocess to the main process, is
+    returned without a check.
+
+    Returns:
+        Content of the file, with tensors on the CPU.
 
     Raises:
         InputError: The file does not exist, is corrupted, or was not written by this version of

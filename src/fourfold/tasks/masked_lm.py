@@ -1,6 +1,6 @@
 """Masked language modelling task (BERT), with a next-sentence loss if the model has such a head.
 
-Shapes: B rows, T tokens, D width of the model, N masked tokens of the batch.
+Shapes: B sequences, T tokens, D width of the model, N masked tokens of the batch.
 """
 
 import math
@@ -49,11 +49,11 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         self.next_correct = Mean()
 
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Any, ...]]:
-        """Run the encoder, and the head at masked positions up to the vocabulary logits.
+        """Run the encoder, and the head at masked positions except for its output matrix.
 
         Returns:
-            Hidden states (B, T, D) of the encoder, and a tuple (x, weight, bias, targets): x (N, D)
-            for the logits x @ weight.T + bias, weight matrix, bias (or None) and targets (N,).
+            Hidden states (B, T, D) of the encoder, and a tuple (x (N, D), weight, bias or None,
+            targets (N,)). The vocabulary logits are x @ weight.T + bias.
         """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         positions = _masked_positions(batch)

@@ -100,18 +100,18 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def best_answers(
         self, batch: SpanBatch, start: Tensor, end: Tensor, data: Any, n_best: int
     ) -> list[list[Answer]]:
-        """Return the spans of each window with the largest sum of start and end logits.
+        """Return, for each window, the answers with the largest sums of start and end logit.
 
         Args:
             batch: The batch.
             start: Logits (B, T) of each token as the first token of the answer.
             end: Logits (B, T) of each token as the last token of the answer.
-            data: Dataset of the batch's split, as `questions` of the DataModule returns it.
-            n_best: Largest number of spans for each window.
+            data: Return value of the DataModule's method `questions` for the split of the batch.
+            n_best: Largest number of answers for each window.
 
         Returns:
-            For each window its answers, the best first. A window without any allowed span has one
-            answer, the empty text with score -inf.
+            For each of the B windows, its answers, the best first. If no answer is possible in a
+            window, its only answer is the empty text with score -inf.
         """
         width = start.shape[1]
         # Spans whose last token is not before the first token, of at most max_answer_length tokens.
@@ -144,7 +144,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         """Return the best answers in all windows of the batch.
 
         Returns:
-            Pairs of the number of a question in the split and an answer in one of its windows.
+            Pairs (index of the question in the split, answer), up to `n_best_size` per window.
         """
         data = self.datamodule.questions("test")
         answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
@@ -155,7 +155,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         ]
 
     def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
-        """Return the question of each window in the batch with true and predicted answers."""
+        """Return, for each window, its question with the true and predicted answers."""
         data = self.datamodule.questions(split)
         answers = self.best_answers(batch, *self.logits(batch), data, 1)
         rows: list[list[Any]] = []
@@ -165,13 +165,14 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return {"samples": Table(["question", "true", "predicted"], rows)}
 
     def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
-        """Return the best answers to each question over all windows, by the question's id.
-
-        An answer has the keys `text` and `score` (sum of the start and end logits); the empty text
-        stands for "no answer".
+        """Merge the answers from all windows of each question.
 
         Args:
             outputs: Outputs of `predict_step` for all batches.
+
+        Returns:
+            A dict from the id of each question to its answers, the best first. An answer has the
+            keys `text` (empty for "no answer") and `score` (sum of the start and end logits).
         """
         questions = self.datamodule.questions("test").questions
         ranked = rank_answers(chain.from_iterable(outputs), self.scores.allow_no_answer)

@@ -1,6 +1,6 @@
 """Base class of sequence-to-sequence tasks: smoothed loss, perplexity, beam search and BLEU.
 
-Shapes: B rows, S source tokens, T target tokens, C channels, D width of the model.
+Shapes: B examples, S source tokens, T target tokens, C channels, D width of the model.
 """
 
 from dataclasses import dataclass
@@ -66,12 +66,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     @property
     def start_id(self) -> int:
-        """Id of the decoder's first input: the config's start token, or else the begin token."""
+        """Id of the decoder's first input: the config's start token, else the begin token."""
         given = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 
     def as_pairs(self, batch: Any) -> PairBatch:
-        """Return a batch as a `PairBatch`; by default the batch is a `PairBatch` already."""
+        """Convert a batch to a `PairBatch`; the default returns the batch unchanged."""
         return batch
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
@@ -119,9 +119,10 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return [references[row] for row in pairs.rows.tolist()]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, perplexity, accuracy, BLEU, chrF, exact match and sacreBLEU's signature.
+        """Return the metrics of a split by name.
 
-        A validation with `val_num_beams` 0 returns only loss, perplexity and accuracy.
+        The names are loss, accuracy and ppl_token, and for generated texts bleu, chrf, exact_match
+        and bleu_signature. A validation with `val_num_beams` 0 has only the first three.
         """
         metrics: dict[str, Any] = self.ppl.compute()
         if self.val_num_beams or split == "test":
@@ -129,7 +130,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return metrics
 
     def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:
-        """Return each source's number in the split, and its generated text."""
+        """Return a pair (index in the split, generated text) for each source."""
         pairs = self.as_pairs(batch)
         texts = self.generate_texts(pairs.src, pairs.src_mask, self.num_beams)
         return list(zip(pairs.rows.tolist(), texts, strict=True))
@@ -150,7 +151,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Return the cross-attention maps of the shortest source text, or of the first image.
+        """Return the cross-attention maps of one source: the shortest text or the first image.
 
         Args:
             batch: Sources, which are texts or images.
@@ -179,8 +180,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
         """Generate the best text for each source.
 
-        A text has at most 50 tokens more than its source, and at most `max_len` of the model. The
-        caption of an image is not longer than the longest caption of the data.
+        A text has at most 50 tokens more than its source, and at most `max_len` tokens, a field of
+        the model's config. A caption is not longer than the longest caption of the data.
 
         Args:
             src: Token ids (B, S), or images (B, C, height, width).

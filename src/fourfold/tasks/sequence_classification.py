@@ -94,7 +94,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the scores; a test of a classifier adds the confusion matrix."""
+        """Return the loss and the scores by name; a classifier's test adds the confusion matrix."""
         metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
@@ -123,7 +123,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
 
 @dataclass(eq=False, repr=False)
 class CausalSequenceClassification(SequenceClassification):
-    """Classification or regression from the last token's state of a causal LM (GPT-1).
+    """Classification or regression with a causal LM, from the last token's state (GPT-1).
 
     Language modelling of the same text is an auxiliary loss (Radford et al. 2018, section 3.2).
 

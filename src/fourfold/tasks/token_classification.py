@@ -28,7 +28,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
     """Classification of each word, evaluated by the F1 of entities.
 
     The DataModule has a method `chunk_keys(split)`, which returns the `ChunkId` of each row: the
-    number of the sentence in the split, and the number of the chunk in the sentence.
+    index of the sentence in the split, and the index of the chunk in the sentence.
 
     Args:
         config: Config of the model.
@@ -91,9 +91,10 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         ]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, precision, recall and F1 of entities, and accuracy of words.
+        """Return loss, precision, recall, f1 of entities, and the accuracy of words, by name.
 
-        A test adds the F1 of each entity type, and the confusion matrix.
+        A test adds the F1 of each entity type, and the confusion matrix of words. If the tags are
+        parts of speech, there are no metrics of entities.
         """
         metrics = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test":
@@ -110,7 +111,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
-        """Return each row's `ChunkId` and the predicted tags of its words, joined by spaces."""
+        """Return, for each row, a pair: `ChunkId`, and the words' tags joined by spaces."""
         chunks = self.datamodule.chunk_keys("test")
         texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -78,8 +78,8 @@ class CompositeTranslation(Translation):
 
     Args:
         config: Config of the model.
-        optimizer: Options of the optimizer; the default is Adam with `lr` 0.05, by which the rates
-            of the schedule are multiplied.
+        optimizer: Options of the optimizer; the default is Adam. Its `lr` of 0.05 is a factor of
+            the learning rates of the schedule.
         schedule: Options of the schedule; the default is that of Vaswani et al. 2017 with a longer
             warm-up. The largest learning rate is 9e-6 at width 768, which preserves pre-trained
             weights.

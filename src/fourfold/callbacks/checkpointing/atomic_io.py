@@ -14,9 +14,9 @@ from fourfold.atomic_files import atomic_path
 class AtomicCheckpointIO(CheckpointIO):
     """Plugin that writes a checkpoint to a temporary file, and renames the complete file.
 
-    The temporary file is in the folder of the checkpoint. Lightning's plugin writes its temporary
-    file to $TMPDIR. If $TMPDIR is on another file system, that file is copied instead of renamed,
-    and a killed process can leave an incomplete checkpoint.
+    The temporary file is in the folder of the checkpoint. Lightning's own plugin writes a temporary
+    file to $TMPDIR. If $TMPDIR is on another file system, Lightning's file is copied instead of
+    renamed, and a killed process can leave an incomplete checkpoint.
 
     Args:
         read: Function that takes the path of a checkpoint and returns its content, with tensors on
@@ -29,7 +29,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint file, which gets its final name when the content is on the disk.
+        """Write a checkpoint to a temporary file, then rename the file to its final name.
 
         Args:
             checkpoint: Content of the file.
@@ -65,7 +65,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the file names in a folder to the disk; do nothing on other systems than POSIX."""
+    """Flush the list of files in a folder to the disk, if the system is POSIX."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)

@@ -1,9 +1,10 @@
 """Exact resume, bit for bit: callbacks that seed dropout and save the position in the data.
 
 With Lightning alone, a resumed run differs from an uninterrupted run, because Lightning prefetches
-batches and restores random numbers differently. In this package each batch has a field with its
-position in the data, and dropout is seeded by the number of the batch. See "Guarantees of a run" in
-CONTRIBUTING.md.
+batches and restores random numbers differently. In this package each batch has fields with its
+position in the data: the epoch, and the number of batches that all ranks together have trained in
+this epoch when the step with this batch ends. Dropout is seeded by the index of the batch. See
+"Guarantees of a run" in CONTRIBUTING.md.
 """
 
 import math
@@ -17,11 +18,11 @@ from fourfold.lightning_internals import clear_restart_flags
 
 
 class ExactResume(Callback):
-    """Callback that seeds dropout by the batch number, and saves the position in the data.
+    """Callback that seeds dropout by the batch index, and saves the position in the data.
 
-    Each rank has a seed of its own, and so its own dropout masks; Lightning gives all ranks the
-    same seed. No random state is saved. If the DataModule is a plain LightningDataModule, which
-    does not save the position in the data, a resumed run starts the interrupted epoch again.
+    Each rank has its own seed, so dropout masks differ between ranks. Lightning alone gives all
+    ranks the same seed. No random state is saved. A plain LightningDataModule does not save the
+    position in the data; a resumed run then starts the interrupted epoch again.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -29,7 +30,7 @@ class ExactResume(Callback):
 
         Lightning counts the batches of one rank, and the DataModule counts the batches of all
         ranks. If the interrupted run had another number of ranks, the counters that Lightning
-        restores would be wrong, and gradient accumulation would end at wrong batches.
+        restores are wrong. Gradient accumulation would then end at the wrong batches.
         """
         data = resumable_data(trainer)
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -63,8 +64,8 @@ def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
 def step_seed(trainer: Trainer) -> int:
     """Compute the seed of the current batch, which differs between batches and ranks.
 
-    The seed is computed from the seed of the DataModule, the number of the batch and the rank of
-    this process.
+    The seed is computed from the seed of the DataModule, the index of the batch (counted over all
+    epochs) and the rank of this process.
     """
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
@@ -83,7 +84,7 @@ class FixEpochEndResume(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the resumed epoch as complete, so that the first batch is of the next epoch."""
+        """Count the resumed epoch as complete, so that the run begins with the next epoch."""
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             loop.epoch_progress.increment_completed()

@@ -31,9 +31,9 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGUSR1", signal.SIGI
 class StopOnSignal(Callback):
     """Callback that stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    Any of several processes may receive the signal. The request to stop is part of the all-reduce
-    that sums the numbers of targets in each optimizer step. All processes therefore stop after the
-    same step. A second Ctrl-C stops immediately. The LightningModule must have an attribute
+    If any process receives the signal, all processes stop after the same step: the all-reduce that
+    sums the numbers of targets in each optimizer step also sums the requests to stop. A second
+    Ctrl-C stops immediately. The LightningModule must have an attribute
     `loss_normalizer` (a `LossNormalizer`), as every task has.
 
     Args:
@@ -41,8 +41,8 @@ class StopOnSignal(Callback):
 
     Raises:
         SystemExit: When everything is saved, with exit code 130 after Ctrl-C and 75 after another
-            signal. Only the process that the launcher looks at, usually the first process, ends
-            with this code. The other processes end with 0.
+            signal. Only the process from which the launcher takes its exit code, usually the first
+            process, ends with this code. The other processes end with 0.
     """
 
     def __init__(self, checkpoints: RunCheckpoints | None = None) -> None:
@@ -54,7 +54,7 @@ class StopOnSignal(Callback):
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handlers; Lightning resets all handlers after training."""
+        """Install signal handlers; Lightning restores the original handlers after training."""
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
                 signal.signal(number, self._handle)
@@ -67,15 +67,15 @@ class StopOnSignal(Callback):
         self.signal = number
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Ask all processes to stop after this optimizer step if this process received a signal."""
+        """If this process received a signal, ask all processes to stop after this step."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save and stop if a process received a signal and no gradient is being accumulated.
+        """Save last.ckpt and stop, if a process received a signal and the step is complete.
 
-        If a validation follows this batch, the stop waits until the validation has ended, since a
-        resumed run would skip the validation. After the last batch of the run the signal is
-        ignored, since there is nothing left to resume.
+        A step is complete after its last micro-batch. If a validation follows this batch, the stop
+        waits until the validation has ended, since a resumed run would skip the validation. After
+        the last batch of the run the signal is ignored, since there is nothing left to resume.
         """
         if is_accumulating(trainer) or validation_follows(trainer) or is_last_batch_of_run(trainer):
             return
@@ -86,7 +86,7 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save and stop if a process received a signal and no gradient is being accumulated."""
+        """Save last.ckpt and stop, if a process received a signal and the step is complete."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
             return
         stops = trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False)
@@ -112,7 +112,7 @@ class SaveOnSignal(StopOnSignal, Checkpoint):
 
 
 def _reports_exit_code(trainer: Trainer) -> bool:
-    """Return True if the launcher looks at the exit code of this process.
+    """Return True if the launcher takes its exit code from this process.
 
     The other processes end with code 0. A launcher may kill all processes as soon as one of them
     ends with another code, although the first process may still be closing its loggers.

@@ -94,10 +94,10 @@ class RunCheckpoints(Checkpoint):
     # last.ckpt
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save last.ckpt if this batch completes an optimizer step after which a save is due.
+        """Save last.ckpt every `every_n_steps` optimizer steps, and when the run ends.
 
-        A save is due every `every_n_steps` steps and when the run ends. If a validation follows,
-        last.ckpt is saved after the validation.
+        If a validation follows, `on_validation_end` saves last.ckpt instead. At the end of an epoch
+        `on_train_epoch_end` may save last.ckpt instead.
         """
         self._delay_stop(trainer)
         step = trainer.global_step
@@ -123,16 +123,16 @@ class RunCheckpoints(Checkpoint):
         self.stop_after_step = is_requested and is_accumulating(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt if the epoch is complete and either a save is due or the run ends."""
+        """Save last.ckpt every `every_n_epochs` epochs, and if the run ends with this epoch."""
         if self._saves_at_epoch_end(trainer):
             self.save_last(trainer)
 
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
-        """Return True if this batch ends its epoch, and last.ckpt is saved at the end of the epoch.
+        """Return True if `on_train_epoch_end` will save last.ckpt after the current batch.
 
-        In that case, last.ckpt is not also saved after the batch or after the batch's validation.
-        Lightning counts the epoch as complete only later. A file saved at either of these earlier
-        moments would count one epoch too few, and so would a run resumed from that file.
+        The hooks that Lightning calls earlier, after the batch and its validation, then save
+        nothing. Lightning has not yet counted the epoch as complete when it calls these hooks. A
+        run resumed from their file would count one epoch too few.
         """
         is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         n_epochs = trainer.current_epoch + 1
@@ -159,7 +159,7 @@ class RunCheckpoints(Checkpoint):
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a checkpoint if its score is among the best, and last.ckpt if a save is due.
+        """Save step=N.ckpt if its score is among the best; save last.ckpt if that is due.
 
         Raises:
             InputError: The metric `monitor` was not logged in this validation.
@@ -215,10 +215,13 @@ class RunCheckpoints(Checkpoint):
     # State of the callback in a checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step of last.ckpt, the scores of the best checkpoints, and two flags.
+        """Return the state of this callback for a checkpoint.
 
-        The flag `mid_accumulation` is True if the checkpoint lacks an accumulated gradient. The
-        flag `stopped` is True if a callback, such as EarlyStopping, ended the run.
+        Returns:
+            A dict with four keys. `saved_step` is the step of last.ckpt. `scores` is a dict from
+            the file name of each best checkpoint to its score. `mid_accumulation` is True if the
+            checkpoint lacks an accumulated gradient. `stopped` is True if a callback, such as
+            EarlyStopping, ended the run.
         """
         return {
             "saved_step": self.saved_step,
@@ -238,8 +241,8 @@ class RunCheckpoints(Checkpoint):
 def validation_follows(trainer: Trainer) -> bool:
     """Return True if a validation follows the current training batch.
 
-    If there is no validation split, Lightning starts a validation without batches, which does not
-    count here.
+    The result is False if the data has no validation split, although Lightning then starts a
+    validation without batches.
     """
     data = resumable_data(trainer)
     return (data is None or "val" in data.splits) and will_validate(trainer)

@@ -22,15 +22,15 @@ class CheckpointAveraging(Checkpoint):
 
     See Vaswani et al. 2017, section 6.1.
 
-    Snapshots, which are files with the weights alone, are saved during training, and average.ckpt
-    is written when training ends. A resumed run uses the files of the interrupted run, too. The
+    During training, the callback saves snapshots: files with the weights alone. When training ends,
+    it writes average.ckpt. A resumed run also averages the snapshots of the interrupted run. The
     class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
 
     Args:
-        n: Number of snapshots to average; the last n snapshots of the run are taken (the paper: 5
-            for the base model, 20 for the big model).
+        n: Number of snapshots to average, the last n of the run (the paper: 5 for the base model,
+            20 for the big model).
         every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
-        folder: The run's folder of checkpoints, which will hold average.ckpt and snapshots/.
+        folder: Folder to which average.ckpt and a folder snapshots/ are written.
     """
 
     def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
@@ -41,14 +41,14 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete snapshots of later steps than the step from which the run resumes."""
+        """Delete the snapshots that are newer than the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save a snapshot every `every_n_steps` steps; if that is None, at the end of an epoch.
+        """Save a snapshot every `every_n_steps` steps, or after each epoch if that is None.
 
         The end of an epoch is also handled here, since Lightning does not call `on_train_epoch_end`
         if a callback stops the run after this batch.
@@ -78,8 +78,8 @@ class CheckpointAveraging(Checkpoint):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write average.ckpt if it is missing or older than the newest snapshot.
 
-        A run that was killed between its last step and this hook writes the file when the run is
-        started again.
+        If a run was killed between its last step and this hook, the file is written when the run
+        is started again.
         """
         files = self._snapshot_files() if trainer.is_global_zero else []
         written_at = self.average.stat().st_mtime_ns if self.average.is_file() else 0
@@ -125,7 +125,8 @@ class ExponentialMovingAverage(EMAWeightAveraging):
     weights until the start, and a training that ended earlier would end with untrained weights.
 
     Args:
-        decay: Weight of the old average in the new average, which each optimizer step computes.
+        decay: Factor d of the average, which after each optimizer step becomes
+            d * average + (1 - d) * weights.
     """
 
     def __init__(self, decay: float) -> None:

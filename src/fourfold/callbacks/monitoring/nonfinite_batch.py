@@ -17,10 +17,12 @@ class SaveNonfiniteBatch(Callback):
     """Callback that writes nonfinite_step=N.pt if a loss in step N is NaN or infinite.
 
     The file holds the weights, the first batch with such a loss, and the seed of this batch. The
-    command `fourfold replay` runs this batch again to find the layer at fault. The LightningModule
-    must have `loss_normalizer.nonfinite`, as every task has, and batches must be named tuples. The
-    batches of a step are kept in memory until the next step. The losses are examined only after the
-    task has stopped the training, because examining each loss would wait for the GPU.
+    command `fourfold replay` runs this batch again to find the layer at fault.
+
+    The batches of a step are kept in memory until the next step. The losses are examined only after
+    the task has stopped the training, because examining each loss would wait for the GPU. The
+    LightningModule must have `loss_normalizer.nonfinite`, as every task has. Batches must be named
+    tuples.
 
     Args:
         folder: The run directory.
@@ -48,7 +50,7 @@ class SaveNonfiniteBatch(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Write the file, on each rank with a nonfinite loss, if that loss stopped the training."""
+        """If a nonfinite loss stopped the training, write a file on each rank with such a loss."""
         if not isinstance(exception, TrainingStopped):
             return
         weights = trainer.strategy.lightning_module_state_dict()

@@ -24,10 +24,10 @@ class PredictionWriter(Callback):
 
     - predictions.json: result of the method `merge_predictions`, if the task has this method.
     - predictions.txt: one text per line in the order of the split, if each output is a list of
-      pairs (number of the example in the split, text).
+      pairs (index of the example in the split, text).
     - predictions.csv: one class or value per line in the order of the split, if outputs are tensors
-      of class probabilities (B, K) or values of a regression (B, 1), and batches have a field
-      `rows` with the numbers of the examples in the split.
+      of class probabilities (B, K) or values of a regression (B, 1) for B examples, and batches
+      have a field `rows` (B,) with the indices of the examples in the split.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
@@ -38,7 +38,7 @@ class PredictionWriter(Callback):
         self.folder = folder
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start with no outputs."""
+        """Discard the outputs of an earlier prediction."""
         self.outputs: list[Any] = []
         self.rows: list[list[int]] = []
 
@@ -94,9 +94,9 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     """Return the texts of all examples in the order of the split.
 
     Args:
-        pairs: Pairs (number of the example in the split, text) in any order. For an example that
-            was divided into chunks, pairs ((number of the example, number of the chunk), text); the
-            texts of its chunks are joined by spaces.
+        pairs: Pairs (index of the example in the split, text) in any order. An example that was
+            divided into chunks has several pairs ((index of the example, index of the chunk),
+            text); the texts of its chunks are joined by spaces.
     """
     rows: dict[int, list[str]] = {}
     for name, text in sorted(pairs):
@@ -107,11 +107,13 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
+    The columns are row, class, name and probability of the most probable class. For a regression
+    the columns are row and value. A row is the index of an example in the split.
+
     Args:
-        rows: For each of the N examples, its number in the split.
-        values: Class probabilities (N, K) or values of a regression (N, 1). Of the probabilities,
-            only the most probable class and its probability are written.
-        names: Names of the K classes; None writes the numbers of the classes as names.
+        rows: Row of each of the N examples.
+        values: Class probabilities (N, K) or values of a regression (N, 1).
+        names: Names of the K classes; None writes the indices of the classes as names.
     """
     out = io.StringIO()
     writer = csv.writer(out)

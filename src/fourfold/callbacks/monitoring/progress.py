@@ -38,15 +38,15 @@ class Progress(Callback):
         self._prints_progress = self._prints and not sys.stdout.isatty()
 
     def print(self, *parts: str) -> None:
-        """Print the parts of a line with two spaces between them, on the first rank only."""
+        """Print one line on the first rank: the parts, joined by two spaces."""
         if self._prints:
             print("  ".join(parts), flush=True)
 
     def _is_due(self, always: bool = False) -> bool:
-        """Return True, and start the clock again, if a line of progress is to be printed now.
+        """Return True if a line of progress is due, and in that case restart the clock.
 
         Args:
-            always: Print the line although the previous line is less than `seconds` seconds old.
+            always: Do not wait until the previous line is `seconds` seconds old.
         """
         now = time.monotonic()
         is_due = self._prints_progress and (always or now - self._updated_at >= self.seconds)
@@ -133,8 +133,9 @@ class Progress(Callback):
 def describe_step_size(trainer: Trainer) -> str:
     """Describe the size of an optimizer step, as in "8 devices x 2 micro-batches x 512 rows".
 
-    The text names tokens in place of rows if the DataModule fills batches up to a number of tokens.
-    If neither number is known, the text says "1 batch" in place of the rows.
+    Rows are the examples of a batch. If the DataModule fills batches up to a number of tokens, the
+    last factor is that number, such as "4,096 tokens". If neither number is known, the last factor
+    is "1 batch".
     """
     counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
     factors = [f"{count} {name}" for name, count in counts.items() if count > 1]

@@ -69,8 +69,8 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
         split: val or test.
 
     Returns:
-        An empty dict if there are none. Sample outputs are left out if the weights are sharded, or
-        if the DataModule is not a `ResumableDataModule`.
+        A dict from names to media, empty if the task has neither. Sample outputs are left out if
+        the weights are sharded, or if the DataModule is not a `ResumableDataModule`.
     """
     collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")

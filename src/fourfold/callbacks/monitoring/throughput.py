@@ -29,10 +29,9 @@ class StepMetrics(Callback):
     """Callback that logs `train/lr` and `train/tokens_per_second` or `train/images_per_second`.
 
     Both metrics are logged every `log_every_n_steps` optimizer steps. The throughput is that of all
-    ranks: the tokens or images of this rank are multiplied by the number of ranks. The time is
-    measured with the clock of the CPU and without waiting for a GPU. The work that is still in the
-    queue of the GPU is small compared with the work between two readings. The time of validations
-    is not counted.
+    ranks: the tokens or images of this rank are multiplied by the number of ranks. The time of
+    validations is not counted. The time is read from the clock of the CPU without waiting for the
+    GPU, since the work in the GPU's queue is small compared with the work between two readings.
 
     The LightningModule must have an attribute `unit` ("tokens" or "images") and a method
     `n_units(batch)` that counts them, as every task has.
@@ -59,7 +58,7 @@ class StepMetrics(Callback):
         self._started_at += time.monotonic() - self._stopped_at
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Log the learning rate, in a step whose metrics are logged."""
+        """Log the learning rate every `log_every_n_steps` optimizer steps."""
         if is_logged(trainer):  # `log` copies the number to the device
             lr = trainer.optimizers[0].param_groups[0]["lr"]
             pl_module.log("train/lr", lr, prog_bar=True)

@@ -12,9 +12,9 @@ from fourfold.errors import InputError
 
 
 def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
-    """Compile each block of a model in place; parameter names do not change.
+    """Compile each block (layer) of a model in place; parameter names do not change.
 
-    Layers of the same kind share one compiled graph. `torch._dynamo.config.recompile_limit` is set
+    Blocks of the same kind share one compiled graph. `torch._dynamo.config.recompile_limit` is set
     to at least 64 for the process. torch counts the graphs of all blocks together, in encoder and
     decoder, in training and evaluation. Beyond its default limit of 8 graphs, torch would run
     further blocks uncompiled.

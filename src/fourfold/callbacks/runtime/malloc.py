@@ -13,12 +13,12 @@ M_MMAP_MAX = -4
 def disable_malloc_trim() -> bool:
     """Keep freed memory in the process instead of returning it to the operating system.
 
-    glibc requests each block above 32 MiB from the operating system, which fills the block with
-    zeros. These requests take a fifth of the time of a training step (results/LOG.md). The peak of
-    memory does not change. The settings hold for the rest of the process.
+    By default, glibc requests each block above 32 MiB from the operating system, which fills the
+    block with zeros. These requests take a fifth of the time of a training step (results/LOG.md).
+    The settings do not change the peak of memory, and hold for the rest of the process.
 
     Returns:
-        True if the settings were changed, False with other libraries than glibc.
+        True if the settings were changed, False if the C library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

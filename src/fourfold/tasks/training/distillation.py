@@ -22,7 +22,7 @@ class Teacher:
     dict.
 
     Args:
-        path: A checkpoint or a run directory, whose best checkpoint is taken.
+        path: Path of the classifier, in any format that `fourfold.load` accepts.
         artifacts: Artifacts of the student's data, such as class names and image size.
 
     Raises:

@@ -44,7 +44,7 @@ def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[
     Args:
         model: The model.
         tuning: Options of fine-tuning; without gradual unfreezing, the list is empty.
-        epoch: Number of the epoch, from 0.
+        epoch: Index of the epoch, from 0.
     """
     if tuning.gradual_unfreezing_epochs is None:
         return []
@@ -62,7 +62,7 @@ def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None
     Args:
         model: The model.
         tuning: Options of fine-tuning.
-        epoch: Number of the epoch, from 0.
+        epoch: Index of the epoch, from 0.
     """
     if tuning.gradual_unfreezing_epochs is None:
         return

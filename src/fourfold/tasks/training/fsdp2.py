@@ -32,9 +32,9 @@ from fourfold.lightning_internals import set_data_parallel_size
 class FSDP2(ModelParallelStrategy):
     """Strategy `--trainer.strategy fsdp2`: ModelParallelStrategy without tensor parallelism.
 
-    Checkpoints are single files, as in a training with one process. In evaluation all weights stay
-    gathered on each device: ranks have different numbers of batches and generate texts of different
-    lengths, so the ranks cannot gather a block at the same time.
+    Checkpoints are single files, as in a training with one process. In evaluation each device holds
+    all weights. The ranks cannot gather the weights of a block at the same time, since they have
+    different numbers of batches and generate texts of different lengths.
 
     Args:
         **options: Further options of Lightning's ModelParallelStrategy.
@@ -169,9 +169,9 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
-    """Return torch's module for sharded state dicts, and a StateDictOptions for full state dicts.
+    """Return torch's module for sharded state dicts, and its options for complete state dicts.
 
-    The import takes half a second, so the module is imported only when FSDP2 is used.
+    The module is imported only when FSDP2 is used, since the import takes half a second.
 
     Args:
         **options: Further options of StateDictOptions.

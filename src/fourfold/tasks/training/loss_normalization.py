@@ -1,4 +1,4 @@
-"""LossNormalizer: loss per target of all micro-batches and processes; stop on non-finite loss.
+"""LossNormalizer: mean of loss and gradients over all targets; stop at a nonfinite loss.
 
 The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
 over all micro-batches and processes, divided by the number of all targets, so that the gradient
@@ -31,10 +31,10 @@ class LossNormalizer:
     Attributes:
         mean: Mean loss of the targets of the last optimizer step, over all its micro-batches and
             processes.
-        nonfinite: True if the loss of the last micro-batch was not finite.
-        stop_requested: True if this process is to stop; set by a callback.
-        stop_requested_anywhere: True if some process was to stop at the last optimizer step; the
-            value is the same in all processes.
+        nonfinite: Scalar tensor, True if the loss of the last micro-batch was not finite.
+        stop_requested: True if this process asks all processes to stop; set by a callback.
+        stop_requested_anywhere: True if any process asked to stop in the last optimizer step. All
+            processes have the same value.
     """
 
     mean: Tensor
@@ -74,7 +74,7 @@ class LossNormalizer:
 
         With gradient accumulation, this number is known only after the last micro-batch. Without
         gradient accumulation, `scale_loss` has already divided the loss, and this method does not
-        change the gradients. The gradients of a later step without targets are 0.
+        change the gradients. If a later step than the first has no targets, its gradients are 0.
 
         Args:
             parameters: Parameters whose gradients are changed in place.
@@ -109,7 +109,7 @@ class LossNormalizer:
 
 
 def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
-    """Warn if the loss does not depend on some trainable parameters, which have no gradient.
+    """Warn about trainable parameters without a gradient, on which the loss does not depend.
 
     Raises:
         InputError: There are such parameters, and the strategy is DDP, which would wait for their
@@ -132,6 +132,6 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the Euclidean norm of all gradients, including the shards of other ranks."""
+    """Return the Euclidean norm of the parameters' gradients, including shards of other ranks."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -55,8 +55,8 @@ def count_steps(
 
     Args:
         batches: Number of micro-batches that each process takes in a complete epoch.
-        limit: Largest number (int) or fraction (float) of these micro-batches that an epoch uses;
-            None for all micro-batches.
+        limit: Lightning's `limit_train_batches`: the largest number (int) or the fraction (float)
+            of these micro-batches that an epoch uses; None for all micro-batches.
         accumulation: Number of micro-batches in a step; the last step of an epoch may have fewer.
         epochs: Largest number of epochs.
         max_steps: Largest number of steps; -1 for no limit.
@@ -76,8 +76,7 @@ def warn_if_warmup_never_ends(schedule: ScheduleConfig, steps: int | None) -> No
 
     Args:
         schedule: Options of the learning-rate schedule.
-        steps: Number of optimizer steps of the training; None, for a training without end, never
-            warns.
+        steps: Number of optimizer steps; None for a training without end, which gives no warning.
     """
     if steps is not None and schedule.warmup_steps >= max(2, steps):
         rank_zero_warn(
