@@ -39,7 +39,7 @@ def _model(setup: Setup) -> models.Model:
 def parameters(setup: Setup) -> int:
     """Count the parameters of the setup's model, except for the parts in `setup["leave_out"]`.
 
-    The parts are fields of `CostBreakdown`: embeddings, blocks or head.
+    Possible parts are "embeddings", "blocks" and "head", the fields of `CostBreakdown`.
     """
     parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
@@ -113,14 +113,14 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
 def exact_cell(table: Table, row: Row, name: str) -> Cell:
     """Compute a cell without training, and compare the value with the printed number.
 
-    If the two numbers differ, the cell contains the explanation that `table.reasons` gives for the
-    difference, if any. If the explanation changes inputs, the value is computed again with the
-    changed inputs.
+    If the two numbers differ, an explanation is looked up in `table.reasons` and added to the cell.
+    If the explanation changes inputs, the value is also computed with the changed inputs, and this
+    second value is compared with the printed number.
 
     Args:
         table: Table.
         row: Row of the table with a `setup`, the inputs of the computation.
-        name: Name of a column whose `exact` is set.
+        name: Name of a column that is computed without training (`Column.exact` is not None).
     """
     column, printed = table.columns[name], row.printed.get(name)
     compute = EXACT[str(column.exact)]

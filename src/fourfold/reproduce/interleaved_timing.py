@@ -35,7 +35,7 @@ def interleave(
         clock: Function that returns the time in seconds.
 
     Returns:
-        The seconds of each call, one per measured round, by name of the function.
+        For each function by name, a list of durations in seconds, one per measured round.
     """
     orders = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in functions}

@@ -55,7 +55,10 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 
     Args:
         table: Table.
-        cells: Cells (numbers) of the table that were obtained in the same way.
+        cells: Cells (numbers) of the table in one tier (one way to obtain cells).
+
+    Returns:
+        One correlation for each column that is not left out.
     """
     correlations = []
     for name, column in table.columns.items():
