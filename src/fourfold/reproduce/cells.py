@@ -113,7 +113,7 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
 
 
 def in_units(value: Value, column: Column) -> Value:
-    """Convert a value from base units to the printed units of a column; keep a formula."""
+    """Convert a number from base units to printed units; return a formula unchanged."""
     return value if isinstance(value, str) else value / column.scale
 
 

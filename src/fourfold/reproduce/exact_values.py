@@ -85,8 +85,8 @@ def six_n_d(setup: Setup) -> float:
 def peak_rate(setup: Setup) -> float:
     """Compute the maximum learning rate of a training.
 
-    The setup contains the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` that the
-    schedule multiplies, the number of optimizer `steps` and the width `d_model`.
+    The setup contains the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` before
+    the schedule is applied, the number of optimizer `steps` and the width `d_model`.
     """
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])

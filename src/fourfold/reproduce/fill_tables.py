@@ -143,8 +143,8 @@ def _train(
             text to print. The entries are added to provenance.json.
 
     Returns:
-        The exit code (see `fill_tables`), and the text to print. The text is a message if no run is
-        finished.
+        The exit code (see `fill_tables`), and the text to print. If no run is finished, nothing is
+        saved and the text says so.
     """
     tier, folder = options.tier, Path(options.runs)
     data = hashes(find_files(table, tier))

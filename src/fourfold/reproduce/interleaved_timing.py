@@ -1,4 +1,4 @@
-"""Interleaved timing of several functions, so that their ratios are comparable.
+"""Interleaved timing of several functions, for accurate ratios of their durations.
 
 The clock rate and the load of a machine change from minute to minute, and durations change with
 them. The ratio of two durations that are measured in the same round hardly changes. Each round

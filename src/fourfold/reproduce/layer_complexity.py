@@ -72,7 +72,7 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention to x (T, D) in which each token attends to the R nearest tokens.
+    """Apply self-attention to x (T, D), restricted to the R nearest tokens of each token.
 
     The R tokens include the token itself. `depth` is ignored.
     """

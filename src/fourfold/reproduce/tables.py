@@ -205,9 +205,9 @@ class Tier(Recipe):
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
-        """Mapping from the name of each column to the training and the metric that fill the column.
+        """Training and metric that fill each column, as pairs by name of the column.
 
-        The training is the name of a part, or "" for the first training. The metric is one of
+        The training is the name of a part, or "" for the first training. The metric is a metric of
         `fourfold test`, such as test/accuracy.
         """
         parts = {"": self, **self.parts}

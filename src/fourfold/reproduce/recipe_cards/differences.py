@@ -1,4 +1,4 @@
-"""Comparison of recipe cards: differing values, and derived quantities under their conventions.
+"""Comparison of recipe cards: values that differ, and quantities derived from the values.
 
 A recipe card holds the hyperparameters of one published training and the convention of each, such
 as the formula of a length penalty.

@@ -37,7 +37,7 @@ NAMES = ("table", "row", "part", "seed")  # fields that identify a run in its re
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices for a training, which may differ from those that the recipe names.
+    """Devices for a training. They may differ from the devices in the recipe.
 
     The batch of the recipe is split over the devices and over accumulation steps. The number of
     samples of an optimizer step on all devices together does not change.
