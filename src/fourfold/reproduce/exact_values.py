@@ -113,9 +113,9 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
 def exact_cell(table: Table, row: Row, name: str) -> Cell:
     """Compute a cell without training, and compare the value with the printed number.
 
-    If the two numbers differ, an explanation is looked up in `table.reasons` and added to the cell.
-    If the explanation changes inputs, the value is also computed with the changed inputs, and this
-    second value is compared with the printed number.
+    If the two numbers differ, an explanation is taken from `table.reasons` and added to the cell.
+    If the explanation changes inputs, the value is computed again with the changed inputs. This
+    second value, `Cell.changed`, is then compared with the printed number.
 
     Args:
         table: Table.

@@ -108,7 +108,7 @@ def all_tables() -> Iterator[Table]:
 
 
 def find_tables(names: list[str]) -> list[Table]:
-    """Return the tables of some tables or papers by name, each table once.
+    """Convert names of tables and papers to tables, each table once.
 
     Args:
         names: Names, each of which is PAPER/TABLE, PAPER (all tables of the paper) or "all".

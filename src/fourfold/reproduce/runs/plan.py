@@ -107,9 +107,9 @@ class RowPlan:
 
             - "teacher": the first training of the row `changes["teacher"]`; absent without a
               teacher.
-            - "": the first training of the row `changes["words"]`, of the row `changes["start"]`,
-              or of this row if neither key is given. The entry is absent if `start` is "random" or
-              the tier has no config.
+            - "": the first training of the row `changes["words"]` or `changes["start"]`, or of
+              this row if neither key is given. The entry is absent if `start` is "random", or if
+              this row would be trained and the tier has no config.
         """
         start = changes.get("start", self.row.name)
         planned: dict[str, Run] = {}
