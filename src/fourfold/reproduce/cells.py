@@ -1,9 +1,9 @@
 """Cells of a reproduced table: our values, the printed value, and the verdict of the comparison.
 
 A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
-`exact` computes them, `measured` times layers, and the other tiers train or test models. Values in
-base units, such as parameters, are divided by `Column.scale` to obtain the units that the paper
-prints, such as millions of parameters.
+`exact` computes them, `measured` times layers, and the other tiers train or test models. Printed
+units are the units of the paper, such as millions of parameters. Values in base units, such as
+parameters, are divided by `Column.scale` to obtain printed units.
 """
 
 import math
@@ -30,11 +30,11 @@ class Cell:
         printed: Text that the paper prints; None if the cell is empty in the paper.
         values: Our values in printed units: one value per seed, one value per round of a timing, or
             the only value of a computed cell. The list is empty if the cell was not run. A string
-            is a formula, or a bound such as "over 1024", which replaces the values of all rounds.
-        verdict: Result of the comparison. For a computed cell, the verdict is "agrees",
-            "explained" (agrees after the change of inputs or rounding that the explanation names),
-            "unknown cause", "differs" or "not printed". For every other cell, the verdict is
-            "measured" or "not run".
+            is a formula, or a bound such as "over 1024". A bound is the only entry of the list.
+        verdict: Result of the comparison. A computed cell has the verdict "agrees", "explained"
+            (the value agrees after the inputs or the rounding are changed as in `why`), "unknown
+            cause", "differs" or "not printed". Every other cell has the verdict "measured" or
+            "not run".
         seeds: Seeds of the values, or indices of the rounds; empty if the value is computed.
         why: Explanation of the difference from the printed value; "" if there is none.
         source: Keys of `Paper.sources` that support the explanation.
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def numbers(self) -> list[float]:
-        """Our values without strings, in printed units."""
+        """Entries of `values` that are numbers, in printed units."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
@@ -94,7 +94,7 @@ class Cell:
 def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest") -> bool:
     """Return True if a value in printed units rounds to the printed number.
 
-    If the value or the printed text is a formula, both must be the same text.
+    A formula agrees only with a formula of the same text.
 
     Args:
         value: Our number in printed units, or a formula.
@@ -113,22 +113,22 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
 
 
 def in_units(value: Value, column: Column) -> Value:
-    """Convert a value from base units to the printed units of a column; keep a formula."""
+    """Convert a number from base units to printed units; return a formula unchanged."""
     return value if isinstance(value, str) else value / column.scale
 
 
 def run_cell(
     table: Table, row: Row, name: str, metric: str, metrics: Mapping[int, Mapping[str, float]]
 ) -> Cell:
-    """Create a cell of a tier that trains or tests models.
+    """Create a cell from the results of tests with several seeds.
 
     Args:
         table: Table.
         row: Row of the table.
         name: Name of the column.
         metric: Metric of `fourfold test` that fills the column.
-        metrics: Metrics of the finished tests, by seed and name of the metric; empty if no test is
-            finished. Tests without the metric are ignored.
+        metrics: For each seed with a finished test, the values of its metrics by name, in base
+            units. Seeds without `metric` are ignored.
     """
     column = table.columns[name]
     known = {seed: float(m[metric]) for seed, m in metrics.items() if metric in m}
@@ -152,8 +152,8 @@ def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) ->
 def format_number(value: Value | None) -> str:
     """Format a number for display; return a string unchanged, and "" for None.
 
-    Numbers from 10^12 on have five significant digits. Below 10^12, integers have all digits, other
-    numbers from 1000 on have one decimal, and the remaining numbers have five significant digits.
+    Integers below 10^12 have all digits. Other numbers from 1000 to 10^12 have one decimal. All
+    remaining numbers have five significant digits.
     """
     if value is None or isinstance(value, str):
         return value or ""

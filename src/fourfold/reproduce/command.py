@@ -31,15 +31,16 @@ directory has to be removed first. A failed run only prevents the runs that star
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reproduce tables in one tier (such as exact or laptop); print and write them.
+    """Obtain our numbers for some tables in one tier, and print and write the tables.
 
-    With `--list` or `--commands`, only the list of tables or the commands of the runs are printed.
+    With `--list`, only a list of the tables is printed. With `--commands`, only the commands of the
+    runs are printed.
 
     Args:
         argv: Arguments after `fourfold reproduce`.
 
     Returns:
-        The exit code: 0, or that of a run that failed or was stopped.
+        0, or the exit code of a run that failed or was stopped.
 
     Raises:
         InputError: A table, tier or row is unknown, or data files are missing.
@@ -110,10 +111,10 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(options: Namespace) -> list[Table]:
-    """Return the named tables with at least one cell that the tier fills.
+    """Return the tables given on the command line, without those in which the tier fills no cell.
 
     Raises:
-        InputError: A name is unknown, or it stands for tables without such a cell.
+        InputError: A given name is unknown, or the tier fills no cell of any table of that name.
     """
     for name in options.tables:
         tiers = {tier for table in find_tables([name]) for tier in table.obtainable}
@@ -123,12 +124,13 @@ def _with_tier(options: Namespace) -> list[Table]:
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the rows of a table that `--rows` names, in the order of the table.
+    """Return the rows of a table that are given by `--rows`, in the order of the table.
 
     Without `--rows`, all rows that the tier fills are returned.
 
     Raises:
-        InputError: `--rows` is empty, or contains a name that is not a row that the tier fills.
+        InputError: `--rows` is empty, or contains an unknown row or a row that the tier does not
+            fill.
     """
     available = {row.name: row for row, _ in table.cells(options.tier)}
     wanted = [name for word in options.rows or available for name in word.split(",") if name]

@@ -39,7 +39,7 @@ def _model(setup: Setup) -> models.Model:
 def parameters(setup: Setup) -> int:
     """Count the parameters of the setup's model, except for the parts in `setup["leave_out"]`.
 
-    The parts are fields of `CostBreakdown`: embeddings, blocks or head.
+    Possible parts are "embeddings", "blocks" and "head", the fields of `CostBreakdown`.
     """
     parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
@@ -85,8 +85,8 @@ def six_n_d(setup: Setup) -> float:
 def peak_rate(setup: Setup) -> float:
     """Compute the maximum learning rate of a training.
 
-    The setup contains the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` that the
-    schedule multiplies, the number of optimizer `steps` and the width `d_model`.
+    The setup contains the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` before
+    the schedule is applied, the number of optimizer `steps` and the width `d_model`.
     """
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
@@ -113,14 +113,14 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
 def exact_cell(table: Table, row: Row, name: str) -> Cell:
     """Compute a cell without training, and compare the value with the printed number.
 
-    If the two numbers differ, the cell contains the explanation that `table.reasons` gives for the
-    difference, if any. If the explanation changes inputs, the value is computed again with the
-    changed inputs.
+    If the two numbers differ, an explanation is taken from `table.reasons` and added to the cell.
+    If the explanation changes inputs, the value is computed again with the changed inputs. This
+    second value, `Cell.changed`, is then compared with the printed number.
 
     Args:
         table: Table.
         row: Row of the table with a `setup`, the inputs of the computation.
-        name: Name of a column whose `exact` is set.
+        name: Name of a column that is computed without training (`Column.exact` is not None).
     """
     column, printed = table.columns[name], row.printed.get(name)
     compute = EXACT[str(column.exact)]

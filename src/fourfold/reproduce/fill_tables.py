@@ -31,7 +31,9 @@ Save = Callable[..., str]  # function that writes the files of a table and retur
 
 
 def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
-    """Print the commands of all runs of the selected rows in the order of execution; run none.
+    """Print the commands of all runs of the selected rows in the order of execution.
+
+    The commands are not executed.
 
     Args:
         tables: Tables.
@@ -57,18 +59,18 @@ def _machine(options: Namespace) -> Machine:
 def fill_tables(
     tables: Sequence[Table], rows: Rows, options: Namespace, command: str, seconds: float | None
 ) -> int:
-    """Obtain the cells of some tables in one tier, print them, and write their files.
+    """Compute, time or train the cells of some tables, print the tables, and write their files.
 
     Args:
         tables: Tables.
-        rows: Selected rows by name of the table. The tier `exact` computes all rows, also those
-            that are not selected.
+        rows: Selected rows by name of the table. The tier `exact` ignores the selection and
+            computes all rows.
         options: Options of `fourfold reproduce`, among them the tier.
-        command: Command line, which the provenance names.
+        command: Command line of this process, to be recorded in provenance.json.
         seconds: Time budget of all tables together in seconds; None for no limit.
 
     Returns:
-        0 if no run failed; the exit code of the run that a signal stopped, if any; otherwise the
+        0 if no run failed. If a signal stopped a run, the exit code of that run. Otherwise the
         exit code of the first run that failed.
 
     Raises:
@@ -96,17 +98,17 @@ def fill_tables(
 def _fill(
     table: Table, rows: list[Row], options: Namespace, command: str, budget: scheduler.Budget
 ) -> tuple[int, str]:
-    """Obtain the cells of one table and write its files.
+    """Compute, time or train the cells of one table, and write its files.
 
     Args:
         table: Table.
         rows: Selected rows of the table.
         options: Options of `fourfold reproduce`.
-        command: Command line, which the provenance names.
+        command: Command line of this process, to be recorded in provenance.json.
         budget: Time budget of the runs.
 
     Returns:
-        The exit code as in `fill_tables`, and the text to print.
+        The exit code (see `fill_tables`), and the text to print.
     """
     start = time.monotonic()
     out = Path(options.out)
@@ -127,21 +129,22 @@ def _fill(
 def _train(
     table: Table, rows: list[Row], options: Namespace, budget: scheduler.Budget, save: Save
 ) -> tuple[int, str]:
-    """Execute the unfinished runs of a table and save the results of all finished runs.
+    """Execute the unfinished runs of a table within the budget, and save the table.
 
-    The table is saved after each run, so that no finished training is lost.
+    The table contains the results of all finished runs. It is also saved after each run, so that no
+    finished training is lost.
 
     Args:
         table: Table.
         rows: Selected rows of the table.
         options: Options of `fourfold reproduce`.
         budget: Time budget of the runs.
-        save: Function `save(cells, **entries)` that writes the files of the table, with further
-            entries of the provenance, and returns the page of the table.
+        save: Function `save(cells, **entries)` that writes the files of the table and returns the
+            text to print. The entries are added to provenance.json.
 
     Returns:
-        The exit code as in `fill_tables`; and the page of the table, or a message if no run is
-        finished.
+        The exit code (see `fill_tables`), and the text to print. If no run is finished, nothing is
+        saved and the text says so.
     """
     tier, folder = options.tier, Path(options.runs)
     data = hashes(find_files(table, tier))

@@ -1,4 +1,4 @@
-"""Interleaved timing of several functions, so that their ratios are comparable.
+"""Interleaved timing of several functions, for accurate ratios of their durations.
 
 The clock rate and the load of a machine change from minute to minute, and durations change with
 them. The ratio of two durations that are measured in the same round hardly changes. Each round
@@ -35,7 +35,7 @@ def interleave(
         clock: Function that returns the time in seconds.
 
     Returns:
-        The seconds of each call, one per measured round, by name of the function.
+        For each function by name, a list of durations in seconds, one per measured round.
     """
     orders = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in functions}

@@ -1,9 +1,10 @@
 """Complexity, sequential operations and path length of four layer types, obtained by running them.
 
 The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only,
-without projections. torch's FLOP counter counts the operations, autograd's graph contains the
-longest chain of dependent operations, and gradients show how many layers connect two tokens (path
-length). For each count, the formula is selected that grows with the sizes as the count does.
+without projections, and maps (T, D) to (T, D). Three numbers are measured: the operations (by
+torch's FLOP counter), the longest chain of dependent operations (in autograd's graph), and the path
+length, which is the number of layers that connect two tokens (by gradients). The formula of each
+number, such as O(n^2 * d), is derived from its values for several sizes.
 
 Shapes:
     T tokens (n in the table), D width (d), K kernel width (k), R tokens of a neighbourhood (r).
@@ -71,7 +72,7 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention to x (T, D) in which each token attends to the R nearest tokens.
+    """Apply self-attention to x (T, D), restricted to the R nearest tokens of each token.
 
     The R tokens include the token itself. `depth` is ignored.
     """
@@ -124,10 +125,11 @@ def sequential(layer: Layer, size: Size) -> int:
 
 @cache
 def path(layer: Layer, size: Size) -> int:
-    """Compute the maximum length of the path between two tokens through a stack of equal layers.
+    """Count the layers that are needed to connect the first token with the last token.
 
-    The length is the number of layers after which the output of the last token depends on the first
-    token. For a recurrent layer, its recurrent steps are counted instead of layers.
+    The count is the smallest number of stacked layers for which the output of the last token
+    depends on the input of the first token. It is the maximum path length of Table 1. For a
+    recurrent layer, the count is the number of recurrent steps instead.
     """
     x = _input(size)
     h = layer(x, size, 0)
@@ -142,9 +144,9 @@ def path(layer: Layer, size: Size) -> int:
 
 
 def cost_formula(layer: Layer) -> str:
-    """Derive the formula of a layer's operations, such as O(n^2 * d).
+    """Derive the formula of the multiply-adds of a layer, such as O(n^2 * d).
 
-    Each size is doubled in turn, and the growth of the operations yields the exponent of the size.
+    Each size is doubled in turn. The increase of `operations` yields the exponent of the size.
     """
     base = Size()
     factors = []
@@ -167,14 +169,15 @@ SIZES = tuple(Size(n=n, d=4, k=k, r=r) for n in (27, 81, 243) for k, r in ((3, 5
 
 
 def growth(count: Callable[[Layer, Size], int], layer: Layer) -> str:
-    """Select the formula that grows with the sizes as a count of a layer does.
+    """Select the formula, such as O(n), that best describes the values of a count for many sizes.
 
     Args:
-        count: Function from a layer and its sizes to a number, such as `path`.
+        count: Function that counts something in a layer of given sizes: `sequential` or `path`.
         layer: Layer.
 
     Returns:
-        The key of `GROWTHS` whose value is closest to proportional to the count over `SIZES`.
+        A key of `GROWTHS`. The count divided by the value of this formula is most nearly constant
+        over `SIZES`.
     """
 
     def spread(name: str) -> float:

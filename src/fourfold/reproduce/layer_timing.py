@@ -74,15 +74,15 @@ LAYERS: dict[str, Callable[[int], Layer]] = {
 
 
 def measure_layers(width: int, rounds: int, longest: int | None = None) -> Sequence[Round]:
-    """Time every layer at lengths that double from MIN_LENGTH.
+    """Time a forward and backward pass of each layer at lengths that double from MIN_LENGTH.
 
     Args:
         width: Width D of the layers.
-        rounds: Number of rounds, in each of which each layer is timed once at each length.
+        rounds: Number of rounds. Each layer is timed once per round and length.
         longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
 
     Returns:
-        One mapping per round, which contains the seconds by length (as text) and by key of LAYERS.
+        One mapping per round, from the length as text to the seconds by key of LAYERS.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
@@ -104,21 +104,20 @@ def _pass(layer: Layer, length: int, width: int) -> Call:
 
 
 def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
-    """Compute the length from which self-attention is slower than another layer.
+    """Compute the crossover: the length from which self-attention is slower than another layer.
 
     Args:
-        rounds: For each round, the seconds by length in tokens and by key of LAYERS.
+        rounds: Results of `measure_layers`.
         layer: Key of LAYERS, the layer that self-attention is compared with.
 
     Returns:
-        The list depends on the median over the rounds of the ratio of the two times:
+        An empty list if there are no rounds. In the other cases, the two layers are compared by the
+        median over the rounds of the ratio of their times:
 
-        - ["under N"] if self-attention is slower at all lengths, of which N is the minimum.
-        - ["over N"] if self-attention is not slower at the maximum length N.
-        - Otherwise one length in tokens for each round with a crossover. If no single round has
-          one, the only entry is the crossover of the medians.
-
-        The list is empty if there are no rounds.
+        - ["under N"] if self-attention is slower at all lengths. N is the minimum length.
+        - ["over N"] if self-attention is not slower at the maximum length, N.
+        - Otherwise, the crossover of each round in tokens. Rounds without a crossover are left out.
+          If no round has one, the only entry is the crossover of the medians.
     """
     # Up to the block length the restricted layer is identical to self-attention.
     same = BLOCK if layer == "restricted" else 0
@@ -146,8 +145,8 @@ def _crossing(curve: Mapping[int, float]) -> list[float]:
     length.
 
     Args:
-        curve: Logarithm of the ratio of two times, by length in tokens. The ratio is the time of
-            self-attention divided by that of another layer.
+        curve: Logarithm of a ratio by length in tokens. The ratio is the time of self-attention
+            divided by the time of another layer.
     """
     for last, after in reversed([*pairwise(sorted(curve))]):
         if curve[after] <= 0.0:
@@ -174,8 +173,8 @@ def time_rows(
         out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
 
     Returns:
-        All cells of the table in the tier `measured`; and the timings of all rows, one record per
-        row and round.
+        All cells of the table in the tier `measured`; and the timings of all rows, one entry of
+        provenance.json per row and round.
 
     Raises:
         InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.

@@ -23,7 +23,7 @@ def papers() -> dict[str, Paper]:
     """Load all papers of the package.
 
     Returns:
-        The papers by name, which is the name of the file without .yaml.
+        The papers by name. The name of a paper is the name of its file without .yaml.
 
     Raises:
         InputError: A file is invalid.
@@ -108,7 +108,7 @@ def all_tables() -> Iterator[Table]:
 
 
 def find_tables(names: list[str]) -> list[Table]:
-    """Return the tables that some names stand for, without repetition.
+    """Convert names of tables and papers to tables, each table once.
 
     Args:
         names: Names, each of which is PAPER/TABLE, PAPER (all tables of the paper) or "all".

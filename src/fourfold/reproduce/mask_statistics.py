@@ -1,7 +1,7 @@
 """Statistics of BERT's masking of tokens.
 
-The statistics are the shares of the selected tokens that are masked, replaced or kept (BERT, Table
-8), and the number of distinct masks of a sequence over several epochs.
+Among the tokens that are selected for prediction, the module measures the shares that are masked,
+replaced or kept (BERT, Table 8). It also counts the distinct masks of a sequence over some epochs.
 
 Shapes:
     B sequences, T tokens of a sequence.
@@ -33,7 +33,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _masking(config: Mapping[str, Any], n: int) -> tuple[Masking, np.ndarray]:
-    """Return a masking and random token ids (n, T) that contain no special tokens.
+    """Return a `Masking`, and random token ids (n, T) without special tokens.
 
     Args:
         config: Fields of `MaskingConfig`.

@@ -27,8 +27,8 @@ class RankCorrelation:
         rho: Spearman's rank correlation; nan if all printed or all measured numbers are equal.
         low: Lower end of the 95 % bootstrap interval of `rho`, for rows drawn with replacement.
         high: Upper end of that interval.
-        p: One-sided p-value of a permutation test: share of random orders of our numbers whose
-            rank correlation is at least `rho`.
+        p: One-sided p-value of a permutation test: share of random permutations of our numbers
+            whose rank correlation with the printed numbers is at least `rho`.
     """
 
     column: str
@@ -55,7 +55,10 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 
     Args:
         table: Table.
-        cells: Cells (numbers) of the table that were obtained in the same way.
+        cells: Cells (numbers) of the table in one tier (one way to obtain cells).
+
+    Returns:
+        One correlation for each column that is not left out.
     """
     correlations = []
     for name, column in table.columns.items():
@@ -90,7 +93,10 @@ def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the ranks (N,), from 1, of numbers (N,); equal numbers share their mean rank."""
+    """Return the ranks (N,) of numbers (N,). The smallest number has rank 1.
+
+    Equal numbers get the mean of their ranks.
+    """
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return ((last - counts + 1 + last) / 2)[index]

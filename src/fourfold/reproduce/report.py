@@ -54,11 +54,10 @@ def markdown(
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """Format the cells as a Markdown table with one line per cell.
+    """Format the cells as a Markdown table with one line per cell, and the explanations.
 
     Returns:
-        Paragraphs: the Markdown table, followed by one paragraph for each explanation that the
-        table refers to by number.
+        Paragraphs: the Markdown table, followed by one paragraph for each numbered explanation.
     """
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
@@ -103,9 +102,11 @@ def deviation(cell: Cell) -> str:
     The result depends on the verdict:
 
     - "not run" or "not printed": an empty string.
-    - "agrees", or any other verdict without a deviation, as for a formula: the verdict.
+    - "agrees": the verdict.
     - "measured": the deviation, such as "+6.4 %".
-    - Otherwise, both, such as "+6.4 %, explained".
+    - Any other verdict: both, such as "+6.4 %, explained".
+
+    The last two show only the verdict if there is no deviation, for example for a formula.
     """
     if cell.verdict in ("not run", "not printed"):
         return ""
@@ -116,7 +117,7 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """Describe how many printed cells of each column a tier does not fill.
+    """Count the printed cells that a tier does not fill, by column, and return the counts as text.
 
     An example is "BLEU of 3 rows, parameters of 1 row". The result is "" if the tier fills all
     printed cells.

@@ -28,8 +28,8 @@ def write(
 ) -> str:
     """Write all files of a table, each atomically.
 
-    An existing provenance.json with the same runs and data hashes is not changed. Its command and
-    date remain, and table.md names them.
+    An existing provenance.json with the same runs and data hashes is kept. In this case, table.md
+    shows the command and date of the existing file.
 
     Args:
         table: Table.

@@ -59,7 +59,8 @@ class Column:
         measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column; None if the
             column is not timed.
         whole: True if our value is a count that is shown in base units with all its digits.
-        at: Coordinate of the column on the horizontal axis, if the table was read from a figure.
+        at: Coordinate of the column on the horizontal axis of a figure; None if the table was not
+            read from a figure.
     """
 
     title: str
@@ -86,9 +87,8 @@ class Reason:
         source: Keys of `Paper.sources` that support the explanation.
         rows: Names of the rows of the table that the explanation applies to.
         columns: Names of the columns that the explanation applies to.
-        changes: Changes of `Row.setup` with which the computation results in the printed number;
-            empty if the explanation changes no input (for example, if it is another rounding) or if
-            the cause of the difference is unknown.
+        changes: Changes of `Row.setup` that lead to the printed number; empty if the explanation
+            changes no input, for example if only the rounding is different.
         rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
         unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
     """
@@ -150,7 +150,8 @@ class Recipe:
 
     Args:
         config: Path of a config file, whose options the rows of the table change.
-        columns: Metric of `fourfold test` by column, such as test/accuracy.
+        columns: For each column that the recipe fills, by name, the metric of `fourfold test` that
+            fills the column, such as test/accuracy.
         options: Changed options that all rows share. The outer keys are sections of the config
             file: `config` (model.init_args.config), `model` (model.init_args), `data`
             (data.init_args), `trainer`, and `run` (top level). The inner keys are options.
@@ -168,7 +169,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(Recipe):
-    """Tier that runs recipes: trainings that fill columns of a table on one class of hardware.
+    """Tier that fills columns of a table by one or more trainings on one class of hardware.
 
     The fields that a tier shares with `Recipe` describe its first training, such as pretraining.
     `then` and `also` add trainings, such as fine-tuning, which are called parts.
@@ -204,9 +205,9 @@ class Tier(Recipe):
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
-        """Mapping from the name of each column to the training and the metric that fill the column.
+        """Training and metric that fill each column, as pairs by name of the column.
 
-        The training is the name of a part, or "" for the first training. The metric is one of
+        The training is the name of a part, or "" for the first training. The metric is a metric of
         `fourfold test`, such as test/accuracy.
         """
         parts = {"": self, **self.parts}
@@ -236,7 +237,7 @@ class Table:
         setting: Description of the experiment.
         source: Keys in `Paper.sources` of the sources in which the numbers were read; empty if the
             table has no source.
-        tiers: Tiers that run recipes (a part of `RECIPES`), by name.
+        tiers: Tiers that train or test models, by name. The names are in `RECIPES`.
         reasons: Explanations of differences between computed and printed numbers.
         note: Remark below the table.
         axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
@@ -261,11 +262,15 @@ class Table:
         return [tier for tier in TIERS if self.cells(tier)]
 
     def rows_of(self, tier: str) -> list[Row]:
-        """Return the rows for which a tier (one of `RECIPES`) trains or tests a model."""
+        """Return the rows for which a tier trains or tests a model.
+
+        Args:
+            tier: Name of the tier, one of `RECIPES`.
+        """
         return [row for row in self.rows.values() if tier in row.runs]
 
     def cells(self, tier: str) -> list[tuple[Row, str]]:
-        """Return the row and the column name of each cell that a tier fills."""
+        """Return the cells that a tier fills, as pairs of a row and the name of a column."""
         if tier not in RECIPES:
             columns = [name for name, column in self.columns.items() if getattr(column, tier)]
             return [(r, c) for r in self.rows.values() if r.setup is not None for c in columns]
@@ -273,7 +278,7 @@ class Table:
         return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Return the explanation of a computed cell's difference from the paper, or None.
+        """Return the explanation for a computed cell that differs from the paper; None without one.
 
         Args:
             row: Name of the row.

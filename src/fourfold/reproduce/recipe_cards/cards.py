@@ -98,10 +98,13 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a hyperparameter, given by its key, does not apply to the card.
+        """Return True if a hyperparameter does not apply to the card.
 
-        The hyperparameter belongs to other tasks than that of the card, or it is the convention
-        (such as `label_smoothing_type`) of a number that is 0 in the card.
+        There are two cases: the hyperparameter belongs to another task, or it is the convention of
+        a number that is 0 in the card. An example is `label_smoothing_type` without smoothing.
+
+        Args:
+            key: Key of the hyperparameter, one of `KEYS`.
         """
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)

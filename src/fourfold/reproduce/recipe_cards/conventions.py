@@ -41,7 +41,7 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """Compute the quantity from the values of a card; None if values are missing."""
+        """Compute the quantity from the values of a card; None if it cannot be computed."""
         try:
             return self.value(values)
         except KeyError:
@@ -49,7 +49,7 @@ class Resolution:
 
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
-    """Compute the divisors that the length penalty applies to log-probabilities of translations.
+    """Compute the numbers by which the length penalty divides log-probabilities of translations.
 
     Returns:
         The divisors for translations of 10, 20 and 40 tokens (`LENGTHS`), and the divisor for 20
@@ -104,8 +104,9 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 def decay(values: Values) -> tuple[float, ...] | None:
     """Convert the weight decay of a card to the convention of torch's AdamW.
 
-    AdamW multiplies the decay by the learning rate in each step. In the form `own`, the weights
-    shrink by the decay itself, so the decay is divided by the peak learning rate.
+    AdamW multiplies the decay by the learning rate in each step. If the card's `weight_decay_form`
+    is "own", the decay is not multiplied by the peak learning rate. It is then divided by the peak
+    learning rate here.
 
     Returns:
         One number, or None if the decay is an L2 penalty, which cannot be converted.
@@ -119,24 +120,35 @@ def decay(values: Values) -> tuple[float, ...] | None:
 def tokens(values: Values) -> tuple[float, ...]:
     """Compute the number of tokens per optimizer step over all devices.
 
-    A sentence pair counts as the tokens of its longer side. Padding tokens are counted. The number
-    is that of the card (`batch_tokens`), or else the product of samples (`batch_rows`) and length.
+    Of a sentence pair, only the longer side is counted. Padding tokens are counted. The number per
+    device and accumulation step is `batch_tokens`. If the card does not state this value, it is
+    `batch_rows` (samples) times `length`.
+
+    Returns:
+        One number.
     """
     keys = ("batch_tokens",) if "batch_tokens" in values else ("batch_rows", "length")
     return _per_step(values, *keys)
 
 
 def rows(values: Values) -> tuple[float, ...]:
-    """Compute the number of samples per optimizer step over all devices."""
+    """Compute the number of samples per optimizer step over all devices.
+
+    Returns:
+        One number.
+    """
     return _per_step(values, "batch_rows")
 
 
 def _per_step(values: Values, *keys: str) -> tuple[float, ...]:
-    """Multiply some values of a card by its numbers of devices and accumulation steps.
+    """Compute the product of some values of a card, its devices and its accumulation steps.
 
     Args:
         values: Values of the card. One device and one accumulation step are assumed if not stated.
         keys: Keys of the values to multiply.
+
+    Returns:
+        The product, as a tuple of one number.
     """
     stated = {"devices": 1, "accumulation": 1, **values}
     return (float(math.prod(int(stated[key]) for key in (*keys, "devices", "accumulation"))),)

@@ -1,4 +1,4 @@
-"""Comparison of recipe cards: differing values, and derived quantities under their conventions.
+"""Comparison of recipe cards: values that differ, and quantities derived from the values.
 
 A recipe card holds the hyperparameters of one published training and the convention of each, such
 as the formula of a length penalty.
@@ -17,7 +17,7 @@ ABSENT = "-"  # the key does not apply to the task
 
 
 def compare(recipes: Sequence[Card]) -> list[str]:
-    """Compare two to 26 recipe cards, each of which is named by a letter from A on.
+    """Compare two to 26 recipe cards, which are labelled A, B, C and so on.
 
     Returns:
         The lines to print: titles of the cards, table of differing values, derived quantities,
@@ -69,13 +69,13 @@ def _noted(card: Card, key: str) -> str:
 
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
-    """Iterate over the lines to print on the derived quantities of `RESOLVED`.
+    """Iterate over the lines to print about the quantities in `RESOLVED`.
 
-    A quantity is left out if it cannot be computed for any card, or if the quantity and all
-    hyperparameters that it is derived from are equal in all cards.
+    A quantity is left out if it cannot be computed for any card. It is also left out if its value
+    and the hyperparameters behind the value are equal in all cards.
 
     Args:
-        lettered: Cards by letter.
+        lettered: Cards by label (A, B and so on).
     """
     explained: set[str] = set()
     for quantity in RESOLVED:

@@ -58,8 +58,8 @@ class RowPlan:
         """Return the runs that the row needs, in the order of execution.
 
         Returns:
-            Runs by name of the part. The key of the first training is "", and the key of a teacher
-            for distillation is "teacher". These two runs may belong to other rows.
+            Runs by name of the part. The key of the first training is "". The key of the training
+            of a teacher for distillation is "teacher". These two may be trainings of other rows.
 
         Raises:
             InputError: A recipe is missing, the row has an unknown key, or its `start`, `words` or
@@ -91,7 +91,7 @@ class RowPlan:
 
     @property
     def _place(self) -> str:
-        """Place of the row's changes in the YAML file, for error messages."""
+        """Names of the table, the row and the tier as text, for error messages."""
         return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
 
     def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:
@@ -99,12 +99,17 @@ class RowPlan:
 
         Args:
             recipe: Tier, whose own fields describe the first training.
-            changes: Changes of the recipe for the row.
+            changes: Changes of the recipe for the row. The keys "teacher", "words" and "start" give
+                names of rows.
 
         Returns:
-            A dict with up to two runs. "teacher" is the first training of the row that `teacher`
-            names. "" is the first training of the row that `words` or `start` names, or otherwise
-            of this row. "" is absent if `start` is "random" or the tier has no config.
+            A dict with up to two runs:
+
+            - "teacher": the first training of the row `changes["teacher"]`; absent without a
+              teacher.
+            - "": the first training of the row `changes["words"]` or `changes["start"]`, or of
+              this row if neither key is given. The entry is absent if `start` is "random", or if
+              this row would be trained and the tier has no config.
         """
         start = changes.get("start", self.row.name)
         planned: dict[str, Run] = {}
@@ -213,10 +218,12 @@ def options(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Convert changes of a recipe to command-line options of `fourfold fit`.
 
     Args:
-        changes: For each section (a key of `SECTIONS`), the values by name of the option.
+        changes: Values by section and option, such as {"config": {"d_ff": 64}}. A section is a key
+            of `SECTIONS`.
 
     Returns:
-        Options and values in alternation. A value that is not a string is written as JSON.
+        Options and values in alternation, such as ["--model.init_args.config.d_ff", "64"]. A value
+        that is not a string is written as JSON.
     """
     converted = []
     for section, keys in changes.items():

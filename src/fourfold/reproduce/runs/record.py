@@ -3,8 +3,8 @@
 A run is one training of a row (line) of a table with one seed, followed by a test. A run is
 identified by its stamp (a hash of its options, its configs and the runs that it starts from) and by
 the hashes of its data. Results are read from the run directories and from the committed file
-provenance.json of each table. A recorded result is outdated if it belongs to another stamp or to
-other data than the run of the same name has now.
+provenance.json of each table. A recorded result is outdated if the stamp or the data of its run
+have changed since.
 """
 
 import statistics
@@ -24,13 +24,13 @@ Entry = dict[str, Any]  # result of one run, as provenance.json holds it
 
 
 class Record:
-    """Results of all finished runs, with and without an existing run directory.
+    """Results of all finished runs, from run directories and from files provenance.json.
 
-    A run directory may disappear with its machine, whereas provenance.json keeps the result of
-    each run of a table, so that the run is not repeated.
+    A finished run is not repeated if its directory has been deleted, because the provenance.json of
+    the table also holds the result.
 
     Args:
-        files: Files provenance.json of several tables, in directories PAPER/TABLE/TIER.
+        files: Paths PAPER/TABLE/TIER/provenance.json, one for each table.
         data: SHA-256 of the current data files, by name of the file.
 
     Raises:
@@ -63,11 +63,11 @@ class Record:
     def in_directory(self, run: Run) -> Entry | None:
         """Return the result in the directory of a run.
 
-        None if the run is not finished, or if the training in the directory had other options,
-        other data, or other weights, tokenizer or teacher to start from.
+        None if the run is not finished, or if the directory contains a training with other options,
+        with other data, or with other weights, tokenizer or teacher to start from.
 
         Raises:
-            InputError: The directory was created by hand and does not match the run.
+            InputError: The directory was not created by `Run.execute` and does not match the run.
         """
         return None if self._change(run) else run.result
 
@@ -77,29 +77,32 @@ class Record:
         None if the run was never finished with its present options and data.
 
         Raises:
-            InputError: The directory was created by hand and does not match the run.
+            InputError: The directory was not created by `Run.execute` and does not match the run.
         """
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
     def outdated(self, table: str, current: Iterable[Entry]) -> list[Entry]:
-        """Return the recorded results of a table that are not replaced by a current result.
+        """Return the recorded results of a table for which there is no current result.
 
-        An outdated result stays on record, because it becomes valid again if the change of its
-        recipe is reverted.
+        These outdated results are kept, because they become valid again if the change of the recipe
+        is reverted.
 
         Args:
             table: Name of the table, PAPER/TABLE.
-            current: Current results, which replace the recorded results of the same runs.
+            current: Current results. A recorded result with the same table, row, part and seed is
+                left out.
         """
         replaced = {title_of(entry) for entry in current}
         return [e for title, e in self._by_table[table].items() if title not in replaced]
 
     def check_unchanged(self, runs: Iterable[Run]) -> None:
-        """Check that the training in the directory of each run belongs to the run.
+        """Check that nothing has changed since the training in each run directory was started.
+
+        Runs without a directory are not checked.
 
         Raises:
-            InputError: A training had other options, other data, or other weights, tokenizer or
-                teacher to start from.
+            InputError: The options, the configs, the data, or the weights, tokenizer or teacher to
+                start from have changed.
         """
         for run in runs:
             if change := self._change(run):
@@ -111,7 +114,7 @@ class Record:
         """Describe what has changed since the training in the directory of a run was started.
 
         An example is "the data have changed". The result is "" if nothing has changed, if the
-        directory does not exist, or if it was created by hand.
+        directory does not exist, or if it was not created by `Run.execute`.
         """
         note = run.note
         if note and not self._is_current(note["data"]):
@@ -121,7 +124,9 @@ class Record:
         return ""
 
     def _is_current(self, data: Mapping[str, str]) -> bool:
-        """Return True if all files that `data` and `self.data` share have the same hash in both.
+        """Return True if the data files of a recorded run have not changed since.
+
+        Files that are missing in `data` or in `self.data` are ignored.
 
         Args:
             data: SHA-256 of the data files of a recorded run, by name of the file.
@@ -131,11 +136,11 @@ class Record:
     def due(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to execute, in the given order.
 
-        These are the unfinished runs, and each finished run whose weights no longer exist although
-        a run to execute starts from them.
+        An unfinished run is executed. A finished run is executed again if its weights no longer
+        exist and another run to execute starts from it.
 
         Args:
-            runs: Runs, each after those that it starts from.
+            runs: Runs. Each run comes after the runs that it starts from.
         """
         due: list[Run] = []
         for run in reversed(runs):
@@ -174,15 +179,15 @@ def collect_results(
     Args:
         table: Table.
         tier: Name of the tier, such as laptop.
-        n_seeds: Minimum number of seeds whose values the cells contain. Recorded results of more
-            seeds are included.
+        n_seeds: Number of seeds. Results of seeds from 0 to `n_seeds` - 1 are collected, and
+            results of higher seeds if they are recorded.
         runs_dir: Directory that contains all run directories.
         record: Results of the finished runs.
         machine: Devices for the trainings.
 
     Returns:
-        The cells of the table; and one entry for each finished run, with its table, row, part,
-        seed, stamp, commands, metrics, and `used_by`, the names of the rows whose cells it fills.
+        The cells of the table; and one dict for each finished run. The dict contains `Run.result`
+        and `Run.names`, the `stamp`, and `used_by`, the names of the rows that the run fills.
     """
     n_seeds = max(n_seeds, record.n_seeds(table.name))
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)

@@ -37,14 +37,14 @@ NAMES = ("table", "row", "part", "seed")  # fields that identify a run in its re
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices for a training, which may differ from those that the recipe names.
+    """Devices for a training. They may differ from the devices in the recipe.
 
     The batch of the recipe is split over the devices and over accumulation steps. The number of
     samples of an optimizer step on all devices together does not change.
 
     Args:
-        config: File with options of the Trainer such as configs/trainer/ddp.yaml; None for the
-            devices that the recipe names.
+        config: YAML file with options of the Trainer, for example configs/trainer/ddp.yaml; None
+            for the devices that the recipe names.
         memory: Memory of one device in GiB, which limits the micro-batch; None for no limit.
 
     Raises:
@@ -89,8 +89,8 @@ class Run:
         recipe: Recipe that the run follows.
         fit: Options of `fourfold fit`; empty if nothing is trained.
         test: Options of `fourfold test`.
-        start: Run whose weights, tokenizer or model as a teacher this run needs; None if it needs
-            no other run.
+        start: Run that provides the initial weights, the tokenizer or the teacher of this run; None
+            if no other run is needed.
         minutes: Duration of the run in minutes, measured or estimated; None if it is unknown.
         machine: Devices for the training. The stamp of the run does not depend on them.
     """
@@ -109,12 +109,12 @@ class Run:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Table, row, part and seed of the run, by these names."""
+        """Dict with the fields `table`, `row`, `part` and `seed`, which identify the run."""
         return {key: getattr(self, key) for key in NAMES}
 
     @property
     def title(self) -> str:
-        """Title of the run in messages."""
+        """Title of the run in messages, such as "gpt2_2019/table2, row small, seed 0"."""
         return title_of(self.names)
 
     @cached_property
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def note(self) -> dict[str, Any]:
-        """Description of the training in the run directory, written when the training started.
+        """Description of the training in the run directory, as written by `execute`.
 
         The keys are `stamp`, `data` (SHA-256 of each data file by name), `commands`, `cut` (options
         that split the batch for the machine) and `seconds` (duration so far). The dict is empty if
@@ -152,9 +152,10 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """Duration in seconds, metrics, commands and provenance of the run, by name.
+        """Result of the finished run.
 
-        None if the run is not finished or its directory does not exist.
+        The keys are `seconds` (duration), `metrics` (values by name), `commands`, and the keys of
+        the provenance. None if the run is not finished or its directory does not exist.
 
         Raises:
             InputError: The directory was not created by `execute`, and it holds the metrics of a
@@ -182,9 +183,9 @@ class Run:
 
     @cached_property
     def options(self) -> dict[str, list[str]]:
-        """Options by command, with the batch split for the machine of the run.
+        """Command-line options, by command, including those that split the batch for the machine.
 
-        The commands are "test" and, if the run trains a model, "fit".
+        The keys are "test" and, if the run trains a model, "fit".
 
         Raises:
             InputError: The batch of the recipe cannot be split for the machine.
@@ -272,12 +273,12 @@ def title_of(run: Mapping[str, Any]) -> str:
 def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]]:
     """Iterate over (option, value) pairs in which no path depends on the machine.
 
-    The options `--config` and `--run_dir` are skipped.
+    The options `--config` and `--run_dir` are skipped. If a value is a path in the directory of
+    `start`, the directory is replaced by the stamp of `start`.
 
     Args:
         options: Options and values in alternation.
-        start: Run that provides weights, tokenizer or teacher; None if there is none. In a value
-            such as the path of a checkpoint, the stamp of this run replaces its directory.
+        start: Run that provides weights, tokenizer or teacher; None if there is none.
     """
     for key, value in zip(options[::2], options[1::2], strict=True):
         if start and f"{value}/".startswith(f"{start.folder}/"):

@@ -3,8 +3,8 @@
 A run is one training of a row (line) of a table with one seed, followed by a test. Finished runs
 are skipped, and interrupted runs are resumed. A run is postponed if its expected duration exceeds
 the remaining budget, and a shorter run is executed instead. A run of unknown duration is started in
-any case. At the end of the budget its training saves a checkpoint and stops, so that a long
-training advances by one budget at a time, for example on a cluster with a time limit per job.
+any case. At the end of the budget, the current training saves a checkpoint and stops. It is resumed
+when the command is repeated, for example in the next job on a cluster with a time limit per job.
 """
 
 import sys
@@ -48,15 +48,14 @@ def run_all(
     If a run fails, only the runs that start from the failed run are skipped.
 
     Args:
-        runs: Runs, each after those that it starts from.
+        runs: Runs. Each run comes after the runs that it starts from.
         record: Results of the finished runs.
-        budget: Time budget, at the end of which the current run is saved and stopped. Its
-            `n_postponed` is increased.
+        budget: Time budget. `budget.n_postponed` is increased by the number of postponed runs.
         on_finished: Function that is called after each run that ends without failure.
 
     Returns:
-        0 if no run failed; the exit code of the run that a signal stopped, if any; otherwise the
-        exit code of the first run that failed.
+        0 if no run failed. If a signal stopped a run, the exit code of that run. Otherwise the exit
+        code of the first run that failed.
     """
     due = record.due(runs)
     failed: dict[Path, int] = {}
@@ -97,8 +96,8 @@ def _attempt(
         title: Message to print when the run starts.
 
     Returns:
-        The exit code of the run, 2 if an input is invalid; None if the run does not fit into the
-        budget or was stopped at the end of the budget.
+        None if the run does not fit into the budget or was stopped at the end of the budget.
+        Otherwise the exit code of the run, which is 2 if an input is invalid.
     """
     left = budget.left
     needed = max(0.0, (expected or 0.0) - run.note.get("seconds", 0.0))
