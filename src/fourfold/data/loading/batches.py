@@ -1,8 +1,9 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks.
 
-Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. Each batch
-carries the position in the training data after its step, as the fields `epoch` and `position`. A
-checkpoint stores the position of the last trained batch, so prefetched batches do not matter.
+Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The fields
+`epoch` and `position` of each batch are the position in the training data after its step. A
+checkpoint stores these fields of the last trained batch, so that batches which were prefetched but
+not trained are read again after a resume.
 
 Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
     into source and target), C channels, H height, W width, K classes.
@@ -43,8 +44,8 @@ class CausalBatch(NamedTuple):
     Args:
         ids: (B, T) long token ids of the input.
         targets: (B, T) long token ids, IGNORE_INDEX where there is no target.
-        documents: (B, T) long index of each token's document, to prevent attention between
-            documents; None if this attention is allowed.
+        documents: (B, T) long index of each token's document, with which the model prevents
+            attention between documents; None if the model should not prevent it.
         n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
         n_words: Number of words in the text of all targets, for the perplexity per word.
         epoch: Index of the epoch, from 0.
@@ -69,8 +70,8 @@ class MaskedBatch(NamedTuple):
         targets: (B, T) long original ids of the selected tokens, IGNORE_INDEX at all other tokens.
         segments: (B, T) long, 0 = segment A, 1 = segment B; None for single sequences.
         mask: (B, T) bool, True = real token; None = no padding.
-        documents: (B, T) long index of each token's document, to prevent attention between
-            documents; None if this attention is allowed.
+        documents: (B, T) long index of each token's document, with which the model prevents
+            attention between documents; None if the model should not prevent it.
         is_next: (B,) long labels of next-sentence prediction, 1 = B follows A; None without this
             task.
         target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,

@@ -63,12 +63,11 @@ class LengthBucketedOrder:
     In each epoch the rows are shuffled and then stably sorted by length, so that rows of equal
     length are in random order. The sorted rows are divided greedily into batches, and the batches
     are shuffled. The boundaries between batches depend only on the sorted lengths. Every epoch
-    therefore has the same number of batches, but with other rows in each batch.
+    therefore has the same number of batches, with different rows in them.
 
-    If all lengths are equal, the rows are divided in their shuffled order, without sorting, and the
-    batches are not shuffled. Two consecutive batches of 4 rows are then the two halves of one batch
-    of 8 rows. Two devices with batches of 4 rows therefore train on the same rows in each step as
-    one device with batches of 8 rows.
+    If all lengths are equal, the shuffled rows are divided without sorting, and the batches are not
+    shuffled. Two devices with batches of 4 rows then train on the same rows in each step as one
+    device with batches of 8 rows.
 
     Args:
         lengths: (rows,) length of each row, in tokens. For data without padding, such as images, an
@@ -213,7 +212,7 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
 
     As with timm's RepeatAugSampler, an epoch is not longer than without repetition. Each epoch
     samples a random fraction 1 / `aug_repeats` of the images anew. The sampled images form groups
-    of 16, and the copies of a group's images come one after another. The copies of an image are
+    of 16, and all copies of a group come before those of the next group. The copies of an image are
     therefore usually trained in the same step, possibly on several ranks. Two copies of an image
     are never partners in `mix_partners`, because MixUp would mix the image with itself.
     Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019

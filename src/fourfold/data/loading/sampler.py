@@ -42,8 +42,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
     Each step of an epoch takes the next `world_size` batches of the order, one for each rank. In
     training, the last step divides all remaining examples among the ranks. Therefore every rank
-    takes the same number of steps, and no example comes twice. A last step that might
-    have fewer examples than ranks is merged into the step before it, in all epochs alike.
+    takes the same number of steps, and no example comes twice. If the last step could have fewer
+    examples than ranks in some epoch, it is merged into the step before it in all epochs.
 
     In evaluation (an order that does not shuffle), batches stay complete. An example is therefore
     always padded with the same examples, and its results are bitwise equal on any number of
@@ -62,9 +62,9 @@ class EpochSampler(Sampler[list[SampleKey]]):
             order does not shuffle.
 
     Raises:
-        InputError: While iterating, on all ranks, if even the merged last training step has fewer
-            examples than ranks. Either the split is too small, or a run resumes with another number
-            of ranks and too few examples of the epoch remain.
+        InputError: During iteration, on all ranks, if the last training step still has fewer
+            examples than ranks. The split is then too small, or training was resumed with another
+            number of ranks and too few examples of the epoch remain.
     """
 
     def __init__(

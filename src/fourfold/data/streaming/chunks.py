@@ -41,9 +41,9 @@ _DTYPES = {
 class ChunkCache:
     """Cache of remote files that all processes of a machine share.
 
-    A process locks the cache to evict files and to download a missing file. Therefore two processes
-    never download the same file, and the cache never exceeds its limit. The least recently opened
-    file is evicted first. A process that has an evicted file open can still read the file.
+    A process locks the cache to evict files and to download a missing file. Therefore no file is
+    downloaded twice at the same time, and the cache never exceeds its limit. The least recently
+    opened file is evicted first. A process that has an evicted file open can still read the file.
 
     Args:
         folder: Folder of the copies of remote files.

@@ -170,8 +170,8 @@ class TextDataModule(ResumableDataModule):
 
         Raises:
             InputError: If the options of a trained tokenizer, or the content of a tokenizer that
-                was loaded from a file, differ from those of the checkpoint. Unless the Trainer
-                evaluates, also if seed, training data or batch sizes differ.
+                was loaded from a file, differ from those of the checkpoint. Also if seed, training
+                data or batch sizes differ, unless the Trainer evaluates.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)

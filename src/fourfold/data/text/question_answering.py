@@ -259,7 +259,7 @@ class QuestionData(LabelledDataModule):
         Args:
             number: Index of the question in the split.
             question: Question with its answer.
-            head: Token ids before the context: BOS, question, one or two EOS.
+            head: Token ids of BOS, question, and one or two EOS, which precede the context.
             context: Token ids of the context.
             offsets: Begin and end (exclusive) of each context token, as character indices in the
                 context.

@@ -72,8 +72,8 @@ class Sentences:
             limit: Maximum number of tokens of a sequence.
             cross_documents: True if a sequence may contain sentences of several documents.
             separator_cost: Number of tokens that the caller will insert between two documents.
-            overflow: Put the sentence that exceeds the limit into the sequence as well, so that the
-                caller must truncate the sequence; otherwise that sentence begins the next sequence.
+            overflow: True if a sequence includes the sentence with which it exceeds the limit, so
+                that the caller must truncate it; otherwise this sentence begins the next sequence.
 
         Returns:
             (sequences - 1,) indices of the sentences at which a new sequence begins, as np.split
