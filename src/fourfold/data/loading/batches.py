@@ -1,10 +1,9 @@
-"""Batch classes (NamedTuples) that DataModules pass to tasks, with the shape of each field.
+"""Batch classes (NamedTuples) that DataModules pass to tasks.
 
-Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. A comment at
-each field gives its shape. The last two fields of every batch say how far training is once the step
-with this batch is done. `epoch` is the number of the epoch, and `position` is the number of batches
-of this epoch that are trained by then, counted over all ranks. Since each batch carries these two
-numbers, prefetching cannot disturb a resume.
+Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The fields
+`epoch` and `position` of each batch are the position in the training data after its step. A
+checkpoint stores these fields of the last trained batch, so that batches which were prefetched but
+not trained are read again after a resume.
 
 Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
     into source and target), C channels, H height, W width, K classes.
@@ -18,15 +17,23 @@ from torch import Tensor
 class PairBatch(NamedTuple):
     """Sentence pairs for translation.
 
-    `src` ends with EOS. `tgt` begins with BOS and ends with EOS; the decoder's input is `tgt`
-    without its last column, and the target is `tgt` without its first column.
+    Args:
+        src: (B, S) long token ids of the source sentences, each of which ends with EOS.
+        tgt: (B, T+1) long token ids of the target sentences, each from BOS to EOS. The decoder's
+            input is `tgt` without its last column. The targets are `tgt` without its first column.
+        src_mask: (B, S) bool, True = real token.
+        tgt_mask: (B, T+1) bool, True = real token.
+        rows: (B,) long indices of the examples in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
     """
 
-    src: Tensor  # (B, S) long
-    tgt: Tensor  # (B, T+1) long
-    src_mask: Tensor  # (B, S) bool, True = real token
-    tgt_mask: Tensor  # (B, T+1) bool, True = real token
-    rows: Tensor  # (B,) long, numbers of the examples in the split
+    src: Tensor
+    tgt: Tensor
+    src_mask: Tensor
+    tgt_mask: Tensor
+    rows: Tensor
     epoch: int = 0
     position: int = 0
 
@@ -34,13 +41,21 @@ class PairBatch(NamedTuple):
 class CausalBatch(NamedTuple):
     """Text for causal language modelling; the target of each token is the next token.
 
-    `n_bytes` and `n_words` are the numbers of bytes and words in the text of all targets of the
-    batch, for perplexity per byte and per word.
+    Args:
+        ids: (B, T) long token ids of the input.
+        targets: (B, T) long token ids, IGNORE_INDEX where there is no target.
+        documents: (B, T) long index of each token's document, with which the model prevents
+            attention between documents; None if the model should not prevent it.
+        n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
+        n_words: Number of words in the text of all targets, for the perplexity per word.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
     """
 
-    ids: Tensor  # (B, T) long
-    targets: Tensor  # (B, T) long, IGNORE_INDEX where there is no target
-    documents: Tensor | None = None  # (B, T) long, number of each token's document
+    ids: Tensor
+    targets: Tensor
+    documents: Tensor | None = None
     n_bytes: int = 0
     n_words: int = 0
     epoch: int = 0
@@ -50,41 +65,71 @@ class CausalBatch(NamedTuple):
 class MaskedBatch(NamedTuple):
     """Text for masked language modelling.
 
-    `targets` holds the original token at each position that was selected for prediction, and
-    IGNORE_INDEX at all other positions. `target_positions` holds the indices of the selected
-    positions, for models that compute logits only there. `documents` is given if attention between
-    documents is blocked, and `is_next` if the task is next-sentence prediction.
+    Args:
+        ids: (B, T) long token ids of the input, after masking.
+        targets: (B, T) long original ids of the selected tokens, IGNORE_INDEX at all other tokens.
+        segments: (B, T) long, 0 = segment A, 1 = segment B; None for single sequences.
+        mask: (B, T) bool, True = real token; None = no padding.
+        documents: (B, T) long index of each token's document, with which the model prevents
+            attention between documents; None if the model should not prevent it.
+        is_next: (B,) long labels of next-sentence prediction, 1 = B follows A; None without this
+            task.
+        target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,
+            for models that compute logits only there.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
     """
 
-    ids: Tensor  # (B, T) long
-    targets: Tensor  # (B, T) long, IGNORE_INDEX where there is no target
-    segments: Tensor | None = None  # (B, T) long, 0 = A, 1 = B
-    mask: Tensor | None = None  # (B, T) bool, True = real token; None = no padding
-    documents: Tensor | None = None  # (B, T) long, number of each token's document
-    is_next: Tensor | None = None  # (B,) long, 1 = B follows A
-    target_positions: Tensor | None = None  # (N,) long, indices of the N targets in (B * T,)
+    ids: Tensor
+    targets: Tensor
+    segments: Tensor | None = None
+    mask: Tensor | None = None
+    documents: Tensor | None = None
+    is_next: Tensor | None = None
+    target_positions: Tensor | None = None
     epoch: int = 0
     position: int = 0
 
 
 class ImageBatch(NamedTuple):
-    """Images with labels, or with class probabilities after MixUp or CutMix."""
+    """Images with labels, or with class probabilities after MixUp or CutMix.
 
-    images: Tensor  # (B, C, H, W) float
-    labels: Tensor  # (B,) long or (B, K) float
-    rows: Tensor  # (B,) long, numbers of the examples in the split
+    Args:
+        images: (B, C, H, W) float.
+        labels: (B,) long class indices, or (B, K) float class probabilities.
+        rows: (B,) long indices of the examples in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
+    """
+
+    images: Tensor
+    labels: Tensor
+    rows: Tensor
     epoch: int = 0
     position: int = 0
 
 
 class SequenceBatch(NamedTuple):
-    """Sentences or sentence pairs, each with one label."""
+    """Sentences or sentence pairs, each with one label.
 
-    ids: Tensor  # (B, T) long
-    labels: Tensor  # (B,) long for classification, float for regression
-    segments: Tensor  # (B, T) long, 0 = A, 1 = B
-    mask: Tensor  # (B, T) bool, True = real token
-    rows: Tensor  # (B,) long, numbers of the examples in the split
+    Args:
+        ids: (B, T) long token ids.
+        labels: (B,) long class indices for classification, float targets for regression.
+        segments: (B, T) long, 0 = sentence A, 1 = sentence B.
+        mask: (B, T) bool, True = real token.
+        rows: (B,) long indices of the examples in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    segments: Tensor
+    mask: Tensor
+    rows: Tensor
     epoch: int = 0
     position: int = 0
 
@@ -92,14 +137,21 @@ class SequenceBatch(NamedTuple):
 class TokenBatch(NamedTuple):
     """Sentences with one tag for each word.
 
-    The label of a word's first token is the class number of the word's tag. All other tokens have
-    the label IGNORE_INDEX.
+    Args:
+        ids: (B, T) long token ids.
+        labels: (B, T) long, class index of a word's tag at the first token of the word, and
+            IGNORE_INDEX at all other tokens.
+        mask: (B, T) bool, True = real token.
+        rows: (B,) long indices of the examples in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
     """
 
-    ids: Tensor  # (B, T) long
-    labels: Tensor  # (B, T) long, IGNORE_INDEX at other tokens
-    mask: Tensor  # (B, T) bool, True = real token
-    rows: Tensor  # (B,) long, numbers of the examples in the split
+    ids: Tensor
+    labels: Tensor
+    mask: Tensor
+    rows: Tensor
     epoch: int = 0
     position: int = 0
 
@@ -107,28 +159,48 @@ class TokenBatch(NamedTuple):
 class SpanBatch(NamedTuple):
     """Questions, each with a window of its context.
 
-    `starts` and `ends` are the indices of the first and the last token of the answer. Both are 0,
-    the index of BOS, if the window does not contain the answer. `context` is True at the tokens of
-    the context.
+    Args:
+        ids: (B, T) long token ids of question and window.
+        starts: (B,) long index of the first token of the answer; 0, the index of BOS, if the window
+            does not contain the answer.
+        ends: (B,) long index of the last token of the answer; 0 if the window does not contain the
+            answer.
+        segments: (B, T) long, 0 = question, 1 = context.
+        mask: (B, T) bool, True = real token.
+        context: (B, T) bool, True at the tokens of the context, where an answer may begin or end.
+        rows: (B,) long indices of the examples in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
     """
 
-    ids: Tensor  # (B, T) long
-    starts: Tensor  # (B,) long
-    ends: Tensor  # (B,) long
-    segments: Tensor  # (B, T) long, 0 = question, 1 = context
-    mask: Tensor  # (B, T) bool, True = real token
-    context: Tensor  # (B, T) bool, True where an answer may begin or end
-    rows: Tensor  # (B,) long, numbers of the examples in the split
+    ids: Tensor
+    starts: Tensor
+    ends: Tensor
+    segments: Tensor
+    mask: Tensor
+    context: Tensor
+    rows: Tensor
     epoch: int = 0
     position: int = 0
 
 
 class CaptionBatch(NamedTuple):
-    """Images, each with one text from BOS to EOS."""
+    """Images, each with one text.
 
-    images: Tensor  # (B, C, H, W) float
-    ids: Tensor  # (B, T) long
-    mask: Tensor  # (B, T) bool, True = real token
-    rows: Tensor  # (B,) long, numbers of the examples in the split
+    Args:
+        images: (B, C, H, W) float.
+        ids: (B, T) long token ids of the texts, each from BOS to EOS.
+        mask: (B, T) bool, True = real token.
+        rows: (B,) long indices of the examples in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
+    """
+
+    images: Tensor
+    ids: Tensor
+    mask: Tensor
+    rows: Tensor
     epoch: int = 0
     position: int = 0

@@ -23,11 +23,11 @@ def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np
 
     Args:
         seed: Seed of the data.
-        epoch: Number of the epoch.
+        epoch: Index of the epoch, from 0.
         rows: (B,) indices of the examples in the split.
         n: Number of integers for each example.
-        stream: Index of the random sequence. Each kind of random choice, such as the selection of
-            targets, has another index, so that the choices are independent.
+        stream: Index of a random sequence. The sequences are independent. A caller uses another
+            sequence for each random choice, such as the choice of the masked tokens.
 
     Returns:
         (B, n) uint64.
@@ -50,10 +50,10 @@ def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) ->
 
     Args:
         seed: Seed of the data.
-        epoch: Number of the epoch.
+        epoch: Index of the epoch, from 0.
         rows: (B,) indices of the examples in the split.
         n: Number of floats for each example.
-        stream: Index of the random sequence; each kind of random choice has another index.
+        stream: Index of a random sequence; the sequences are independent of each other.
 
     Returns:
         (B, n) float64.
@@ -68,11 +68,10 @@ def integers(
 
     Args:
         seed: Seed of the data.
-        epoch: Number of the epoch.
+        epoch: Index of the epoch, from 0.
         rows: (B,) indices of the examples in the split.
-        high: Exclusive upper bound: one int for all examples, or an array (B,) with one bound for
-            each example.
-        stream: Index of the random sequence; each kind of random choice has another index.
+        high: Exclusive upper bound, an int for all examples or an array (B,).
+        stream: Index of a random sequence; the sequences are independent of each other.
 
     Returns:
         (B,) int64.

@@ -21,9 +21,9 @@ from fourfold.errors import InputError
 class BatchedDataset(Dataset[Any]):
     """Dataset of one split that returns complete batches instead of single examples.
 
-    Padding, masking and cropping are therefore array operations on a whole batch. An example (such
-    as a sentence, an image or a block of tokens) is called a row, since it becomes one row of a
-    batch. Subclasses set `order` and implement `batch`.
+    Padding, masking and cropping are therefore array operations on a whole batch. A row is an
+    example, such as a sentence, an image or a block of tokens. Subclasses set `order` and implement
+    `batch`.
 
     Attributes:
         order: Division of the rows into the batches of each epoch.
@@ -47,7 +47,10 @@ class BatchedDataset(Dataset[Any]):
         return int(self.order.lengths.max(initial=0))
 
     def prepare(self) -> None:
-        """Prepare data that worker processes share, such as a cache, before the workers start."""
+        """Prepare data that worker processes share, such as a cache.
+
+        The method is called before the workers start. By default it does nothing.
+        """
 
     @abstractmethod
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
@@ -57,10 +60,10 @@ class BatchedDataset(Dataset[Any]):
         the same batch at any time, which exact resume relies on.
 
         Args:
-            rows: (B,) numbers of the examples in the split.
-            epoch: Number of the epoch, from 0.
-            position: Number of batches of this epoch, over all ranks, that are trained once the
-                step that contains this batch is done.
+            rows: (B,) indices of the examples in the split.
+            epoch: Index of the epoch, from 0.
+            position: Number of batches of the epoch, summed over all ranks, that are trained when
+                the step with this batch ends.
         """
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> NamedTuple:
@@ -105,9 +108,9 @@ class ResumableDataModule(LightningDataModule):
 
     Attributes:
         batch_class: Class of the batches; a task accepts only batches of its own class.
-        split_sources: Source of each split, such as its files, by the name of the split. The
-            attribute shows if validation and test read the same source. It is empty by default.
-        splits: Dataset of each split; empty before `setup`.
+        split_sources: Dictionary from the name of a split to its source, such as a list of files.
+            `tests_on_val` compares these sources. The dictionary is empty by default.
+        splits: Dictionary from the name of a split to its dataset; empty before `setup`.
         position: Position in the training data after the last trained batch.
 
     Raises:
@@ -182,8 +185,8 @@ class ResumableDataModule(LightningDataModule):
     def tests_on_val(self) -> bool:
         """True if the validation and the test split have the same source, such as the same file.
 
-        If both are the same fraction to hold out of the training split, the result is False,
-        because the two fractions hold out different examples.
+        The result is False if both sources are a fraction of the training split, such as 0.1. The
+        validation and the test split then hold different examples.
         """
         val, test = (self.split_sources.get(name) for name in ("val", "test"))
         return val is not None and not isinstance(val, float) and val == test
@@ -212,7 +215,7 @@ class ResumableDataModule(LightningDataModule):
         return self.splits[name]
 
     def n_train_batches(self) -> int:
-        """Return the number of training batches that each rank takes in a complete epoch.
+        """Return the number of training batches of each rank in a complete epoch.
 
         The Trainer's option `limit_train_batches` is ignored.
         """
@@ -224,9 +227,8 @@ class ResumableDataModule(LightningDataModule):
     def _max_train_steps(self) -> int:
         """Return the maximum number of steps that the Trainer takes in an epoch.
 
-        The Trainer's option `limit_train_batches` is a number of batches of each rank, or a float,
-        the fraction of all batches of a rank. Each rank takes one batch in each step, so a limit of
-        n batches is a limit of n steps.
+        The Trainer's option `limit_train_batches` limits the batches of each rank. An int is a
+        number of batches, a float a fraction of them. Each rank takes one batch in each step.
         """
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
         return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
@@ -266,8 +268,8 @@ class ResumableDataModule(LightningDataModule):
         checkpoint.
 
         Raises:
-            InputError: If the checkpoint to resume was written with other data, so that it holds no
-                position in these data.
+            InputError: If the checkpoint to resume holds no position in these data, because it was
+                written with another DataModule.
         """
         trainer = self.trainer
         if trainer and trainer.ckpt_path and trainer.state.fn == "fit":
@@ -295,16 +297,17 @@ class ResumableDataModule(LightningDataModule):
 
         Args:
             epoch: Field `epoch` of the batch.
-            position: Field `position` of the batch: the number of batches of that epoch that all
-                ranks together have trained.
+            position: Field `position` of the batch, the number of trained batches of the epoch,
+                summed over all ranks.
         """
         self.position = Position(epoch, position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: the position, the seed, and a hash of the batch order.
+        """Return the state for a checkpoint.
 
-        `load_state_dict` compares seed and hash, since a position is meaningful only for the batch
-        order in which it was recorded.
+        The keys are "epoch" and "batch" (the position), "seed", and "order" (a hash of the batch
+        order). A position is valid only for one batch order, so `load_state_dict` compares seed
+        and hash.
         """
         order = self.split("train").order.fingerprint()
         return {**self.position._asdict(), "seed": self.seed, "order": order}
@@ -312,8 +315,8 @@ class ResumableDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position in the training data from a checkpoint.
 
-        If the Trainer evaluates, the method does nothing, since evaluation reads all batches and
-        may use other data.
+        If the Trainer evaluates, the method does nothing. Evaluation reads all batches, possibly of
+        data other than those of the training.
 
         Args:
             state_dict: Return value of `state_dict`, as stored in the checkpoint.
@@ -334,7 +337,7 @@ class ResumableDataModule(LightningDataModule):
         self._resume_from = self.position
 
     def teardown(self, stage: str) -> None:
-        """Forget the restored position after a fit, so that a second fit starts at the first batch.
+        """Discard the restored position after a fit; a second fit then starts at the first batch.
 
         Args:
             stage: Stage of the Trainer that ends; the method does nothing unless it is "fit".

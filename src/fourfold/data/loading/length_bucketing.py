@@ -1,9 +1,8 @@
-"""Batch orders: length-bucketed batches, repeated augmentation, and image pairs for MixUp.
+"""BatchOrder and its classes for length-bucketed batches and for repeated augmentation.
 
-A batch order divides the examples of a split into batches, as a pure function of seed and epoch. An
-order keeps no random state. A position in the data is therefore two numbers: the epoch, and the
-number of batches of that epoch that are trained. An example is called a row, since it becomes one
-row of a batch.
+A batch order divides the rows (examples) of a split into batches. The batches depend only on seed
+and epoch, and an order keeps no random state. The epoch and the number of its trained batches are
+therefore enough to resume.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ class BatchOrder(Protocol):
 
     Attributes:
         seed: Seed of the shuffling.
-        shuffle: Shuffle rows and batches anew in each epoch; otherwise all epochs are equal.
+        shuffle: True if each epoch shuffles rows and batches anew; otherwise all epochs are equal.
         equal_lengths: True if all rows have the same length. Then every batch, except perhaps the
             last, has the same number of rows.
     """
@@ -45,16 +44,16 @@ class BatchOrder(Protocol):
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a number of rows that the last `n` batches of every epoch contain at least."""
+        """Return a lower bound, for all epochs, on the number of rows in the last `n` batches."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Return the batches of an epoch, each an array of row numbers.
+        """Return the batches of an epoch, each an array (B,) of row indices.
 
-        The returned sequence may compute a batch only when the batch is accessed.
+        The sequence may compute a batch at its first access.
         """
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
+        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
 
 
 @dataclass(eq=False)
@@ -64,19 +63,18 @@ class LengthBucketedOrder:
     In each epoch the rows are shuffled and then stably sorted by length, so that rows of equal
     length are in random order. The sorted rows are divided greedily into batches, and the batches
     are shuffled. The boundaries between batches depend only on the sorted lengths. Every epoch
-    therefore has the same number of batches, but with other rows in each batch.
+    therefore has the same number of batches, with different rows in them.
 
-    If all lengths are equal, the rows are divided in their shuffled order, without sorting, and the
-    batches are not shuffled. Two consecutive batches of 4 rows are then the two halves of one batch
-    of 8 rows. Two devices with batches of 4 rows therefore train on the same rows in each step as
-    one device with batches of 8 rows.
+    If all lengths are equal, the shuffled rows are divided without sorting, and the batches are not
+    shuffled. Two devices with batches of 4 rows then train on the same rows in each step as one
+    device with batches of 8 rows.
 
     Args:
         lengths: (rows,) length of each row, in tokens. For data without padding, such as images, an
             array of ones.
         max_tokens: Upper bound on the tokens of a batch, padding included (number of rows times
-            length of the longest row); None if only `max_rows` bounds a batch.
-        max_rows: Upper bound on the rows of a batch; None if only `max_tokens` bounds a batch.
+            length of the longest row); None if only the rows are limited.
+        max_rows: Upper bound on the rows of a batch; None if only the tokens are limited.
         seed: Seed of the shuffling, combined with the number of the epoch.
         shuffle: Shuffle in each epoch; otherwise every epoch has the same batches in the same order
             (evaluation).
@@ -147,7 +145,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a number of rows that the last `n` batches of every epoch contain at least."""
+        """Return a lower bound, for all epochs, on the number of rows in the last `n` batches."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())
@@ -156,7 +154,7 @@ class LengthBucketedOrder:
         return int(sizes[: n - 1].sum() + sizes[max(n - 1, len(sizes) // 2)])
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Return the batches of an epoch, each an array of row numbers."""
+        """Return the batches of an epoch, each an array (B,) of row indices."""
         if not self.shuffle:
             return np.split(np.argsort(self.lengths, kind="stable"), self._boundaries)
         rng = np.random.default_rng([self.seed, epoch])
@@ -178,21 +176,19 @@ class LengthBucketedOrder:
         return rng.permutation(self.n_rows)
 
     def mix_partners(self, rows: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the row with which MixUp or CutMix mixes each of the given rows.
+        """Return, for each given row, its partner: the row with which MixUp or CutMix mixes it.
 
-        Two partners are neighbours in the shuffled order of the epoch: the first and second row of
-        this order, the third and fourth row, and so on. Partners depend on this order alone, so
-        that the same rows are mixed for any batch size and any number of devices. A partner may
-        therefore be in another batch, for example if batch sizes are odd. If the number of rows is
-        odd, the last row is its own partner. The method requires `shuffle=True` and rows of equal
-        length.
+        The first and second row of the epoch's shuffled order are partners, then the third and
+        fourth row, and so on. If the number of rows is odd, the last row is its own partner. The
+        partners do not depend on the batch size or the number of devices. A partner may therefore
+        be in another batch. The method requires `shuffle=True` and rows of equal length.
 
         Args:
-            rows: (B,) row numbers.
-            epoch: Number of the epoch.
+            rows: (B,) row indices.
+            epoch: Index of the epoch, from 0.
 
         Returns:
-            (B,) row numbers of the partners.
+            (B,) row indices of the partners.
         """
         assert self.equal_lengths
         assert self.shuffle
@@ -205,7 +201,7 @@ class LengthBucketedOrder:
         return self._partners[1][rows]
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
+        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
         data = self.lengths.tobytes() + repr(bounds).encode()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -214,17 +210,18 @@ class LengthBucketedOrder:
 class RepeatedAugmentationOrder(LengthBucketedOrder):
     """Batch order of repeated augmentation: each sampled image comes several times in an epoch.
 
-    As with timm's RepeatAugSampler, repetition does not make an epoch longer: each epoch draws a
-    new random fraction 1 / `aug_repeats` of the images. The sampled images form groups of 16. All
-    copies of the images of a group come before those of the next group. The copies of an image are
-    therefore trained in the same step, possibly on several ranks, unless the group is split between
-    two steps. Two copies of an image are never partners in `mix_partners`, because MixUp would mix
-    the image with itself. Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
+    As with timm's RepeatAugSampler, an epoch is not longer than without repetition. Each epoch
+    samples a random fraction 1 / `aug_repeats` of the images anew. The sampled images form groups
+    of 16, and all copies of a group come before those of the next group. The copies of an image are
+    therefore usually trained in the same step, possibly on several ranks. Two copies of an image
+    are never partners in `mix_partners`, because MixUp would mix the image with itself.
+    Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
     (arXiv:1902.05509) describe the method. DeiT uses three copies (Touvron et al. 2020, Table 9).
 
     Args:
         n_rows: Number of images N in the split, which is also the number of rows of an epoch.
-        aug_repeats: Copies of each sampled image; copy k of image i has the row number i + k N.
+        aug_repeats: Number of copies of each sampled image. Copy k of image i has the row index
+            i + k N.
         options: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
     """
 
@@ -242,6 +239,6 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
         return (sampled[index] + copy * self.n_rows)[order][: self.n_rows]
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
+        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
         text = f"{super().fingerprint()} {self.aug_repeats}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -51,22 +51,22 @@ class RaggedArray:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Length of each row."""
+        """(rows,) length of each row."""
         return np.diff(self.offsets)
 
     def _slices(self, starts: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
-        """Return the slices of the flat array with the given starts and lengths as rows."""
+        """Return a RaggedArray whose row i is `ids[starts[i] : starts[i] + lengths[i]]`."""
         first = np.cumsum(lengths) - lengths
         steps = np.arange(int(lengths.sum())) - np.repeat(first, lengths)
         return RaggedArray.from_lengths(self.ids[np.repeat(starts, lengths) + steps], lengths)
 
     def take(self, rows: np.ndarray) -> "RaggedArray":
-        """Return an array of the rows with the given numbers, in the given order."""
+        """Return a RaggedArray of the rows with the given indices, in the given order."""
         starts = self.offsets[rows]
         return self._slices(starts, self.offsets[rows + 1] - starts)
 
     def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
-        """Return an array with only the first `max_len` elements of every row.
+        """Return a RaggedArray with only the first `max_len` elements of every row.
 
         Args:
             max_len: Maximum length of all rows, or an array (rows,) with one maximum for each row.
@@ -74,7 +74,7 @@ class RaggedArray:
         return self._slices(self.offsets[:-1], np.minimum(self.lengths, max_len))
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
-        """Return an array with one id added at the start, at the end, or at both ends of every row.
+        """Return a RaggedArray with one id added at the start or end (or both) of every row.
 
         Args:
             before: Id to add at the start; None adds none.
@@ -88,7 +88,7 @@ class RaggedArray:
         return rows
 
     def concat_rows(self, other: "RaggedArray") -> "RaggedArray":
-        """Return an array whose row i is row i of this array, followed by row i of `other`."""
+        """Return a RaggedArray whose row i is row i of this array, followed by row i of `other`."""
         starts = np.stack([self.offsets[:-1], len(self.ids) + other.offsets[:-1]], axis=1)
         lengths = np.stack([self.lengths, other.lengths], axis=1)
         both = RaggedArray(np.concatenate([self.ids, other.ids]), self.offsets)
@@ -96,10 +96,10 @@ class RaggedArray:
         return RaggedArray(parts.ids, parts.offsets[::2])
 
     def padded(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor]:
-        """Return the rows with the given numbers as a batch with padding on the right.
+        """Return the rows with the given indices as a batch with padding on the right.
 
         Args:
-            rows: (B,) row numbers.
+            rows: (B,) row indices.
             pad_id: Id of the padding.
 
         Returns:

@@ -14,8 +14,8 @@ class Position(NamedTuple):
     """Position in the training data.
 
     Args:
-        epoch: Number of the epoch, from 0.
-        batch: Number of batches of that epoch, over all ranks, that are already trained.
+        epoch: Index of the epoch, from 0.
+        batch: Number of trained batches of the epoch, summed over all ranks.
     """
 
     epoch: int = 0
@@ -26,10 +26,10 @@ class SampleKey(NamedTuple):
     """Key with which the sampler requests one example of a dataset.
 
     Args:
-        epoch: Number of the epoch, which seeds masking and augmentation.
-        position: Number of batches of the epoch, over all ranks, that are trained at the end of the
-            step that contains this example.
-        row: Number of the example in the split.
+        epoch: Index of the epoch, which seeds masking and augmentation.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this example ends.
+        row: Index of the example in the split.
     """
 
     epoch: int
@@ -42,8 +42,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
     Each step of an epoch takes the next `world_size` batches of the order, one for each rank. In
     training, the last step divides all remaining examples among the ranks. Therefore every rank
-    takes the same number of steps, and no example comes twice. If the last step might have fewer
-    examples than ranks in any epoch, the last step is merged into the step before it in all epochs.
+    takes the same number of steps, and no example comes twice. If the last step could have fewer
+    examples than ranks in some epoch, it is merged into the step before it in all epochs.
 
     In evaluation (an order that does not shuffle), batches stay complete. An example is therefore
     always padded with the same examples, and its results are bitwise equal on any number of
@@ -51,20 +51,20 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
     Args:
         order: Division of the examples of a split into batches.
-        rank: Number of this process.
+        rank: Index of this process.
         world_size: Number of processes.
-        start: First epoch to read, and number of its batches, over all ranks, that are skipped
-            because they are already trained. Later epochs start at their first batch.
-        max_steps: Maximum number of steps that the Trainer takes in an epoch; None means all steps.
-            If these steps are already trained at `start`, the sampler starts at the next epoch. The
-            sampler itself does not stop after `max_steps`, since the Trainer does.
-        repeat_first_epoch: Use the batches of epoch 0 in every epoch. An order that does not
-            shuffle has the same batches in every epoch in any case.
+        start: Index of the first epoch to read, and number of its batches, summed over all ranks,
+            that are skipped because they are already trained.
+        max_steps: Number of steps after which the Trainer ends an epoch; None means all steps. The
+            sampler itself does not stop there. If all these steps are already trained at `start`,
+            the sampler starts at the next epoch.
+        repeat_first_epoch: Use the batches of epoch 0 in every epoch. This is always so if the
+            order does not shuffle.
 
     Raises:
-        InputError: While iterating, on all ranks, if even the merged last training step has fewer
-            examples than ranks. Either the split is too small, or a run resumes with another number
-            of ranks and too few examples of the epoch remain.
+        InputError: During iteration, on all ranks, if the last training step still has fewer
+            examples than ranks. The split is then too small, or training was resumed with another
+            number of ranks and too few examples of the epoch remain.
     """
 
     def __init__(
@@ -91,19 +91,17 @@ class EpochSampler(Sampler[list[SampleKey]]):
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch for the next iteration; Lightning calls this method.
+        """Set the index of the epoch for the next iteration; Lightning calls this method.
 
-        The call comes before each epoch, except in the first epoch of a resumed run: there it comes
-        after `__iter__`, which therefore takes the epoch from `start`. Lightning also calls the
-        method of evaluation samplers, with the epoch of training. Evaluation samplers ignore this
-        number and read epoch 0 each time, so that all validations have the same masks.
+        Before the first call, the sampler reads the epoch in `start`. Evaluation samplers ignore
+        the epoch. They always read epoch 0, so that all validations have the same masks.
         """
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Return the number of steps in a complete epoch of this rank, even after a resume.
+        """Return the number of steps of this rank in a complete epoch.
 
-        Lightning counts the steps of a resumed epoch from the start of the epoch.
+        The steps before `start` are included, because Lightning counts them as well.
         """
         starts = self._step_starts()
         if self.order.shuffle:
@@ -130,23 +128,21 @@ class EpochSampler(Sampler[list[SampleKey]]):
                 yield [SampleKey(epoch, end, row) for row in rows.tolist()]
 
     def _rows_of_rank(self, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """Return this rank's share of the batches of a step, as row numbers.
-
-        In evaluation the share may be empty.
+        """Return the row indices of a step that this rank processes; in evaluation possibly none.
 
         Args:
-            batches: Row numbers of each batch of the step.
+            batches: Row indices of each batch of the step.
         """
         if not self.order.shuffle and self.order.n_batches >= self.world_size:
             return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)
         return _divide_among_ranks(batches, self.world_size, self.order.equal_lengths)[self.rank]
 
     def _step_starts(self, first: int = 0) -> range:
-        """Return for each step of an epoch the index of the first of its batches.
+        """Return the index of the first batch of each step of an epoch.
 
         A step takes `world_size` consecutive batches of the epoch, one for each rank. The last step
-        may have fewer batches, or more if a step with too few examples was added to it. The indices
-        are the same in every epoch.
+        may have fewer batches, or more if it was merged with a step of too few examples. The
+        indices are the same in every epoch.
 
         Args:
             first: Index of the batch with which the first step begins: 0, or the number of batches
@@ -163,7 +159,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
 def _divide_among_ranks(
     batches: Sequence[np.ndarray], world_size: int, equal_lengths: bool
 ) -> list[np.ndarray]:
-    """Divide batches into one share for each rank.
+    """Divide the rows of the batches of one step among the ranks.
 
     There are three cases:
 
@@ -176,12 +172,12 @@ def _divide_among_ranks(
       example among many short ones, which would need much padding.
 
     Args:
-        batches: Row numbers of each batch of one step.
+        batches: Row indices of each batch of the step.
         world_size: Number of ranks.
         equal_lengths: True if all examples have the same length.
 
     Returns:
-        Row numbers of each rank's share.
+        List with an array of row indices for each rank.
     """
     if equal_lengths and len(batches) > world_size:
         return np.array_split(np.concatenate(batches), world_size)

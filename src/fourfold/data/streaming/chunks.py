@@ -2,9 +2,9 @@
 
 `litdata.optimize` with a `TokensLoader` writes the chunks, and `index.json` lists them. An item is
 one array that was given to `litdata.optimize`, such as the ids of one document. A chunk file begins
-with the number N of its items and with the N + 1 byte positions of the items in the file, all
-uint32. The ids of all items follow. This reader ignores the boundaries between items. It treats a
-chunk as one sequence of ids, which is divided into training examples ("rows") of any length.
+with the number N of its items, followed by N + 1 byte offsets (the N starts and the end of the
+items), all uint32. The ids of all items follow. This reader ignores the boundaries between items.
+A chunk is read as one sequence of ids, which is divided into training examples ("rows").
 
 Shapes: B rows of a batch, W ids of a row.
 """
@@ -41,11 +41,9 @@ _DTYPES = {
 class ChunkCache:
     """Cache of remote files that all processes of a machine share.
 
-    A process that needs a missing file holds a lock while the process evicts other files and
-    downloads the missing file. Therefore no file is downloaded twice at the same time, and the
-    cache never exceeds its limit. The least recently opened file is evicted first. A process that
-    still reads an evicted file keeps access, since the operating system deletes a file only after
-    every process has closed the file.
+    A process locks the cache to evict files and to download a missing file. Therefore no file is
+    downloaded twice at the same time, and the cache never exceeds its limit. The least recently
+    opened file is evicted first. A process that has an evicted file open can still read the file.
 
     Args:
         folder: Folder of the copies of remote files.
@@ -62,8 +60,8 @@ class ChunkCache:
         Args:
             address: Address of the remote file.
             size: Size of the file in bytes.
-            version: Any text that changes with the content of the file, such as a hash of the
-                index. A copy of another version is not used.
+            version: Text that changes with the content of the file, such as a hash of the index.
+                Copies of other versions are not used.
 
         Raises:
             InputError: If the file cannot be downloaded, or has another size than `size`.
@@ -92,10 +90,9 @@ class ChunkCache:
                     raise InputError(message, file=address)
 
     def _evict(self, size: int) -> None:
-        """Delete copies until another `size` bytes fit, the least recently opened copies first.
+        """Delete the least recently opened copies until another `size` bytes fit.
 
-        Partial copies, which killed processes left, are always deleted. Files that do not have the
-        name of a copy are kept.
+        Partial copies left by killed processes are always deleted. Other files are kept.
         """
         copies = sorted(
             self.folder.glob(f"{'[0-9a-f]' * 16}-*"),
@@ -114,8 +111,8 @@ def fetch(address: str, file: Path, size: int = 0) -> None:
     Args:
         address: Address of the remote file, beginning with s3://, gs://, azure://, hf:// or local:.
         file: Path of the copy, which must not exist yet.
-        size: Size of the file in bytes, from which litdata decides whether to download the file in
-            parallel parts; 0 if unknown.
+        size: Size of the file in bytes, 0 if unknown. litdata downloads large files in parallel
+            parts.
 
     Raises:
         InputError: If litdata is not installed, or if the download fails.
@@ -141,9 +138,9 @@ class TokenChunks:
     """Chunks of token ids of one split, in a folder or in an object store.
 
     Args:
-        address: Path of a folder, whose files are read directly; or an address that begins with
-            s3://, gs://, azure://, hf:// or local:, whose files are copied to the cache first.
-            "local:PATH" is the folder PATH, read in the way of an object store.
+        address: Path of a folder, or address that begins with s3://, gs://, azure://, hf:// or
+            local:. The files of a folder are read directly. The files of an address are first
+            copied to the cache. "local:PATH" is the folder PATH, treated like an address.
         cache: Cache for copies of remote chunks.
 
     Raises:
@@ -191,14 +188,13 @@ class TokenChunks:
             return read_text(str(copy))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Check that `tokenizer` gives each token the id that the token has in the chunks.
+        """Check that `tokenizer` has the vocabulary with which the chunks were encoded.
 
-        The tokenizer with which the chunks were encoded is tokenizer.json in the folder of the
-        chunks. Without this file, which litdata does not write, nothing is checked. `tokenizer` may
-        have additional tokens.
+        This vocabulary is read from tokenizer.json in the folder of the chunks. Without this file
+        nothing is checked. `tokenizer` may have additional tokens.
 
         Raises:
-            InputError: If a token of the chunks' tokenizer has another id, or none, in `tokenizer`.
+            InputError: If a token in tokenizer.json has another id, or none, in `tokenizer`.
         """
         try:
             text = self.read_text(TOKENIZER_FILE)
@@ -219,8 +215,8 @@ class TokenChunks:
         """Read sequences of ids from a chunk.
 
         Args:
-            chunk: Number of the chunk in the index.
-            begins: Position in the chunk, counted in ids, at which each sequence begins.
+            chunk: Index of the chunk in the list of index.json.
+            begins: Index of the first id of each sequence in the chunk.
             length: Number of ids of each sequence; a sequence that reaches the end of the chunk may
                 be shorter.
 
@@ -245,7 +241,7 @@ class TokenChunks:
         return rows
 
     def path(self, chunk: int) -> str:
-        """Return the path or address of a chunk file."""
+        """Return the path or address of the chunk with the index `chunk`."""
         return f"{self.address}/{self.names[chunk]}"
 
     def _open(self, chunk: int) -> BinaryIO:
@@ -255,16 +251,16 @@ class TokenChunks:
 
 
 class ChunkedRows(BatchedDataset):
-    """Base class of datasets whose rows (training examples) are W consecutive ids of a chunk.
+    """Base class of datasets of rows (examples) that are each W consecutive ids of a chunk.
 
-    The rows cover each chunk. The last row of a chunk may have fewer ids.
+    The rows of a chunk contain all its ids. The last row of a chunk may have fewer ids.
 
     Args:
         chunks: Chunks of the split.
         step: Number of ids from the beginning of a row to the beginning of the next row.
         tokenizer: Tokenizer of the ids.
-        block_cross_document_attention: Put the document number of each token in the batches, so
-            that the model can prevent attention between documents.
+        block_cross_document_attention: Put the index of each token's document into the batches,
+            so that the model can prevent attention between documents.
         order_options: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Attributes:
@@ -272,9 +268,8 @@ class ChunkedRows(BatchedDataset):
         overlap: Number of ids at the end of a row that the next row repeats; W is step + overlap.
 
     Raises:
-        InputError: If the chunks are too short for a row or were encoded with another tokenizer, or
-            if the cache is too small for the largest chunks of one window. A window is
-            `shuffle_chunks` chunks.
+        InputError: If the chunks are too short for a row, if they were encoded with another
+            tokenizer, or if the cache cannot hold the `shuffle_chunks` largest chunks.
     """
 
     order: ShuffleWindowOrder
@@ -313,11 +308,11 @@ class ChunkedRows(BatchedDataset):
         """Read the token ids of rows.
 
         Args:
-            rows: (B,) row numbers in the split.
+            rows: (B,) indices of the rows in the split.
 
         Returns:
-            Ids (B, W), each row padded with EOS at its end, and the number of ids of each row
-            without padding, (B,).
+            (B, W) ids, each row padded with EOS at its end, and (B,) number of ids of each row
+            without padding.
 
         Raises:
             InputError: If a chunk has ids that the tokenizer does not have.

@@ -3,8 +3,8 @@
 The text is encoded once into chunks of token ids, which stay in an object store. litdata writes and
 downloads the chunks. This package has its own reader, because litdata's reader does not resume
 exactly when its cache is smaller than the data, and because the order of litdata's rows depends on
-the number of workers and ranks. The order of this package is a function of seed and epoch alone. A
-position in the data is therefore two numbers, the epoch and the number of trained batches.
+the number of workers and ranks. The order of this package depends only on seed and epoch. The epoch
+and the number of its trained batches are therefore enough to resume.
 
 Shapes: B rows (training examples) of a batch, T tokens of a row.
 """
@@ -29,17 +29,17 @@ from fourfold.tokenization.training import TokenizerConfig
 
 
 class StreamedBlocks(ChunkedRows):
-    """Dataset for causal language models, in which each row predicts T consecutive ids of a chunk.
+    """Dataset for causal language models whose rows (examples) have T consecutive ids as targets.
 
-    A row is a training example. The inputs of a row begin and end one id before the targets. Every
-    id of a chunk is a target once, except the first id, which has no predecessor.
+    The inputs of a row begin and end one id before the targets. Every id of a chunk is a target
+    once, except the first id, which has no predecessor.
 
     Args:
         chunks: Chunks of the split.
         step: Number of targets of a row, T.
         tokenizer: Tokenizer of the ids.
-        block_cross_document_attention: Put the document number of each token in the batches, so
-            that the model can prevent attention between documents.
+        block_cross_document_attention: Put the index of each token's document into the batches,
+            so that the model can prevent attention between documents.
         order_options: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Raises:
@@ -61,17 +61,17 @@ class StreamedBlocks(ChunkedRows):
 
 
 class StreamedMaskedRows(ChunkedRows):
-    """Dataset for masked language models, in which each row is BOS, T - 2 ids of a chunk, and EOS.
+    """Dataset for masked language models whose rows (examples) are BOS, T - 2 ids, EOS.
 
-    Rows begin and end anywhere in the text, also inside a sentence.
+    The ids are consecutive ids of a chunk. A row may begin and end inside a sentence.
 
     Args:
         chunks: Chunks of the split.
         max_len: Number of tokens of a row, T, with BOS and EOS.
         masking: Function that masks the tokens of a batch. The tokenizer of `masking` must be the
             tokenizer that produced the ids of the chunks.
-        options: Keyword arguments of `ChunkedRows`, except `step` (which is T - 2) and `tokenizer`
-            (which is that of `masking`).
+        options: Keyword arguments of `ChunkedRows`, except `step` (always T - 2) and `tokenizer`
+            (always the tokenizer of `masking`).
 
     Raises:
         InputError: If the chunks or the cache cannot be used (see `ChunkedRows`).
@@ -106,7 +106,7 @@ class StreamedTextDataModule(TextDataModule):
         test: Folder or address of the test chunks; None means no test.
         tokenizer: Tokenizer to load, with the path in `tokenizer.file`. By default the tokenizer is
             tokenizer.json in the folder of the training chunks.
-        batch_size: Rows (training examples) of a batch.
+        batch_size: Number of rows (examples) in a batch.
         shuffle_chunks: Number of chunks whose rows are shuffled together.
         block_cross_document_attention: Prevent attention between documents of one row.
         cache: Folder for copies of chunks, which all processes of a machine share.
@@ -145,7 +145,7 @@ class StreamedTextDataModule(TextDataModule):
         }
 
     def read(self) -> dict[str, TokenChunks]:
-        """Read the index.json of each split."""
+        """Read the index.json of each split, and return the chunks by the name of the split."""
         addresses = self.split_sources.items()
         return {name: TokenChunks(address, self.cache) for name, address in addresses if address}
 

@@ -1,10 +1,9 @@
 """ShuffleWindowOrder: batch order that shuffles chunks, and then rows within windows of chunks.
 
-A chunk is a file with many rows (training examples). A shuffle of all rows would need many chunks
-for each batch, and a permutation of 10^9 rows takes 8 GB of memory. A shuffle buffer, the usual
-alternative, would have to be stored in every checkpoint. `ShuffleWindowOrder` avoids these costs:
-it shuffles the chunks, and then the rows within each window of a few chunks. Every batch is a
-function of the seed, the epoch and the number of the batch.
+A chunk is a file with many rows (training examples). A window is a few consecutive chunks of the
+shuffled order. A shuffle of all rows would read many chunks for each batch, and would need much
+memory. A shuffle buffer, the usual alternative, would have to be stored in every checkpoint. Here
+every batch depends only on the seed, the epoch and the index of the batch.
 """
 
 import hashlib
@@ -18,22 +17,23 @@ import numpy as np
 
 @dataclass(eq=False)
 class ShuffleWindowOrder:
-    """Order of the rows of all chunks in batches of equal size; implements `BatchOrder`.
+    """Batch order that shuffles the chunks, and then the rows within each window of chunks.
 
-    A batch at the end of a window continues with rows of the next window. Therefore one batch of 8
-    rows, two batches of 4 and four batches of 2, on one device or on several, hold the same rows.
+    The class implements `BatchOrder`. All batches except the last have the same number of rows, so
+    a batch may have rows of two windows. The order of the rows does not depend on the batch size:
+    two batches of 4 rows hold the same rows as one batch of 8.
 
     Args:
         chunk_rows: (chunks,) number of rows of each chunk.
         shuffle_chunks: Number of chunks in a window. The rows of a window are shuffled together.
         max_rows: Number of rows in a batch; only the last batch of an epoch may have fewer.
         seed: Seed of the order, which also depends on the epoch.
-        shuffle: False gives all rows in their stored order in every epoch (evaluation).
-        content: Bytes that identify the chunks; `fingerprint` hashes these bytes, too.
+        shuffle: True for training; False keeps the stored order in every epoch (evaluation).
+        content: Bytes that identify the chunks, such as their names, for `fingerprint`.
 
     Attributes:
         equal_lengths: Always True, since all rows of a streamed split have the same shape.
-        first_rows: (chunks + 1,) number of the first row of each chunk, then the number of rows.
+        first_rows: (chunks + 1,) index of the first row of each chunk, then the number of rows.
     """
 
     chunk_rows: np.ndarray
@@ -61,15 +61,15 @@ class ShuffleWindowOrder:
         return -(-self.n_rows // self.max_rows)
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return the number of rows in the last `n` batches of an epoch, equal for all epochs."""
+        """Return the number of rows in the last `n` batches, which is the same in all epochs."""
         return self.n_rows - (self.n_batches - n) * self.max_rows
 
     def batches(self, epoch: int) -> "ShuffleWindowBatches":
-        """Return the batches of an epoch, computed lazily, each an array of row numbers."""
+        """Return the batches of an epoch, computed lazily, each an array (B,) of row indices."""
         return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; a run resumes only if the checkpoint has the same hash."""
+        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
         options = (self.shuffle_chunks, self.max_rows, self.seed, self.shuffle)
         data = self.chunk_rows.tobytes() + repr(options).encode() + self.content
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -82,7 +82,7 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
 
     Args:
         order: Batch order whose batches are computed.
-        epoch: Number of the epoch.
+        epoch: Index of the epoch, from 0.
     """
 
     def __init__(self, order: ShuffleWindowOrder, epoch: int) -> None:
@@ -112,10 +112,10 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return np.concatenate(slices)
 
     def _window(self, number: int) -> tuple[int, np.ndarray]:
-        """Return the rows of the window `number`, in their order in the epoch.
+        """Return the rows of the window with the index `number`, in their order in the epoch.
 
         Returns:
-            Number of rows before the window, and row numbers of the window, (rows,) int64.
+            Number of rows before the window, and (rows,) int64 row indices of the window.
         """
         order = self.order
         first = number * order.shuffle_chunks

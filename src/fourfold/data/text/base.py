@@ -30,12 +30,12 @@ class TextDataModule(ResumableDataModule):
     All ranks use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
 
     Args:
-        train: One or several files of the training split (plain, .gz, .xz, .bz2 or
-            `archive.zip/member`), also looked up under $FOURFOLD_DATA. For a Hugging Face dataset,
-            the name of a split. None for built-in data, which have their own splits.
-        val: Validation split, given like `train`, or as a fraction of the training examples to hold
-            out. None means that there is no validation split, except in built-in data.
-        test: Test split, given like `val`.
+        train: Training split: one or several files (plain, .gz, .xz, .bz2 or `archive.zip/member`),
+            which may lie under $FOURFOLD_DATA, or the name of a split of a Hugging Face dataset.
+            None for built-in data, which have their own splits.
+        val: Validation split, with the same forms as `train`, or the fraction of the training
+            examples to hold out. None means no validation split, except in built-in data.
+        test: Test split, with the same forms as `val`.
         tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
         options: Arguments of `ResumableDataModule`.
 
@@ -108,7 +108,7 @@ class TextDataModule(ResumableDataModule):
     def batch_order(
         self, name: str, lengths: np.ndarray, **bounds: int | None
     ) -> LengthBucketedOrder:
-        """Return the division of the examples of a split into batches of similar length.
+        """Return the order that divides the examples of a split into batches of similar length.
 
         Args:
             name: Name of the split; only the split "train" is shuffled.
@@ -153,7 +153,7 @@ class TextDataModule(ResumableDataModule):
         return {"tokenizer": self.tokenizer.to_str()} | options
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: position in the data, tokenizer and its config."""
+        """Return the state for a checkpoint: position in the data, tokenizer, tokenizer config."""
         return super().state_dict() | {
             "tokenizer": self.tokenizer.to_str(),
             "tokenizer_config": asdict(self._tokenizer_config),
@@ -169,10 +169,9 @@ class TextDataModule(ResumableDataModule):
             state_dict: Return value of `state_dict`, as stored in the checkpoint.
 
         Raises:
-            InputError: If the tokenizer or the data differ from those of the checkpoint. Of a
-                trained tokenizer, the options are compared. Of a tokenizer that was loaded from a
-                file, the content is compared. Seed, training data and batch sizes are compared
-                unless the Trainer evaluates.
+            InputError: If the options of a trained tokenizer, or the content of a tokenizer that
+                was loaded from a file, differ from those of the checkpoint. Also if seed, training
+                data or batch sizes differ, unless the Trainer evaluates.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -196,23 +195,23 @@ class DocumentDataModule(TextDataModule):
     """Base class of the DataModules for language models, which read documents.
 
     Args:
-        source: "builtin" (Python's documentation, no network), "files" (which `train`, `val` and
-            `test` name) or "hub" (splits of a Hugging Face dataset).
+        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`,
+            `val` and `test`) or "hub" (splits of a Hugging Face dataset).
         column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
-        documents: Unit of plain text that is one document: "file", "line" or "paragraph".
+        documents: Part of a plain text file that is one document: "file", "line" or "paragraph".
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training documents, sampled from all training documents; None takes
             all of them.
-        batch_size: Number of sequences in a batch. If each sequence is one document, the number
-            varies. Then a batch has at most `batch_size` times the maximum length of a document in
-            tokens, padding included.
+        batch_size: Number of sequences in a batch. If each sequence is one document, this number
+            varies, and `batch_size` times the maximum length of a document is the maximum number
+            of tokens in a batch, padding included.
         block_cross_document_attention: Prevent attention between documents of one sequence.
         too_long: Treatment of documents that exceed the maximum length, if each sequence is one
             document: "error", "truncate", or "drop" (training documents only; validation and test
             documents are truncated).
         options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .json, .csv or .tsv
-            are tables. If `val` or `test` is a fraction, whole documents are held out; if there is
-            only one document, its end is held out.
+            are tables. If `val` or `test` is a fraction, whole documents are held out. Of a single
+            document, the end is held out.
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if text is missing, empty or

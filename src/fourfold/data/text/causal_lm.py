@@ -28,11 +28,11 @@ from fourfold.tokenization.training import TokenizerConfig
 
 
 class TokenStream:
-    """Token stream: all documents, concatenated, with an EOS at the start and after each document.
+    """Tokens of all documents, concatenated, with an EOS at the start and after each document.
 
     At position p of the stream, the input is token p and the target is token p + 1. Every token of
-    a document is therefore a target once, and every document follows an EOS. A position belongs to
-    the document of its target, so the EOS before a document is the first input of this document.
+    a document is therefore a target once. A position belongs to the document of its target. The
+    first input of a document is therefore the EOS before the document.
 
     Args:
         documents: Token ids of the documents.
@@ -53,15 +53,18 @@ class TokenStream:
         return len(self.ids) - 1
 
     def n_blocks(self, block_size: int, context: int) -> int:
-        """Return the number of blocks that cover the stream, if blocks overlap by `context`."""
+        """Return the number of blocks of `block_size` tokens that cover the stream.
+
+        Consecutive blocks overlap by `context` tokens.
+        """
         return max(1, -(-(len(self) - context) // (block_size - context)))
 
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
         """Return the number of bytes and of words in the text of all targets of a batch.
 
         Each token of a document, EOS included, counts as an equal share of the document's bytes and
-        words. The numbers of one row are therefore approximate. The numbers of consecutive rows
-        that cover the stream add up to the exact numbers.
+        words. The numbers for one row are therefore approximate, but the sums over rows that cover
+        the stream are exact.
 
         Args:
             begins: (B,) position in the stream at which the targets of each row begin. The target
@@ -80,9 +83,10 @@ class TokenStream:
 
 @dataclass(eq=False)
 class BlockDataset(BatchedDataset):
-    """Dataset of blocks of T tokens, which cover a token stream or begin at random positions.
+    """Dataset of blocks of T tokens of a token stream.
 
-    The number of blocks in an epoch is the same in both cases.
+    The blocks are consecutive, or crops that begin at random positions. The number of blocks in an
+    epoch is the same in both cases.
 
     Args:
         stream: Tokens of all documents.
@@ -90,9 +94,9 @@ class BlockDataset(BatchedDataset):
         order: Division of the blocks into batches; its seed is also the seed of the crops.
         context: Number of tokens at the beginning of a block that repeat the end of the previous
             block, as inputs without a target.
-        crops: Sample the positions of the blocks in every epoch, instead of covering the stream.
-        block_cross_document_attention: Put the document number of each token into the batches, so
-            that the model can prevent attention between documents.
+        crops: Sample random positions of the blocks in every epoch.
+        block_cross_document_attention: Put the index of each token's document into the batches,
+            so that the model can prevent attention between documents.
     """
 
     stream: TokenStream
@@ -142,8 +146,8 @@ class DocumentDataset(BatchedDataset):
 
     Args:
         documents: Token ids of the documents, including the EOS before and after each document.
-        sizes: (2, documents) number of UTF-8 bytes and number of words in the text of each
-            document.
+        sizes: (2, documents) number of UTF-8 bytes (first row) and of words (second row) in the
+            text of each document.
         eos_id: Id of EOS, which is also the padding.
         order: Division of the documents into batches.
     """
@@ -168,16 +172,16 @@ class CausalTextData(DocumentDataModule):
     EOS after each document is a target and counts as a token, but not as a byte or a word.
 
     Args:
-        source: "builtin" (Python's documentation, no network), "files" (which `train`, `val` and
-            `test` name) or "hub" (splits of a Hugging Face dataset).
-        documents: Unit of plain text that is one document: "file", "line" or "paragraph".
+        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`,
+            `val` and `test`) or "hub" (splits of a Hugging Face dataset).
+        documents: Part of a plain text file that is one document: "file", "line" or "paragraph".
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
         block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
             number of tokens in a document, EOS included.
-        batching: Division of the text into examples. "blocks" are consecutive blocks, in which each
-            token is a target once per epoch. "crops" are the same number of blocks, but at random
-            positions in training, as in nanoGPT; evaluation uses consecutive blocks. With
-            "documents" each example is one document, and a batch holds documents of similar length.
+        batching: Division of the text into examples. "blocks": consecutive blocks, in which each
+            token is a target once per epoch. "crops": the same number of blocks at random
+            positions, as in nanoGPT (training only; evaluation uses consecutive blocks).
+            "documents": one document each, in batches of documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
         options: Arguments of `DocumentDataModule`.

@@ -15,8 +15,8 @@ class GlueTask(NamedTuple):
 
     Args:
         text: Column of the sentence, or the two columns of a sentence pair: names in the header, or
-            numbers from 0 in files without a header.
-        label: Column of the class or of the score, as a name or a number.
+            indices in files without a header.
+        label: Column of the class or of the score, as a name or an index.
         classes: Class names in the files, in the order of GLUE's class numbers; empty if the task
             is a regression.
     """
@@ -87,7 +87,7 @@ class GlueData(SequenceData):
         )
 
     def _read_split(self, names: list[str]) -> TextTable:
-        """Read the only file in `names`; NAME.gz is preferred if this file exists."""
+        """Read the file NAME of the list `names` = [NAME], or NAME.gz if this file exists."""
         with suppress(InputError):
             resolve(names[0] + ".gz")
             names = [names[0] + ".gz"]

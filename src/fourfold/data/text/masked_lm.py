@@ -33,8 +33,8 @@ def pack_sentences(
         sentences: Encoded sentences of all documents.
         max_len: Maximum number of tokens of a sequence, BOS and EOS included.
         tokenizer: Tokenizer with BOS and EOS. An EOS also separates two documents of a sequence.
-        cross_documents: Let a sequence contain sentences of several documents (FULL-SENTENCES);
-            otherwise all sentences of a sequence are of one document (DOC-SENTENCES).
+        cross_documents: True if a sequence may contain sentences of several documents
+            (FULL-SENTENCES); otherwise all are of one document (DOC-SENTENCES).
 
     Returns:
         Token ids of each sequence.
@@ -57,8 +57,8 @@ class MaskedRowDataset(BatchedDataset):
         rows: Token ids of each sequence before masking, special tokens included.
         masking: Function that selects the targets and masks them.
         order: Division of the sequences into batches.
-        block_cross_document_attention: Put the document number of each token into the batches, so
-            that the model can prevent attention between documents.
+        block_cross_document_attention: Put the index of each token's document into the batches,
+            so that the model can prevent attention between documents.
     """
 
     rows: RaggedArray
@@ -83,8 +83,8 @@ class MaskedTextData(DocumentDataModule):
     compared.
 
     Args:
-        source: "builtin" (Python's documentation, no network), "files" (which `train`, `val` and
-            `test` name) or "hub" (splits of a Hugging Face dataset).
+        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`,
+            `val` and `test`) or "hub" (splits of a Hugging Face dataset).
         sentences: Boundary between sentences: "line" (the end of a line) or "punctuation" (an empty
             line, or white space after a full stop, question mark or exclamation mark).
         max_len: Maximum number of tokens of a sequence, special tokens included.

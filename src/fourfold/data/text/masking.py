@@ -25,9 +25,9 @@ class MaskingConfig:
             targets.
         whole_words: Select whole words instead of single tokens; `mlm_probability` remains a
             fraction of the tokens.
-        dupe_factor: Number of different masks of a sequence, which the epochs use in turn (static
-            masking; BERT duplicated its data ten times). 0 samples new masks in every epoch
-            (dynamic masking, Liu et al. 2019).
+        dupe_factor: Number of different masks of each sequence, used in turn by the epochs (static
+            masking; 10 in BERT). 0 means new masks in every epoch (dynamic masking, Liu et al.
+            2019).
         mask_replace_prob: Probability that the mask token replaces a target in the input.
         random_replace_prob: Probability that a random token replaces a target in the input; all
             other targets keep their token.
@@ -41,11 +41,11 @@ class MaskingConfig:
 
 
 class Masking:
-    """Random selection of targets, and replacement of tokens, for masked language models.
+    """Callable that selects the targets of a batch and masks them, for masked language models.
 
-    In the input, a target is replaced by the mask token or by a random token, or keeps its token.
-    Special tokens are never targets, and a random token is never special. The masks of a sequence
-    depend only on the seed, the epoch and the number of the sequence, and not on the batch.
+    A target is a token to predict. The input has the mask token, a random token or the original
+    token in its place. Special tokens are never targets, and a random token is never special. The
+    masks of a sequence depend only on seed, epoch and index of the sequence in the split.
 
     Args:
         config: Options of masking.
@@ -75,10 +75,9 @@ class Masking:
         self.ordinary_ids = np.flatnonzero(~self.is_special)
 
     def mask_epoch(self, epoch: int) -> int:
-        """Return the number of the epoch whose masks are used in `epoch`.
+        """Return the index of the epoch whose masks are used in `epoch`.
 
-        With static masking (`dupe_factor` above 0) this number is `epoch` modulo `dupe_factor`,
-        otherwise `epoch` itself.
+        This is `epoch` modulo `dupe_factor` with static masking, otherwise `epoch` itself.
         """
         return epoch % self.config.dupe_factor if self.config.dupe_factor else epoch
 
@@ -89,8 +88,8 @@ class Masking:
 
         Args:
             ids: (B, T) token ids, with special tokens and padding.
-            rows: (B,) numbers of the sequences in the split.
-            epoch: Number of the epoch.
+            rows: (B,) indices of the sequences in the split.
+            epoch: Index of the epoch, from 0.
 
         Returns:
             Input ids (B, T), and targets (B, T): the original ids at the selected positions, and
@@ -114,14 +113,12 @@ class Masking:
 
 
 def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Select the n allowed tokens with the smallest random numbers in each sequence.
+    """Select the allowed tokens with the smallest random numbers in each sequence.
 
-    The number n is the given fraction of the allowed tokens of the sequence, rounded, and at least
-    1. Tokens with equal random numbers form a word. Words are selected in ascending order of their
-    random numbers, until n tokens are reached. If only a part of the last word is needed, the
-    complete word is selected if the part is more than half of its tokens. If the part is exactly
-    half, a bit of the word's random number decides, so that the expected number of selected tokens
-    is n. The first word is always selected.
+    About n tokens are selected: `fraction` of the allowed tokens, rounded, and at least 1. Tokens
+    with equal random numbers form a word, and only whole words are selected. If n ends inside a
+    word, this word is selected if more than half of its tokens are needed. If exactly half of them
+    are needed, a bit of the word's random number decides. The first word is always selected.
 
     Args:
         allowed: (B, T) bool, False where a token must not be selected.
@@ -165,12 +162,12 @@ def masked_batch(
         masking: Function that selects the targets and masks them.
         ids: (B, T) token ids before masking, special tokens and padding included.
         mask: (B, T) bool, True = real token.
-        rows: (B,) numbers of the sequences in the split, from which the masks are computed.
-        epoch: Number of the epoch.
-        position: Number of batches of the epoch, over all ranks, that are trained once the step
-            that contains this batch is done.
-        block_cross_document_attention: Put the document number of each token into the batch. The
-            document number of a token is the number of EOS tokens before it in its sequence.
+        rows: (B,) indices of the sequences in the split.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends.
+        block_cross_document_attention: Put the index of each token's document into the batch. This
+            index is the number of EOS tokens before the token in its sequence.
     """
     inputs, targets = masking(ids, rows, epoch)
     documents = None

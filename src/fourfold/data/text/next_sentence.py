@@ -31,9 +31,9 @@ class SegmentPairDataset(BatchedDataset):
     earlier. A chunk of a single sentence has no continuation, so its segment B is always sampled
     from another document.
 
-    As in BERT's own code, a chunk may become longer than the maximum length by its last sentence.
-    The pair is then truncated. If this sentence were left out, pairs in which B follows A would be
-    shorter than other pairs, and the model could infer the label from the length.
+    As in BERT's own code, the last sentence of a chunk may exceed the maximum length. The pair is
+    then truncated. Without this sentence, pairs in which B follows A would be shorter than other
+    pairs, and the model could infer the label from the length.
 
     Args:
         sentences: Encoded sentences of all documents.
@@ -91,7 +91,7 @@ class SegmentPairDataset(BatchedDataset):
         """Make the segments of one pair.
 
         Args:
-            row: Number of the chunk.
+            row: Index of the chunk.
             random: (4,) random numbers in [0, 1) for the choices.
 
         Returns:
@@ -119,7 +119,7 @@ class SegmentPairDataset(BatchedDataset):
         """Sample consecutive sentences of another document.
 
         Args:
-            document: Number of the document of segment A, of which no sentence is sampled.
+            document: Index of the document of segment A, which is not sampled.
             n_tokens: Number of tokens to reach, unless the sampled document ends earlier; ignored
                 if each segment is a single sentence.
             random: (2,) random numbers in [0, 1) for the choices.

@@ -105,8 +105,8 @@ class ContextWindow:
     """Window of a context, together with the question: BOS question EOS window EOS.
 
     Args:
-        question: Number of the question in the split, from 0.
-        number: Number of the window among the windows of this question, from 0.
+        question: Index of the question in the split.
+        number: Index of the window among the windows of this question.
         ids: Token ids of question and window, special tokens included.
         first: Index in `ids` of the first token of the context.
         offsets: Begin and end (exclusive) of each context token of the window, as character indices
@@ -257,9 +257,9 @@ class QuestionData(LabelledDataModule):
         """Yield the windows into which the context of a question is divided.
 
         Args:
-            number: Number of the question in the split.
+            number: Index of the question in the split.
             question: Question with its answer.
-            head: Token ids before the context: BOS, question, one or two EOS.
+            head: Token ids of BOS, question, and one or two EOS, which precede the context.
             context: Token ids of the context.
             offsets: Begin and end (exclusive) of each context token, as character indices in the
                 context.

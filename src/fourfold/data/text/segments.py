@@ -29,8 +29,7 @@ def join_segments(
     """Join single texts to sequences BOS A EOS, or pairs of texts to sequences BOS A EOS B EOS.
 
     Texts are truncated at their ends so that a sequence has at most `max_len` tokens. In a pair,
-    the longer text is shortened until both are equally long, and then both are shortened in turn,
-    as in BERT.
+    one token after another is removed from the text that is then longer, as in BERT.
 
     Args:
         columns: Token ids of the texts: one array for single texts, or two arrays for pairs, one
@@ -40,8 +39,8 @@ def join_segments(
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        Token ids of each sequence, and number of tokens of its segment A, (sequences,). In a pair,
-        BOS and every EOS before B belong to segment A. A single text belongs entirely to segment A.
+        Token ids of each sequence, and (sequences,) number of tokens of segment A. In a pair, BOS
+        and every EOS before B belong to segment A. A single text is segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id

@@ -24,8 +24,8 @@ class Sentences:
 
     Args:
         ids: Token ids of each sentence; no sentence is empty.
-        document: (sentences,) number of the document of each sentence, from 0 without gaps, since
-            documents without a sentence are not counted.
+        document: (sentences,) index of the document of each sentence. Documents without a sentence
+            are not counted, so there are no gaps.
     """
 
     ids: RaggedArray
@@ -70,10 +70,10 @@ class Sentences:
 
         Args:
             limit: Maximum number of tokens of a sequence.
-            cross_documents: Let a sequence contain sentences of several documents.
+            cross_documents: True if a sequence may contain sentences of several documents.
             separator_cost: Number of tokens that the caller will insert between two documents.
-            overflow: Put the sentence that exceeds the limit into the sequence as well, so that the
-                caller must truncate the sequence; otherwise that sentence begins the next sequence.
+            overflow: True if a sequence includes the sentence with which it exceeds the limit, so
+                that the caller must truncate it; otherwise this sentence begins the next sequence.
 
         Returns:
             (sequences - 1,) indices of the sentences at which a new sequence begins, as np.split

@@ -43,7 +43,7 @@ class SequenceDataset(BatchedDataset):
         rows: Token ids of each example: BOS A EOS for a sentence, BOS A EOS B EOS for a pair.
         first_lengths: (examples,) number of tokens of segment A, special tokens included. These are
             the tokens before B in a pair, and all tokens of a single sentence.
-        labels: (examples,) int64 class numbers, or float32 targets of a regression.
+        labels: (examples,) int64 class indices, or float32 targets of a regression.
         pad_id: Id of the padding token.
         order: Division of the examples into batches.
     """
@@ -70,10 +70,10 @@ class SequenceData(LabelledDataModule):
 
     Args:
         source: "builtin" (generated dates, amounts of money and measures in English and German,
-            whose class is the language), "files" (which `train`, `val` and `test` name) or "hub"
+            whose class is the language), "files" (the paths in `train`, `val` and `test`) or "hub"
             (splits of a Hugging Face dataset).
-        text: Column of the sentence, or the two columns of sentence pairs; numbers count from 0 and
-            mean that the table has no header.
+        text: Column of the sentence, or the two columns of sentence pairs; indices, from 0, for a
+            table without a header, otherwise names.
         label: Column of the label.
         classes: Class names in the order of their numbers; by default the sorted labels of the
             training split.

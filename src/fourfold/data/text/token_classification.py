@@ -55,8 +55,8 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
-        word: Number of the column with the words, from 0; for JSON lines, the key of the words.
-        tag: Number of the column with the tags (-1 is the last); for JSON lines, the key of the
+        word: Index of the column with the words; for JSON lines, the key of the words.
+        tag: Index of the column with the tags (-1 is the last); for JSON lines, the key of the
             tags.
 
     Raises:
@@ -123,7 +123,7 @@ class TokenDataset(BatchedDataset):
         ids: Token ids of each chunk.
         labels: Labels of the tokens of each chunk: the class of a word at its first token, and
             IGNORE_INDEX at other tokens.
-        chunk_keys: For each chunk, the number of its sentence in the split, and the number of the
+        chunk_keys: For each chunk, the index of its sentence in the split, and the index of the
             chunk within the sentence.
         pad_id: Id of the padding token.
         order: Division of the chunks into batches.
@@ -150,8 +150,8 @@ class TokenData(LabelledDataModule):
     Args:
         train: One or several files in CoNLL columns or JSON lines, plain or compressed, also looked
             up under $FOURFOLD_DATA.
-        word: Number of the column with the words, from 0; for JSON lines, the key of the words.
-        tag: Number of the column with the tags (-1 is the last); for JSON lines, the key of the
+        word: Index of the column with the words; for JSON lines, the key of the words.
+        tag: Index of the column with the tags (-1 is the last); for JSON lines, the key of the
             tags.
         tags: Tags in the order of their class numbers; by default the sorted tags of the training
             split, with the tag O first.
@@ -219,9 +219,9 @@ class TokenData(LabelledDataModule):
     def _divide(
         self, word_ids: list[list[int]], classes: list[int], location: str
     ) -> list[tuple[list[int], list[int]]]:
-        """Divide a sentence between words into chunks that have at most `max_len` tokens.
+        """Divide a sentence between words into chunks of at most `max_len` tokens.
 
-        BOS and EOS, which the caller adds, are included in this number.
+        This limit includes BOS and EOS, which the caller adds.
 
         Args:
             word_ids: Token ids of each word.
@@ -265,7 +265,7 @@ class TokenData(LabelledDataModule):
             split: "train", "val" or "test".
 
         Returns:
-            For each chunk, the number of its sentence in the split, and the number of the chunk
+            For each chunk, the index of its sentence in the split, and the index of the chunk
             within the sentence. The field `rows` of a batch holds indices into this list.
         """
         return cast(TokenDataset, self.split(split)).chunk_keys
