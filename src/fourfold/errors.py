@@ -1,4 +1,4 @@
-"""Exceptions that the command line reports in one line instead of a traceback."""
+"""InputError and TrainingStopped: exceptions that the command line reports in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Losses: cross-entropy of a large vocabulary, classification loss and distillation loss.
+"""Losses: cross-entropy of a large vocabulary, classification, distillation; `token_scores`.
 
 `linear_cross_entropy` and `classification_loss` divide the sum over all targets by a normalizer,
 which may be the number of targets on all devices. `distillation_loss` returns the sum.

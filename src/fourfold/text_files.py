@@ -1,4 +1,4 @@
-r"""Readers of text and JSON files.
+r"""Text and JSON files: readers of plain, compressed and zipped files; lookup in $FOURFOLD_DATA.
 
 A file may be compressed or a member of a zip archive. A relative path is also looked up in the
 folder $FOURFOLD_DATA.

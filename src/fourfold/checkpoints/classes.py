@@ -1,4 +1,4 @@
-"""Lookup of the classes that a checkpoint names, with a guard against unwanted imports.
+"""Lookup of the classes in a checkpoint; import only of classes that the user allows.
 
 A checkpoint holds the name of a model class and the import path of a task class (LightningModule).
 Importing a module runs its code. Therefore a class that is not part of fourfold is imported only if

@@ -1,4 +1,4 @@
-"""Option `init_from`, which initializes a model with the weights of one or two other models."""
+"""Option `init_from`: initialization from one or two models; tokens that two tokenizers share."""
 
 from dataclasses import replace
 from functools import lru_cache

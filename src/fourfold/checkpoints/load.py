@@ -1,4 +1,4 @@
-"""Loading of a model from a checkpoint, a run directory or a Hugging Face directory."""
+"""Models from checkpoints, runs and Hugging Face directories; `build_model`, `load_weights`."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace

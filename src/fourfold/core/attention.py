@@ -1,4 +1,4 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, eq. 1) and multi-head attention (3.2.2).
+"""Scaled dot-product and multi-head attention (Vaswani et al. 2017, section 3.2); backend choice.
 
 `Attention.normalize` maps scores to weights and is `softmax` by default. An assignment of another
 function, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,

@@ -1,4 +1,4 @@
-"""Transformer block shared by all families, and a stack of blocks (Vaswani et al. 2017, Fig. 1).
+"""Block, Stack, DropPath, norm_from_config: the transformer block (Vaswani et al. 2017, Fig. 1).
 
                  post-norm                       pre-norm
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))

@@ -1,4 +1,4 @@
-"""Base classes of configs of models.
+"""ModelConfig and TransformerConfig: base classes of model configs, which check their fields.
 
 `ModelConfig` checks its fields. `TransformerConfig` is the config of a stack of blocks, with the
 base model of Vaswani et al. 2017, Table 3, as defaults. A family extends `TransformerConfig` with

@@ -1,4 +1,4 @@
-"""Conversion of models and configs between transformers and fourfold.
+"""Architecture and Field: tables that convert configs and weights to and from transformers.
 
 An `Architecture` combines a table of config fields (`Field`) with a table of tensor names
 (`KeyMap`). Both tables are used for import and for export.

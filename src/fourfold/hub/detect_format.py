@@ -1,4 +1,4 @@
-"""Detection of the format of a model: transformers, timm, nanoGPT or minGPT.
+"""Import of a model after detection of its format: transformers, timm, nanoGPT or minGPT.
 
 `read_model` imports a model of any of these formats.
 """

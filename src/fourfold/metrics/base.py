@@ -1,4 +1,4 @@
-"""Base classes of metrics: RowMetric stores examples; BatchSums and Mean store sums."""
+"""Base classes of metrics (RowMetric, BatchSums, Mean), `lower_is_better`, `gather_objects`."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Composite encoder-decoder: an encoder of one family and a decoder of another.
+"""CompositeEncoderDecoder: text or image encoder of one family, text decoder of another.
 
 Encoder and decoder may start from trained weights. A text-to-text model has a BERT encoder and a
 GPT-2 or BERT decoder (Rothe, Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for

@@ -1,4 +1,4 @@
-"""Encoders with a task head on the hidden states of one or several layers.
+"""EncoderWithHead and EncoderConfig: base of encoders with a task head; ScalarMix and BiLSTM.
 
 The hidden states of several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and
 BERT (Devlin et al. 2018, section 5.3). A bidirectional LSTM may follow before the head. Parameters

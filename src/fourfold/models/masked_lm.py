@@ -1,4 +1,4 @@
-"""Masked language model: BERT (Devlin et al. 2018) and RoBERTa (Liu et al. 2019).
+"""Masked LM and next-sentence head: BERT (Devlin et al. 2018) and RoBERTa (Liu et al. 2019).
 
 Shapes: B batch, T tokens, D model width, V vocabulary.
 """

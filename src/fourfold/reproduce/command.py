@@ -1,4 +1,4 @@
-"""The command `fourfold reproduce`: published tables with our numbers next to the printed ones.
+"""Command `fourfold reproduce`: published tables with our numbers next to the printed ones.
 
 The module parses and checks the options before torch is imported, so that mistakes are reported
 without delay. A row of a table is one of its lines, a cell is one number, and a tier is one way to

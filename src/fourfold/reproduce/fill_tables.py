@@ -1,4 +1,4 @@
-"""Filling of tables with results: computation, timing of layers, and training of models.
+"""Filling of tables by computation, timing or training; listing of the commands to run.
 
 A row of a table is one of its lines, and a cell is one number of a row. A tier is one way to obtain
 cells: `exact` computes them, `measured` times layers, and the other tiers train or test models. A

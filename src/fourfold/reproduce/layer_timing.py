@@ -1,4 +1,4 @@
-"""Timing of self-attention, recurrent and convolutional layers by sequence length.
+"""Timing of self-attention, recurrent and convolutional layers by length; crossover lengths.
 
 Vaswani et al. 2017, Table 1, counts operations. This module measures the time of a forward and
 backward pass of each layer, including its projections, for lengths that double. From the times, the

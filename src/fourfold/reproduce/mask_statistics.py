@@ -1,4 +1,4 @@
-"""Statistics of BERT's masking of tokens.
+"""Statistics of BERT's masking: shares of masked, replaced and kept tokens; distinct masks.
 
 Among the tokens that are selected for prediction, the module measures the shares that are masked,
 replaced or kept (BERT, Table 8). It also counts the distinct masks of a sequence over some epochs.

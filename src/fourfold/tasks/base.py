@@ -1,4 +1,4 @@
-"""Base class of all tasks: a LightningModule with a model, its loss, metrics and optimizer.
+"""Task: base class with loss, metrics, optimizer, fine-tuning, data-dependent config, checkpoints.
 
 In training, Lightning calls `training_step`, which calls the method `step` of the subclass. `step`
 returns the sum of the loss over the targets of a batch, and the number of targets. A target is a

@@ -1,4 +1,4 @@
-"""Callback that saves last.ckpt to resume from, and best.ckpt with the best validation score.
+"""RunCheckpoints: callback that saves last.ckpt and best.ckpt; detection of a run's last batch.
 
 The earlier last.ckpt is kept as previous.ckpt, in case last.ckpt is damaged on the disk.
 

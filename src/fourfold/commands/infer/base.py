@@ -1,4 +1,4 @@
-"""Base classes of the line processors: objects that turn lines of input into lines of output.
+"""LineProcessor and TextProcessor: base classes that turn lines of input into lines of output.
 
 Shapes: B lines of a batch, T tokens of the longest line, N outputs per line, L tokens of the
 longest output.

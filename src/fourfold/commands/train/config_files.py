@@ -1,4 +1,4 @@
-"""Options and config files of a command line.
+"""Config files and options of a command line: lookup, checks, hashes, file and line of errors.
 
 The functions normalise the spelling of options, find, check and hash config files, and add the file
 and line to errors.

@@ -1,4 +1,4 @@
-"""Config values that are copied from the model in `model.init_from`."""
+"""Settings and tokenizer that a config takes from the model in `model.init_from`."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Options of `fit`, `validate`, `test` and `predict` besides model, data and trainer.
+"""RunOptions of `fit`, `validate`, `test` and `predict`; checks of options and Trainer arguments.
 
 All four commands accept all of these options, so that the config.yaml of a training can be given to
 each of them.

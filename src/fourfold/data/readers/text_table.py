@@ -1,4 +1,4 @@
-"""TextTable: columns of text with the location of each row, and readers of TSV, CSV and JSON."""
+"""TextTable: text columns with row locations; readers of TSV, CSV, JSON and parallel lines."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Sentences: division of documents into encoded sentences, and packing into sequences."""
+"""Sentences: documents as encoded sentences, packed into sequences or grouped in pairs."""
 
 import re
 from collections.abc import Sequence

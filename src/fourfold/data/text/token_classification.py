@@ -1,4 +1,4 @@
-"""TokenData: DataModule for token classification (one tag per word), and reader of CoNLL files.
+"""TokenData: DataModule for token classification (a tag per word); reader of CoNLL and JSON lines.
 
 Shapes: B sentences (or chunks of long sentences), T tokens of the longest of them.
 """

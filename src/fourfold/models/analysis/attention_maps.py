@@ -1,4 +1,4 @@
-"""Attention maps: the attention weights of each layer, recorded during a forward pass.
+"""Attention maps of each layer in a forward pass: mean over heads, first row of the batch.
 
 Shapes: T queries, S keys.
 """

@@ -1,4 +1,4 @@
-"""The command `fourfold diff`: differences between recipe cards and config files.
+"""Command `fourfold diff`: differences of recipe cards, and of config files converted to cards.
 
 A recipe card is a YAML file with the hyperparameters of one published training and their
 conventions, such as the formula of a length penalty. Config files are converted to recipe cards.

@@ -1,4 +1,4 @@
-"""Record of the runs of tables: results of finished runs, and the cells that these results fill.
+"""Record of runs of tables: results, filled cells, outdated and due runs, expected durations.
 
 A run is one training of a row (line) of a table with one seed, followed by a test. A run is
 identified by its stamp (a hash of its options, its configs and the runs that it starts from) and by

@@ -1,4 +1,4 @@
-"""Freezing of layers, gradual unfreezing and LoRA, applied to a model."""
+"""Freezing of layers and batch-norm statistics, gradual unfreezing and LoRA."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""LossNormalizer: mean of loss and gradients over all targets; stop at a nonfinite loss.
+"""LossNormalizer: mean of loss and gradients over targets; nonfinite loss; unused parameters.
 
 The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
 over all micro-batches and processes, divided by the number of all targets, so that the gradient

@@ -1,4 +1,4 @@
-"""Number of optimizer steps of a training, for learning-rate schedules."""
+"""Number of optimizer steps of a training, for schedules; warning if warm-up never ends."""
 
 from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
