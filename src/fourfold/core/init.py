@@ -20,7 +20,11 @@ normal = partial(init.normal_, std=0.02)
 
 
 def vaswani(model: nn.Module) -> None:
-    """Draw matrices by Glorot's rule and embeddings from N(0, 1/sqrt(D)) (tensor2tensor 1.0)."""
+    """Initialize the weights as tensor2tensor 1.0 does.
+
+    Matrices are drawn by Glorot's uniform rule. Embeddings and learned positions are drawn from a
+    normal distribution with mean 0 and standard deviation 1/sqrt(D). Biases are 0.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             init.xavier_uniform_(module.weight)

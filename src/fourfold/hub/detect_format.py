@@ -55,7 +55,9 @@ def read_model(
 
 
 def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
-    """Import a model without its tokenizer and without the check for missing heads.
+    """Read the config and the weights of a model.
+
+    The caller reads the tokenizer and checks that no classification head is missing.
 
     Args:
         path: Directory or file.

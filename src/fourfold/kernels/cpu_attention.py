@@ -89,7 +89,9 @@ class Inputs(NamedTuple):
         return slices
 
     def weights(self, part: QuerySlice) -> Tensor:
-        """Compute the attention weights (G, n, e) of a slice; 0 for a query without allowed keys.
+        """Compute the attention weights (G, n, e) of the n queries and e keys of a slice.
+
+        The weights of a query are 0 if the mask hides all its keys.
 
         Scores in bf16 need no conversion, because torch computes their softmax in fp32.
         """

@@ -102,10 +102,11 @@ class ColumnStrips:
 
 
 class PackedWeights:
-    """Strips of the matrices used within one `decode_layout`, copied at their first use.
+    """Weight matrices that were copied into strips within one `with decode_layout(...)` block.
 
-    A new `decode_layout` copies the present values of the weights and reuses the memory of the
-    strips.
+    A strip contains adjacent columns of a transposed matrix, in the memory order that is fastest
+    for decoding. A matrix is copied when it is first used in the block. The next block copies it
+    again, because its values may have changed, but into the same memory.
     """
 
     def __init__(self) -> None:

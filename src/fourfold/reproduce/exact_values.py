@@ -114,8 +114,9 @@ def exact_cell(table: Table, row: Row, name: str) -> Cell:
     """Compute a cell without training, and compare the value with the printed number.
 
     If the two numbers differ, an explanation is taken from `table.reasons` and added to the cell.
-    If the explanation changes inputs, the value is computed again with the changed inputs. This
-    second value, `Cell.changed`, is then compared with the printed number.
+    An explanation may include other inputs, with which the paper presumably computed its number.
+    The value is then computed again with these inputs, stored as `Cell.changed`, and compared with
+    the printed number.
 
     Args:
         table: Table.

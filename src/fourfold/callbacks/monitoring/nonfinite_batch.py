@@ -37,7 +37,10 @@ class SaveNonfiniteBatch(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the current batch, and forget the batches of the previous step."""
+        """Remember the batch until its backward pass, after which it is stored with its seed.
+
+        At the first batch of an optimizer step, all batches of the previous step are forgotten.
+        """
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._micro_batches = []
         self._batch = batch

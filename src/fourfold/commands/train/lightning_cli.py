@@ -290,8 +290,8 @@ def trainer_errors(*modules: str) -> Iterator[None]:
 def limit_warnings() -> None:
     """Set the log level of Lightning to WARNING, and ignore some warnings in the whole process.
 
-    The ignored warnings do not apply to this package. They are Lightning's `PossibleUserWarning`
-    and the messages in `IGNORED_WARNINGS`.
+    The ignored warnings are irrelevant for users of fourfold. They are Lightning's
+    `PossibleUserWarning` and all warnings with a message that matches `IGNORED_WARNINGS`.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -55,7 +55,11 @@ def read_python_docs() -> dict[str, TextTable]:
 
 
 def _named_documents() -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each topic of the language reference and each module's docstrings."""
+    """Yield the name and the text of each built-in document.
+
+    A document is a help topic of Python's language reference, or all docstrings of a module of
+    Python's standard library.
+    """
     from pydoc_data.topics import topics
 
     for name, text in sorted(topics.items()):

@@ -251,9 +251,10 @@ class TokenChunks:
 
 
 class ChunkedRows(BatchedDataset):
-    """Base class of datasets of rows (examples) that are each W consecutive ids of a chunk.
+    """Base class of datasets whose examples (rows) are W consecutive token ids of a chunk.
 
-    The rows of a chunk contain all its ids. The last row of a chunk may have fewer ids.
+    W is `step` + `overlap`. The rows of a chunk contain all its ids. The last row of a chunk may
+    have fewer ids.
 
     Args:
         chunks: Chunks of the split.
@@ -265,11 +266,12 @@ class ChunkedRows(BatchedDataset):
 
     Attributes:
         order: Batch order, a `ShuffleWindowOrder`.
-        overlap: Number of ids at the end of a row that the next row repeats; W is step + overlap.
+        overlap: Number of ids at the end of a row that the next row repeats.
 
     Raises:
         InputError: If the chunks are too short for a row, if they were encoded with another
-            tokenizer, or if the cache cannot hold the `shuffle_chunks` largest chunks.
+            tokenizer, or if the cache is too small. It must hold the largest chunks of a remote
+            split, as many as `ShuffleWindowOrder.shuffle_chunks` says.
     """
 
     order: ShuffleWindowOrder

@@ -87,7 +87,11 @@ class GlueData(SequenceData):
         )
 
     def _read_split(self, names: list[str]) -> TextTable:
-        """Read the file NAME of the list `names` = [NAME], or NAME.gz if this file exists."""
+        """Read the file of a split, or its compressed version with the ending .gz if that exists.
+
+        Args:
+            names: List with one element, the file name without the ending .gz.
+        """
         with suppress(InputError):
             resolve(names[0] + ".gz")
             names = [names[0] + ".gz"]

@@ -194,7 +194,11 @@ class SequenceData(LabelledDataModule):
 
 
 def _builtin() -> dict[str, TextTable]:
-    """Return the sentences of the built-in translation pairs, with the language as the class."""
+    """Return a table of sentences and classes for each of the splits "train", "val" and "test".
+
+    The sentences are those of the built-in translation pairs. The class of a sentence is its
+    language.
+    """
     splits = {}
     for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
         tables = [

@@ -54,10 +54,12 @@ def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
 
     - `scale_output` is the value of the key `scale_decoder_outputs`. Files from transformers before
       version 5 lack this key. `scale_output` is then True unless `tie_word_embeddings` is false.
-    - `tie_embeddings` is "embeddings" if the tensors include an output matrix, otherwise "all". The
-      output matrix does not count if `scale_output` is True and `tie_word_embeddings` is not false.
-      It is then a copy of the embedding, as in old checkpoints. `tie_word_embeddings` alone is not
-      reliable, because transformers always sets it to true from version 5 on.
+    - `tie_embeddings` is "embeddings" if the model has an output matrix of its own, and "all" if
+      the output uses the embedding matrix. A model without an output matrix among its tensors has
+      the value "all". Old checkpoints contain a copy of the embedding as the output matrix.
+      Therefore the value is also "all" if `scale_output` is True and `tie_word_embeddings` is true
+      or missing. `tie_word_embeddings` alone is not reliable, because transformers always sets it
+      to true from version 5 on.
     - `feed_forward` and `activation` are determined by the key `feed_forward_proj`.
 
     Args:
