@@ -171,7 +171,10 @@ class Stack(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Transform x by all blocks; `lower_mask` converts each mask once, not once per block.
+        """Transform x by all blocks.
+
+        This method converts each mask once, by `lower_mask`, to the form that the attention backend
+        takes. All blocks share the converted masks.
 
         Args:
             x: (B, T, D); with a cache, only the new tokens.

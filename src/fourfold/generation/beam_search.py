@@ -6,10 +6,15 @@ encoder-decoder. A hypothesis is the beginning of a continuation or target of a 
 Each step extends all active hypotheses by one token, and ranks the extensions of each sequence by
 log-probability. An extension that ends with EOS and is among the K most probable extensions is
 finished. The score of a finished hypothesis is its log-probability divided by a length penalty. The
-K most probable extensions that do not end with EOS are the next active hypotheses, so a sequence
-always has K active hypotheses. The decoder state has one row per active hypothesis. After each step
-the rows are reordered, so that each new hypothesis has the key-value cache of the hypothesis that
-it extends. A beam of one is greedy search, which stops at the first EOS.
+K most probable extensions that do not end with EOS are the next active hypotheses. A sequence
+therefore starts with one active hypothesis (the empty one). After the first step it has K active
+hypotheses, or fewer while it has fewer than K such extensions. The decoder state has one row per
+active hypothesis. After each step the rows are reordered, so that each new hypothesis has the
+key-value cache of the hypothesis that it extends.
+
+The search of a sequence stops when no active hypothesis can exceed the score of the worst of its N
+best finished hypotheses, or when the maximum number of new tokens is reached. A beam of one is
+greedy search, which stops at the first EOS.
 
 Shapes: B sequences, R sequences whose search has not stopped, K beam width, k active hypotheses of
 a sequence (1 at first, then up to K), n extensions of a sequence, N results of a sequence, T prompt

@@ -34,8 +34,9 @@ class TensorOp:
     Args:
         to_native: Function from the tensors of the other library to those of fourfold. Arguments
             and results are in the order of the names in the rule.
-        to_external: Inverse function. It fills the rows that `to_native` drops with 0, and
-            `KeyMap.to_external` then replaces the zeros by the dropped rows of the original.
+        to_external: Inverse function. It writes zeros in the rows that `to_native` drops. If the
+            model was imported, `KeyMap.to_external` then overwrites the zeros with the original
+            rows.
         n_unmapped: Number of rows that `to_native` drops at the beginning of the external tensor,
             such as the rows for padding in a position table. `KeyMap.to_native` returns the dropped
             rows separately.
@@ -261,7 +262,8 @@ def _check_complete(
     Args:
         native: Converted tensors by native name.
         expected: State dict of the model.
-        unknown: External names that no rule and no extra tensor matches.
+        unknown: External names of tensors in the checkpoint that no `Rule` converts and that no
+            `Extra` lists.
     """
     missing = [name for name in expected if name not in native]
     problems = [f"no tensor for {name} {tuple(expected[name].shape)}" for name in missing[:1]]

@@ -92,7 +92,7 @@ def read_model(path: Path) -> Model:
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
-    """Return tensors for parameters of `target` that the import of `source` did not use.
+    """Return tensors that the import of `source` left unused and that `target` has parameters for.
 
     For example, a checkpoint of BERT may contain a pooler. A masked language model (`source`) has
     no pooler, but a classifier (`target`) has one.

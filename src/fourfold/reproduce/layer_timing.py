@@ -169,7 +169,8 @@ def time_rows(
         table: Table.
         rows: Rows to time. The new timings replace recorded timings of these rows. The timings of
             the other rows are read from provenance.json.
-        rounds: Number of rounds.
+        rounds: Number of rounds. Each layer of a row is timed once per round and length, and a cell
+            is computed from all rounds.
         out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
 
     Returns:

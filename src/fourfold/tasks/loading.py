@@ -103,10 +103,12 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer.
 
-    Lightning requires its version number in a checkpoint. A checkpoint of `fourfold import` has
-    none, so the number is added to the returned content; the file is not changed. A file with only
-    weights, by which Lightning's launcher passes weights from a subprocess to the main process, is
-    returned without a check.
+    Lightning requires that a checkpoint contains a version number of Lightning. A checkpoint of
+    `fourfold import` has none, so the number is added to the returned content. The file is not
+    changed.
+
+    Lightning's launcher passes weights from a subprocess to the main process in a file that
+    contains only weights. The content of such a file is returned without further checks.
 
     Returns:
         Content of the file, with tensors on the CPU.

@@ -59,7 +59,8 @@ class RunOptions:
             a test.
         tensorboard: Write TensorBoard files if tensorboard is installed.
         log_every_seconds: Seconds between lines of progress if the output is not a terminal.
-        allow_class: Import paths of your own classes that a checkpoint of model.init_from may name.
+        allow_class: Import paths of your own classes of models and tasks. A class outside of
+            fourfold is loaded from the checkpoint given by model.init_from only if it is listed.
     """
 
     run_dir: str | None = None

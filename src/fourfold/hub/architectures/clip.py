@@ -79,11 +79,12 @@ _FIELDS = (
 
 
 def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Check the sections `text_config_dict` and `vision_config_dict` of older config.json files.
+    """Check that the duplicate sections of an older config.json agree.
 
-    fourfold reads `text_config`. transformers reads only `text_config_dict` if both sections are
-    present, and uses its defaults for the keys that `text_config_dict` lacks. Both sections must
-    therefore imply equal values. The same holds for the two vision sections.
+    Such a file may contain `text_config_dict` in addition to `text_config`. fourfold reads only
+    `text_config`. transformers then reads only `text_config_dict`, and uses its defaults for the
+    keys that `text_config_dict` lacks. `text_config` and `text_config_dict` must therefore imply
+    equal values. The same holds for `vision_config` and `vision_config_dict`.
 
     Args:
         names: Ignored.
@@ -93,7 +94,7 @@ def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str,
         An empty dictionary, because no config field is inferred.
 
     Raises:
-        InputError: The two sections imply different values of a key.
+        InputError: A section and its duplicate imply different values of a key.
     """
     sections = (_TEXT[:-1], _VISION[:-1])
     overridden = {**config, **{s: config[f"{s}_dict"] for s in sections if config.get(f"{s}_dict")}}

@@ -62,10 +62,14 @@ def length_penalty_divisors(values: Values) -> tuple[float, ...]:
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Compute the target probabilities under label smoothing.
+    """Compute the smoothed label: the distribution over tokens that label smoothing trains for.
+
+    Args:
+        values: Values of a card, with the keys `label_smoothing`, `label_smoothing_type` and
+            `vocab_size`.
 
     Returns:
-        The probability of the target token, and the sum of those of all other tokens.
+        The probability of the target token, and the total probability of all other tokens.
     """
     kind = values["label_smoothing_type"]
     own, _ = smoothing_weights(float(values["label_smoothing"]), kind, int(values["vocab_size"]))

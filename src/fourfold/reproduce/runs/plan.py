@@ -1,10 +1,14 @@
 """Planning of the training runs behind the rows of a table: directories, options and order.
 
-A run consists of `fourfold fit` and `fourfold test` of a recipe, with the changes of one row (line)
-of the table and with one seed. A row may need several trainings, such as pretraining and
-fine-tuning. The trainings after the first one are called parts. The run directory, which holds
-checkpoints and metrics, is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the first training of a row, and
-RUNS/PAPER/TABLE/TIER/ROW/PART/seed_N for a part.
+A run is one training with one seed, followed by a test: `fourfold fit` and `fourfold test` of a
+recipe, with the options in which one row (line) of the table differs from the recipe. These options
+are called the changes of the row. A row may need several runs, such as pretraining and fine-tuning.
+The runs after the first one are called parts.
+
+The run directory, which holds checkpoints and metrics, is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the
+first run of a row, and RUNS/PAPER/TABLE/TIER/ROW/PART/seed_N for a part. TIER is the name of the
+tier (kind of training), such as laptop. In a tier that only tests given weights, the first run has
+no training.
 """
 
 import json

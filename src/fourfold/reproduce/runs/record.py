@@ -181,13 +181,17 @@ def collect_results(
         tier: Name of the tier, such as laptop.
         n_seeds: Number of seeds. Results of seeds from 0 to `n_seeds` - 1 are collected, and
             results of higher seeds if they are recorded.
-        runs_dir: Directory that contains all run directories.
-        record: Results of the finished runs.
-        machine: Devices for the trainings.
+        runs_dir: Directory that contains all run directories. A result in a run directory has
+            precedence over a result in `record`.
+        record: Results that were recorded in files provenance.json. They are used for runs without
+            a current result in `runs_dir`.
+        machine: Devices for the trainings. Nothing is trained here. The devices only determine the
+            expected options of a run whose directory was not created by `Run.execute`.
 
     Returns:
-        The cells of the table; and one dict for each finished run. The dict contains `Run.result`
-        and `Run.names`, the `stamp`, and `used_by`, the names of the rows that the run fills.
+        The cells of the table; and one dict for each finished run. The dict has the keys of
+        `Run.result` and of `Run.names`, the key `stamp` with the value of `Run.stamp`, and the key
+        `used_by` with the names of the rows whose cells are computed from the run.
     """
     n_seeds = max(n_seeds, record.n_seeds(table.name))
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)
