@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
         path: The directory.
 
     Returns:
-        A dictionary with the keys `fourfold` and `state_dict` (see `checkpoints/format.py`). The
+        A dictionary with the keys `fourfold` and `state_dict` (see `checkpoints/schema.py`). The
         directory stores no task, so the class of the task is "". Its `init_args` are the fields of
         `GenerationDefaults`.
 
